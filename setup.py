@@ -1,8 +1,8 @@
-"""Builds the C++ and CUDA backends through PyTorch's stable ABI and records what was built, and with what.
+"""Build the C++ and CUDA backends through PyTorch's stable ABI and record the results in build_info.json.
 
-PARTKERNELS_BUILD unset  builds what works, CUDA if there is a GPU; `python -m partkernels` says what is missing
-PARTKERNELS_BUILD=cpu    demands the C++ backend: no compiler, or a failing one, is an error; and builds no other
-PARTKERNELS_BUILD=cuda   demands both; no GPU is needed
+PARTKERNELS_BUILD unset  builds all that works, CUDA if there is a GPU; `python -m partkernels` lists missing backends
+PARTKERNELS_BUILD=cpu    builds the C++ backend only; fails without a working compiler
+PARTKERNELS_BUILD=cuda   builds both backends or fails; no GPU is needed
 PARTKERNELS_BUILD=none   builds nothing
 
 TORCH_CUDA_ARCH_LIST     the compute capabilities of the CUDA backend, as for PyTorch's own extensions
@@ -31,41 +31,41 @@ ROOT = Path(__file__).parent
 TORCH = Path(torch.__file__).parent
 ASKED = os.environ.get("PARTKERNELS_BUILD", "")
 if ASKED not in ("", "cpu", "cuda", "none"):
-    raise ValueError(f"PARTKERNELS_BUILD={ASKED} asks for a backend that there is not; pass cpu, cuda or none.")
+    raise ValueError(f"PARTKERNELS_BUILD={ASKED} is not a known backend; pass cpu, cuda or none.")
 
-# 2.10: the oldest PyTorch whose stable ABI has all that the binding calls (parallel_for).
+# The oldest PyTorch with a stable ABI that has every function that the binding calls (parallel_for) is 2.10.
 FLAGS = ["-std=c++20", "-O3", "-g0", "-fvisibility=hidden", "-DTORCH_TARGET_VERSION=0x020a000000000000"]
-# Python's own flags have -fwrapv, which hinders the optimiser: with it, products took 1.3 to 1.6 times as long.
+# Python's default flags include -fwrapv, which hinders the optimiser: with it, products took 1.3 to 1.6 times as long.
 FLAGS += ["-fno-wrapv"]
-# A loop becomes vectors only if its square roots need not set errno.
+# Without this, sqrt has to set errno, and loops that call it are not vectorised.
 FLAGS += ["-fno-math-errno"]
 
 
 def binding(backend: str) -> list[Path]:
-    """The sources of a backend's operators for PyTorch: what all backends share, and its own."""
+    """Return the sources of a backend's PyTorch operators: the shared ones and the backend's."""
     return [path for folder in (".", backend) for path in sorted((ROOT / "csrc" / "torch" / folder).glob("*.cpp"))]
 
 
 def binding_headers(backend: str) -> list[str]:
-    """Where the binding's headers are: its own folder has a backend.h."""
+    """Return the include directories of the binding; each backend's folder has its backend.h."""
     return ["csrc/include", f"csrc/torch/{backend}", "csrc/torch", str(TORCH / "include")]
 
 
 SOURCES = [*sorted((ROOT / "csrc" / "cpu").glob("*.cpp")), *binding("cpu")]
 HEADERS = sorted((ROOT / "csrc").rglob("*.h"))
-# Code for 8.0 runs on all of 8.x, and as PTX on what is newer than 9.0; wgmma needs 9.0a.
+# Code for 8.0 runs on all of 8.x, and its PTX on GPUs newer than 9.0. wgmma needs 9.0a.
 ARCHITECTURES = os.environ.get("TORCH_CUDA_ARCH_LIST") or "8.0+PTX 9.0a"
 
 
 def compiler() -> list[str]:
-    """Return the command of the C++ compiler, such as ["ccache", "g++"] of CXX="ccache g++"; empty if there is none."""
+    """Return the C++ compiler's command, such as ["ccache", "g++"] for CXX="ccache g++"; empty if not found."""
     given = shlex.split(os.environ.get("CXX", ""))
     usual = [shlex.split(sysconfig.get_config_var("CXX") or "c++"), ["g++"], ["c++"]]
     return next((command for command in ([given] if given else usual) if shutil.which(command[0])), [])
 
 
 def compiler_version() -> str:
-    """Return the first line of the C++ compiler's --version; empty if there is none."""
+    """Return the first line of the C++ compiler's --version; empty if there is no compiler."""
     found = compiler()
     if not found:
         return ""
@@ -74,46 +74,44 @@ def compiler_version() -> str:
 
 
 def nvcc() -> str | None:
-    """Where the CUDA compiler is: CUDA_HOME's, or the one in the path."""
+    """Return the path of nvcc, in CUDA_HOME if it is set, otherwise on PATH; None if not found."""
     home = os.environ.get("CUDA_HOME") or os.environ.get("CUDA_PATH")
     return shutil.which("nvcc", path=os.path.join(home, "bin") if home else None)
 
 
 def architectures() -> list[tuple[int, bool]]:
-    """Of ARCHITECTURES: 80 for 8.0, and whether PTX is asked for."""
+    """Parse ARCHITECTURES into pairs: the number, such as 80 for 8.0, and whether to include PTX."""
     found = []
     for name in ARCHITECTURES.replace(";", " ").split():
         number, plus, ptx = name.partition("+")
         major, dot, minor = number.removesuffix("a").partition(".")
         if not (dot and major.isdecimal() and minor.isdecimal() and (ptx == "PTX" if plus else True)):
-            raise ValueError(
-                f"TORCH_CUDA_ARCH_LIST has {name}; pass compute capabilities, as TORCH_CUDA_ARCH_LIST='8.0+PTX 9.0a'."
-            )
+            raise ValueError(f"TORCH_CUDA_ARCH_LIST has {name}; pass compute capabilities, such as '8.0+PTX 9.0a'.")
         if int(major) < 8:
-            raise ValueError(f"TORCH_CUDA_ARCH_LIST has {name}; the CUDA backend needs 8.0 and newer.")
+            raise ValueError(f"TORCH_CUDA_ARCH_LIST has {name}; the CUDA backend needs 8.0 or newer.")
         found.append((10 * int(major) + int(minor), bool(ptx)))
     return found
 
 
 def check_cuda() -> None:
-    """Raises if CUDA code cannot be compiled, or not for what is asked."""
+    """Raise if nvcc is missing or TORCH_CUDA_ARCH_LIST is invalid."""
     if nvcc() is None:
-        raise RuntimeError("there is no nvcc; install the CUDA toolkit or set CUDA_HOME to it")
+        raise RuntimeError("there is no nvcc; install the CUDA toolkit or set CUDA_HOME to its folder")
     architectures()
 
 
 def code(architecture: int, ptx: bool = False) -> list[str]:
-    """nvcc's options for machine code, and perhaps PTX."""
+    """Return nvcc's options for machine code of an architecture, and for PTX if asked."""
     name = "90a" if architecture == 90 else str(architecture)
     both = [f"-gencode=arch=compute_{name},code=sm_{name}"]
     return both + [f"-gencode=arch=compute_{name},code=compute_{name}"] * ptx
 
 
 def make_if_older(object: Path, command: list[str], compile: Callable[[], str | None]) -> None:
-    """Calls a compiler, unless its object is newer than all sources and was made by the same command.
+    """Compile an object unless it is newer than all sources and was made by the same command.
 
-    So an installation and a wheel of the same sources share their objects. What the compiler says is left beside each:
-    nvcc tells a kernel's registers, spills and shared memory.
+    An installation and a wheel of the same sources thereby share objects. The compiler's output is saved beside each
+    object: nvcc reports each kernel's registers, spills and shared memory.
     """
     report = object.with_suffix(".txt")
     header = " ".join(command) + "\n"
@@ -126,7 +124,7 @@ def make_if_older(object: Path, command: list[str], compile: Callable[[], str | 
 
 
 def run(command: list[str]) -> str:
-    """What a command says; raises RuntimeError with it if the command fails."""
+    """Return a command's output; raise RuntimeError with that output if the command fails."""
     done = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     if done.returncode:
         raise RuntimeError(f"{' '.join(command)} failed:\n{done.stdout}")
@@ -134,19 +132,19 @@ def run(command: list[str]) -> str:
 
 
 class BuildBackends(build_ext):
-    """Builds a plain shared library for torch.ops.load_library, and build_info.json beside it."""
+    """Build a shared library for torch.ops.load_library, with build_info.json beside it."""
 
     def get_ext_filename(self, name):
         return os.path.join(*name.split(".")) + ".so"
 
     def get_export_symbols(self, extension):
-        return extension.export_symbols  # it is no Python module and has no PyInit function
+        return extension.export_symbols  # it is not a Python module and has no PyInit function
 
     def build_extensions(self):
         compile, compile_one = self.compiler.compile, self.compiler._compile
 
         def compile_together(sources, **options):
-            """Each instruction set is a file that takes half a minute: all processors compile."""
+            """Compile on all processors: each instruction set is a file that takes half a minute."""
             with ThreadPoolExecutor(os.cpu_count()) as threads:
                 return [*chain(*threads.map(lambda source: compile([source], **options), sources))]
 
@@ -158,7 +156,7 @@ class BuildBackends(build_ext):
         super().build_extensions()
 
     def run(self):
-        if self.editable_mode:  # a wheel takes the same objects; setuptools would delete the folder
+        if self.editable_mode:  # a wheel reuses these objects; setuptools would delete the folder
             self.build_temp = os.path.join("build", f"temp.{self.plat_name}-{sys.implementation.cache_tag}")
         if ASKED == "cuda":
             check_cuda()  # before anything is compiled
@@ -168,14 +166,14 @@ class BuildBackends(build_ext):
         library, lock = folders[-1] / "partkernels" / "_cuda.so", Lock()
 
         def record(backend: str, said: str) -> None:
-            """As soon as it is known: a build that is interrupted leaves what it finished."""
+            """Write the facts as soon as they are known, so that an interrupted build keeps finished backends."""
             with lock:
                 facts[backend] = said
                 for folder in folders:
                     (folder / "partkernels").mkdir(parents=True, exist_ok=True)
                     (folder / "partkernels" / "build_info.json").write_text(json.dumps(facts, indent=1) + "\n")
 
-        # At once: on many processors each takes as long as its longest file.
+        # Both backends build in parallel: with many processors, each takes as long as its slowest file.
         with ThreadPoolExecutor(1) as pool:
             cuda = pool.submit(lambda: record("cuda", self.build_cuda(library)))
             record("cpu", self.build_cpu(facts["compiler"]))
@@ -184,7 +182,7 @@ class BuildBackends(build_ext):
             library.unlink(missing_ok=True)
 
     def build_cpu(self, compiler: str) -> str:
-        """Builds the C++ backend; returns 'built', or why not and the cure."""
+        """Build the C++ backend; return 'built', or why it was not built and how to fix it."""
         if ASKED == "none":
             return "not built: PARTKERNELS_BUILD=none; reinstall partkernels without it"
         try:
@@ -202,14 +200,14 @@ class BuildBackends(build_ext):
         return "built"
 
     def build_cuda(self, library: Path) -> str:
-        """Builds the CUDA backend; returns 'built for ...', or why not and the cure."""
+        """Build the CUDA backend; return 'built for ...', or why it was not built and how to fix it."""
         cure = "reinstall partkernels with PARTKERNELS_BUILD=cuda"
         if ASKED in ("cpu", "none"):
             return f"not built: PARTKERNELS_BUILD={ASKED}; {cure}"
         if not ASKED and torch.version.cuda is None:
-            return f"not built: this PyTorch is without CUDA; install one with it, or {cure}"
+            return f"not built: this PyTorch has no CUDA support; install one that has, or {cure}"
         if not ASKED and not torch.cuda.is_available():
-            return f"not built: there is no GPU, and it takes minutes; to have it all the same, {cure}"
+            return f"not built: there is no GPU, and the build takes minutes; to build it anyway, {cure}"
         try:
             check_cuda()
             self.compile_cuda(library)
@@ -225,7 +223,7 @@ class BuildBackends(build_ext):
         )
 
     def compile_cuda(self, library: Path) -> None:
-        """Compiles csrc/cuda and the binding, each file at once, and links them with CUDA's static runtime."""
+        """Compile csrc/cuda and the binding, files in parallel, and link them with CUDA's static runtime."""
         asked = dict(architectures())
         objects = Path(self.build_temp) / "cuda"
         objects.mkdir(parents=True, exist_ok=True)
@@ -241,16 +239,16 @@ class BuildBackends(build_ext):
             "-c",
         ]
         common += [] if 90 in asked else ["-DPARTKERNELS_WITHOUT_HOPPER"]
-        # USE_CUDA: without it PyTorch's headers do not declare what they have for streams.
+        # Without USE_CUDA, PyTorch's headers do not declare their stream functions.
         options = [*FLAGS, *(f"-I{folder}" for folder in binding_headers("cuda")), "-DUSE_CUDA", "-fPIC", "-c"]
         commands = [
             [*compiler(), *options, str(source.relative_to(ROOT)), "-o", str(objects / f"binding_{source.stem}.o")]
             for source in binding("cuda")
         ]
         sources = sorted((ROOT / "csrc" / "cuda").glob("*.cu"))
-        sources.sort(key=lambda source: source.stem != "hopper_linear")  # takes longest, and begins first
+        sources.sort(key=lambda source: source.stem != "hopper_linear")  # takes longest, so it starts first
         for source in sources:
-            # These are of instructions that only 9.0a has.
+            # These files use instructions that only 9.0a has.
             is_hopper = source.stem.startswith("hopper")
             if is_hopper and 90 not in asked:
                 continue
@@ -266,7 +264,7 @@ class BuildBackends(build_ext):
 
 
 class BuildCuda(BuildBackends):
-    """Compiles the CUDA backend alone, for those who look at its code."""
+    """Build only the CUDA backend, to inspect its code."""
 
     def run(self):
         check_cuda()
@@ -274,7 +272,7 @@ class BuildCuda(BuildBackends):
 
 
 class AnyPythonWheel(bdist_wheel):
-    """The library is compiled for a platform, not for a version of Python."""
+    """Tag the wheel for a platform, not for a Python version: the library does not depend on Python."""
 
     def get_tag(self):
         return "py3", "none", super().get_tag()[2]

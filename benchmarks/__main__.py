@@ -1,4 +1,4 @@
-"""What `python -m benchmarks` was until it could be installed."""
+"""A stub for `python -m benchmarks` that points to the package partbench."""
 
 import sys
 

@@ -1,7 +1,7 @@
-"""partkernels_numpy beside numpy's own products, by pytest-benchmark: see docs/numpy.md.
+"""Benchmarks of partkernels_numpy against dense numpy products, by pytest-benchmark; documented in docs/numpy.md.
 
-numpy's side is the dense layer, which knows no partitions: what partkernels_numpy costs more is what partitions cost.
-Its convolution is that of many programs in numpy: sliding windows, and a product.
+numpy's side is the dense layer, so the difference is the cost of partitioning. Its convolution is the usual one in
+numpy: sliding windows and a product.
 
 usage: python -m pytest benchmarks/numpy_products.py -c /dev/null --confcutdir=benchmarks
 """
@@ -32,7 +32,7 @@ def measure(benchmark, group: str, function, *arguments, **options) -> None:
 
 
 def windows(x: np.ndarray) -> np.ndarray:
-    """The 3x3 neighbourhoods of images that are padded by 1: [batch * height * width, channels * 9]."""
+    """Return the 3x3 neighbourhoods of images padded by 1: [batch * height * width, channels * 9]."""
     padded = np.pad(x, [(0, 0), (0, 0), (1, 1), (1, 1)])
     views = np.lib.stride_tricks.sliding_window_view(padded, (3, 3), axis=(2, 3))
     return views.transpose(0, 2, 3, 1, 4, 5).reshape(-1, x.shape[1] * 9)

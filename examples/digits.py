@@ -1,8 +1,8 @@
-"""Tunes a network's augmentation, dropout and weight decay on images, without a validation set.
+"""Tune a network's augmentation, dropout and weight decay on images, without a validation set.
 
 Trains on scikit-learn's digits, once upright and once with every image rotated by an angle from U[-180, 180] degrees.
-partnets.tune finds that rotated digits want rotations, and upright ones hardly any. The table compares its networks
-with the same training untuned. Nothing is set for either data set.
+partnets.tune finds large rotations for the rotated digits, and hardly any for the upright ones. The table compares the
+tuned networks with the same training untuned. The settings are the same for both data sets.
 
 usage: python examples/digits.py [--seeds 0,1,2] [--steps 1200] [--out out/digits.png]
 """
@@ -45,7 +45,7 @@ def network(data: Data) -> nn.Module:
 
 @dataclass
 class Run:
-    """What was found on one data set, and test accuracies of the tuned and of the untuned network."""
+    """The tuning result on one data set, with the test accuracies of the tuned and the untuned network."""
 
     result: partnets.Tuned
     tuned: float
@@ -54,7 +54,7 @@ class Run:
 
 
 def untuned(model: nn.Module, data: Data, steps: int) -> nn.Module:
-    """The same training without regularisation and augmentation."""
+    """Train the model without regularisation and augmentation, otherwise as tune does."""
     optimizer = ADAM(model.parameters())
     x, y = data.train
     for _ in range(steps):
@@ -77,7 +77,7 @@ def run(rotated: bool, steps: int, seed: int) -> Run:
 
 
 def print_table(runs: dict[str, dict[int, Run]]) -> None:
-    """Means too, where there are several seeds."""
+    """Print a row for each seed, and the means over several seeds."""
     columns = ("rotation ±°", "dropout", "L_ML nats", "tuned %", "untuned %", "gain")
     print(f"\n{'digits':8} {'seed':>4}", *(f"{column:>11}" for column in columns))
     for name, by_seed in runs.items():
@@ -99,7 +99,7 @@ def print_table(runs: dict[str, dict[int, Run]]) -> None:
 
 
 def draw(runs: dict[str, dict[int, Run]], path: Path) -> None:
-    """A row for each data set: L_ML of what was tried, accuracies, and images from the chosen augmentation."""
+    """Draw a row for each data set: L_ML of all trials, accuracies, and images from the chosen augmentation."""
     figure = Figure(figsize=(13, 3.4 * len(runs)), layout="constrained")
     for band, (name, by_seed) in zip(figure.subfigures(len(runs), 1), runs.items(), strict=True):
         band.suptitle(f"{name} digits", fontweight="bold")
@@ -128,7 +128,7 @@ def draw(runs: dict[str, dict[int, Run]], path: Path) -> None:
 
 @torch.no_grad()
 def show_samples(figure, one: Run) -> None:
-    """A row: one training image, and draws of it from the chosen augmentation."""
+    """Show one training image and samples of it from the chosen augmentation in a row."""
     augmentation = hyper.Affine()
     names = augmentation.values().keys()
     hyper.assign(augmentation, {name: max(one.result.values[name], 1e-3) for name in names})
@@ -140,7 +140,7 @@ def show_samples(figure, one: Run) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seeds", default="0", help="comma-separated, as in 0,1,2")
+    parser.add_argument("--seeds", default="0", help="comma-separated, such as 0,1,2")
     parser.add_argument("--steps", type=int, default=1200)
     parser.add_argument("--out", type=Path, default=Path("out/digits.png"), help="the picture")
     arguments = parser.parse_args()

@@ -1,7 +1,7 @@
-"""Several processes learn one network and which of its inputs matter; a run goes on after one of them has died.
+"""Train one network in several processes, select its relevant inputs, and resume after a process has died.
 
-The processes share every batch, and only the gradient of the partition that learns travels between them. When one dies,
-torchrun ends the others and starts all of them again, and they go on from the last checkpoint, to the same bits.
+The processes share every batch, and exchange only the gradient of the partition that is trained. When one dies,
+torchrun stops the others and restarts all of them. They resume from the last checkpoint, with the same bits.
 
 usage: python -m torch.distributed.run --standalone --nproc-per-node 2 --max-restarts 1 examples/distributed.py
            [--steps 300] [--save-every 50] [--kill-at 120] [--checkpoint out/distributed.pt]
@@ -41,9 +41,9 @@ def trainer(checkpoint: Path, save_every: int, kill_at: int | None) -> distribut
 
 
 def join() -> None:
-    """dist.init_process_group("gloo"), for processes that torchrun may have started again."""
+    """Call dist.init_process_group("gloo") in processes that torchrun may have restarted."""
     store, rank, ranks = next(dist.rendezvous("env://"))
-    # torchrun keeps its store (PyTorch 2.13): gloo would find the addresses of those that have died, and wait for them.
+    # torchrun keeps its store (PyTorch 2.13): gloo would find the addresses of dead processes and wait for them.
     store = dist.PrefixStore(os.environ["TORCHELASTIC_RESTART_COUNT"], store)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=ranks)
 
@@ -57,7 +57,7 @@ def main() -> None:
     arguments = parser.parse_args()
 
     join()
-    torch.manual_seed(dist.get_rank())  # the noise of the mask is each process's own
+    torch.manual_seed(dist.get_rank())  # each process draws different noise for the mask
     one = trainer(arguments.checkpoint, arguments.save_every, arguments.kill_at)
     if arguments.checkpoint.exists():
         one.load(arguments.checkpoint)

@@ -1,8 +1,8 @@
-"""Hugging Face's Trainer learns a dropout rate together with BERT's weights, in one run and without a validation set.
+"""Learn a dropout rate together with BERT's weights in Hugging Face's Trainer, in one run without a validation set.
 
-A tiny BERT, from random weights, tells whether a sentence has more low words than high ones; some labels are wrong.
-What comes out is an ordinary model with the rate in its configuration, for from_pretrained. A run that was interrupted
-goes on from its checkpoint with the same bits.
+A tiny BERT with random weights learns whether a sentence has more low words than high ones; some labels are wrong.
+The result is a dense model for from_pretrained, with the rate in its configuration. An interrupted run resumes from its
+checkpoint with the same bits.
 
 usage: python examples/hugging_face.py [--steps 400] [--out out/bert] [--resume out/bert/checkpoint-200]
 """
@@ -45,11 +45,11 @@ def partitioned() -> transformers.PreTrainedModel:
     still = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
     model = transformers.BertForSequenceClassification(transformers.BertConfig(vocab_size=WORDS, **sizes, **still))
     model.dropout = hyper.ConcreteDropout(0.5)
-    return partnets.partition(model, PROPORTIONS, defaults="seed")  # random weights, drawn anew
+    return partnets.partition(model, PROPORTIONS, defaults="seed")  # new random weights
 
 
 class Trainer(PartitionedTrainer):
-    """Saves an ordinary BERT with the rate that was learned in its configuration."""
+    """A trainer that saves a dense BERT with the learned rate in its configuration."""
 
     def ordinary_model(self) -> transformers.PreTrainedModel:
         deployed = partnets.finalize(self.model, "deploy")
@@ -89,7 +89,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=400)
     parser.add_argument("--out", type=Path, default=Path("out/bert"), help="the folder of checkpoints and the model")
-    parser.add_argument("--resume", type=Path, help="a checkpoint from which to go on")
+    parser.add_argument("--resume", type=Path, help="a checkpoint from which to resume")
     arguments = parser.parse_args()
     train(Sentences(2000, wrong=0.1, seed=0), arguments.steps, arguments.out, arguments.resume)
     model = transformers.AutoModelForSequenceClassification.from_pretrained(arguments.out)

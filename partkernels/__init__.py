@@ -1,7 +1,7 @@
 """Fused kernels for partitioned neural networks (Mlodozeniec, Reisser and Louizos, ICLR 2023), as PyTorch operators.
 
-Each entry of a weight belongs to one of C partitions. Subnetwork k uses the entries of partitions 1..k and a default
-value elsewhere. The operators compute with a subnetwork's weight without ever materialising it.
+Each entry of a weight belongs to one of C partitions. Subnetwork k uses the entries of partitions 1..k and default
+values elsewhere. The operators compute with a subnetwork's weight without materialising it.
 """
 
 from partkernels._version import __version__

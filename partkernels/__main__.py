@@ -1,4 +1,4 @@
-"""`python -m partkernels`: versions, how the backends were built, and which of them run here."""
+"""`python -m partkernels` prints versions, how the backends were built, and which of them run here."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from partkernels.backend.dispatch import READY, backends, requested
 
 
 def main() -> None:
-    what = "Prints versions, how the backends were built, and which of them run here."
-    argparse.ArgumentParser(prog="python -m partkernels", description=what).parse_args()  # it takes nothing
+    what = "Print versions, how the backends were built, and which of them run here."
+    argparse.ArgumentParser(prog="python -m partkernels", description=what).parse_args()  # it has no arguments
     print(f"partkernels {__version__} in {build_info.FOLDER}")
     print(f"Python {platform.python_version()}, {platform.platform()}")
     print(f"torch {torch.__version__}, {torch.get_num_threads()} threads, requested backend: {requested()}")
@@ -30,7 +30,7 @@ def main() -> None:
         print("\ninstruction sets of the cpu backend")
         try:
             taken = torch.ops.partkernels_cpu.instruction_set()
-        except RuntimeError as error:  # PARTKERNELS_CPU_ISA has none that runs here
+        except RuntimeError as error:  # no instruction set in PARTKERNELS_CPU_ISA runs here
             taken = None
             print(f"  none: {error}")
         for name, status in _instruction_sets(taken).items():
@@ -38,7 +38,7 @@ def main() -> None:
 
 
 def _instruction_sets(taken: str | None) -> dict[str, str]:
-    """Of each that the cpu backend has code for, the best one first, whether it is taken, and if not, why."""
+    """Return each compiled instruction set of the cpu backend, best first, with 'taken' or why it is not taken."""
     asked = os.environ.get("PARTKERNELS_CPU_ISA")
     found = {}
     for line in torch.ops.partkernels_cpu.instruction_sets().splitlines():

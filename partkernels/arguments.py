@@ -1,6 +1,6 @@
-"""What partitions, defaults, convolutions and steps are asked for: counted and checked, without torch or numpy.
+"""Helpers that compute and check arguments of partitions, defaults, convolutions and steps, without torch or numpy.
 
-partkernels_numpy has this file, too.
+partkernels_numpy includes this file, too.
 """
 
 from __future__ import annotations
@@ -11,47 +11,46 @@ from collections.abc import Sequence
 from fractions import Fraction
 from numbers import Integral, Real
 
-# Rows start at multiples of 16 bytes: one vector load on every GPU and CPU that we serve.
+# Rows start at multiples of 16 bytes, the size of one vector load on all supported GPUs and CPUs.
 ROW_ALIGNMENT = 16
 MAX_COUNT = 256
-# Proportions whose sum is this near 1 are as they were written, and not rounded to float32 or to a few digits: dividing
-# them by their sum would break ties otherwise, and the maps of all seeds depend on them.
+# Proportions that sum to 1 up to this are used as written. Others were rounded, to float32 or to a few digits, and
+# are divided by their sum. Dividing all of them would break ties differently and change the map of every seed.
 AS_WRITTEN = 1e-12
-# Within these the step of a draw is a normal bfloat16 number on every backend, flush-to-zero or not.
+# In this range the step of a draw is a normal bfloat16 number on every backend, even if it flushes subnormals to zero.
 SCALE_RANGE = (1e-30, 1e30)
 SEED_LIMIT = 1 << 63
 
 
 class InputError(RuntimeError, ValueError):
-    """x or bias does not fit the weight: a ValueError, and a RuntimeError as torch's own operators raise for it."""
+    """x or bias does not fit the weight: a ValueError, and a RuntimeError like the errors of torch's operators."""
 
 
 def bits_for(count: int) -> int:
-    """The smallest of 1, 2, 4, 8 with 2**bits >= count."""
+    """Return the smallest of 1, 2, 4, 8 with 2**bits >= count."""
     return next(bits for bits in (1, 2, 4, 8) if 1 << bits >= count)
 
 
 def row_bytes(cols: int, bits: int) -> int:
-    """Bytes of a row of the map, padding included."""
+    """Return the bytes in a row of the map, including padding."""
     used = -(-cols * bits // 8)
     return -(-used // ROW_ALIGNMENT) * ROW_ALIGNMENT
 
 
 def matrix_shape(shape: tuple[int, ...]) -> tuple[int, int]:
-    """(rows, cols) of a weight of this shape."""
+    """Return (rows, cols) of a weight of this shape."""
     return shape[0], math.prod(shape[1:])
 
 
 def sizes(total: int, proportions: Sequence[float]) -> list[int]:
-    """Splits total by the proportions, by largest remainder; ties go to the lower partition.
+    """Split total by the proportions, by largest remainder; ties go to the lower partition.
 
     Args:
-        total: the number of things to split, 0 or more.
-        proportions: at least one and at most 256 numbers in [0, 1] that sum to 1, up to 1e-6, and are divided by their
-            sum.
+        total: the number of items to split, 0 or more.
+        proportions: 1 to 256 numbers in [0, 1] that sum to 1 within 1e-6; they are divided by their sum.
 
     Raises:
-        ValueError: the proportions are none of that.
+        ValueError: the proportions violate these conditions.
 
     Example:
         >>> sizes(10, (0.8, 0.15, 0.05))
@@ -61,7 +60,7 @@ def sizes(total: int, proportions: Sequence[float]) -> list[int]:
         proportions = tuple(float(p) for p in proportions)
     except TypeError:
         raise TypeError(
-            f"proportions {proportions!r} are no sequence of numbers; pass one for each partition."
+            f"proportions {proportions!r} are not a sequence of numbers; pass one for each partition."
         ) from None
     if not 1 <= len(proportions) <= MAX_COUNT:
         raise ValueError(f"{len(proportions)} proportions were given; pass 1 to {MAX_COUNT}, one for each partition.")
@@ -81,23 +80,23 @@ def sizes(total: int, proportions: Sequence[float]) -> list[int]:
 
 
 def checked_shape(shape: Sequence[int]) -> tuple[int, ...]:
-    """A weight's shape as a tuple; raises unless each size is at least 1."""
+    """Return a weight's shape as a tuple; raise unless each size is at least 1."""
     try:
         shape = tuple(map(operator.index, shape))
     except TypeError:
-        raise TypeError(f"shape {shape!r} is no sequence of ints; pass a weight's shape.") from None
+        raise TypeError(f"shape {shape!r} is not a sequence of ints; pass a weight's shape.") from None
     if not shape or any(n < 1 for n in shape):
         raise ValueError(f"shape {shape} is empty; pass a weight's shape, each size at least 1.")
     return shape
 
 
 def meets_itself(shape: Sequence[int], strides: Sequence[int], unit: int = 1) -> bool:
-    """Whether entries of an array may share memory; never so of slices, transposed or reversed arrays.
+    """Return whether entries of an array may share memory; always False for slices, transposed and reversed arrays.
 
     Args:
-        unit: what an entry takes of what strides are counted in.
+        unit: the size of an entry, in the unit of strides.
     """
-    reach = 0  # of the dimensions so far
+    reach = 0  # of the dimensions processed so far
     for stride, n in sorted((abs(stride), n) for stride, n in zip(strides, shape, strict=True) if n > 1):
         if stride < reach + unit:
             return 0 not in shape
@@ -106,13 +105,13 @@ def meets_itself(shape: Sequence[int], strides: Sequence[int], unit: int = 1) ->
 
 
 def check_count(count: int) -> None:
-    """Raises ValueError unless there can be so many partitions."""
+    """Raise ValueError unless count is a valid number of partitions."""
     if isinstance(count, bool) or not isinstance(count, int) or not 1 <= count <= MAX_COUNT:
         raise ValueError(f"count={count!r}; pass an int from 1 to {MAX_COUNT}.")
 
 
 def count_of_ids(low: int, high: int, count: int | None) -> int:
-    """How many partitions ids from low to high are of: count, or `high` if None; raises ValueError if they are not."""
+    """Return count, or `high` if None; raise ValueError unless ids from low to high fit so many partitions."""
     if low < 1:
         raise ValueError(f"ids run from {low} to {high}; partitions are numbered from 1: pass ids in 1..C.")
     count = high if count is None else count
@@ -123,13 +122,13 @@ def count_of_ids(low: int, high: int, count: int | None) -> int:
 
 
 def check_range(name: str, start: int, stop: int, size: int) -> None:
-    """Raises ValueError unless start:stop is a part of so many, and not empty."""
+    """Raise ValueError unless start:stop is a nonempty range within size."""
     if not 0 <= start < stop <= size:
         raise ValueError(f"{name}({start}, {stop}) of {size}; pass 0 <= start < stop <= {size}.")
 
 
 def check_seed(name: str, seed: int) -> None:
-    """Raises unless seed is an integer in [0, 2**63)."""
+    """Raise unless seed is an integer in [0, 2**63)."""
     if isinstance(seed, bool) or not isinstance(seed, int):
         raise TypeError(f"{name}={seed!r} is a {type(seed).__name__}; pass an int in [0, 2**63).")
     if not 0 <= seed < SEED_LIMIT:
@@ -137,7 +136,7 @@ def check_seed(name: str, seed: int) -> None:
 
 
 def check_scale(name: str, scale: float) -> None:
-    """Raises unless defaults can be drawn in [-scale, scale], or with this deviation."""
+    """Raise unless defaults can be drawn with this half-width or standard deviation."""
     if isinstance(scale, bool) or not isinstance(scale, Real):
         raise TypeError(f"{name}={scale!r} is a {type(scale).__name__}; pass a number.")
     low, high = SCALE_RANGE
@@ -146,14 +145,14 @@ def check_scale(name: str, scale: float) -> None:
 
 
 def check_number(name: str, number: int, partition) -> None:
-    """Raises ValueError unless this is the number of a part, 1..partition.count."""
+    """Raise ValueError unless number is the number of a partition, 1..partition.count."""
     count = partition.count
     if type(number) is not int or not 1 <= number <= count:
         raise ValueError(f"{name}={number!r}, but this partition has {count} parts; pass an int in 1..{count}.")
 
 
 def check_live(partition, active: int, update: int | None) -> None:
-    """Raises ValueError unless 1 <= update <= active <= partition.count."""
+    """Raise ValueError unless 1 <= update <= active <= partition.count."""
     check_number("active", active, partition)
     if update is not None and (type(update) is not int or not 1 <= update <= active):
         raise ValueError(
@@ -162,9 +161,9 @@ def check_live(partition, active: int, update: int | None) -> None:
 
 
 def of_each(name: str, value: int | Sequence[int], dims: int, least: int) -> tuple[int, ...]:
-    """A number for each dimension, of one for all or as many; raises ValueError if one is too small, or no int64."""
+    """Return one int per dimension, from one for all or one for each; raise ValueError if below least or not int64."""
     sizes = (value,) if isinstance(value, Integral) else value
-    # Numbers of numpy's may have few bits, in which their sums are other numbers.
+    # numpy ints may have few bits, in which sums overflow.
     sizes = [int(n) if isinstance(n, Integral) else n for n in sizes] if isinstance(sizes, tuple | list) else []
     if len(sizes) == 1:
         sizes *= dims
@@ -177,11 +176,11 @@ def of_each(name: str, value: int | Sequence[int], dims: int, least: int) -> tup
 def convolution_geometry(
     image: Sequence[int], kernel: Sequence[int], stride, padding, dilation
 ) -> tuple[tuple[int, ...], ...]:
-    """Stride, padding and dilation of each dimension, and by how much each is padded before, at its end alone.
+    """Return stride, padding and dilation of each dimension, and the extra padding at each dimension's end.
 
     Args:
         image, kernel: their sizes in each dimension.
-        stride, padding, dilation: as conv2d takes them.
+        stride, padding, dilation: conv2d's arguments.
     """
     dims = len(kernel)
     stride, dilation = of_each("stride", stride, dims, least=1), of_each("dilation", dilation, dims, least=1)
@@ -207,7 +206,7 @@ def convolution_geometry(
 
 
 def check_not_negative(**numbers: float) -> None:
-    """Raises ValueError, which names it, for the first number that is negative, infinite or NaN."""
+    """Raise ValueError, naming it, for the first number that is negative, infinite or NaN."""
     for name, number in numbers.items():
         try:
             is_fine = 0 <= number < math.inf
@@ -218,19 +217,19 @@ def check_not_negative(**numbers: float) -> None:
 
 
 def check_momentum(momentum: float, nesterov: bool) -> None:
-    """Raises ValueError unless SGD can run with these."""
+    """Raise ValueError unless SGD can use these values."""
     check_not_negative(momentum=momentum)
     if nesterov and momentum == 0:
         raise ValueError("nesterov=True with momentum=0; pass a positive momentum.")
 
 
 def check_betas(betas: tuple[float, float]) -> None:
-    """Raises ValueError unless Adam can run with these."""
+    """Raise ValueError unless Adam can use these values."""
     if not isinstance(betas, Sequence) or len(betas) != 2 or not all(0 <= beta < 1 for beta in betas):
         raise ValueError(f"betas={betas}; pass two numbers in [0, 1), as a tuple.")
 
 
 def check_step(step: int) -> None:
-    """Raises ValueError unless this is the number of a step."""
+    """Raise ValueError unless step is a valid step number."""
     if isinstance(step, bool) or not isinstance(step, int) or not 1 <= step < SEED_LIMIT:
-        raise ValueError(f"step={step!r}; pass the number of this partition's step, 1 for its first.")
+        raise ValueError(f"step={step!r}; pass the number of this partition's step, starting at 1.")

@@ -1,4 +1,4 @@
-"""What PyTorch hands on from a thread to those that run its backward passes: an object for each name."""
+"""Named objects that PyTorch passes from a thread to the threads that run its backward passes."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ import torch
 
 
 def handed_on(name: str, otherwise: Any = None) -> Any:
-    """What `hand_on` left in this thread, or in the one that started the backward pass that runs in it."""
+    """Return the value that `hand_on` set in this thread or in the thread that started its backward pass."""
     return torch._C._get_obj_in_tls(name) if torch._C._is_key_in_tls(name) else otherwise
 
 
 def hand_on(name: str, value: Any) -> None:
-    """Leaves a value, in place of the last of this name, with this thread and the backward passes that it starts.
+    """Set a named value, replacing any earlier one, for this thread and the backward passes that it starts.
 
     Example:
         >>> hand_on("an example", 3)
@@ -32,12 +32,12 @@ def _count_one_more(value: Any) -> None:
 
 
 def _borrows() -> bool:
-    """Whether this PyTorch gives back a reference that it has not taken, and so frees what others hold.
+    """Return whether this PyTorch releases a reference that it does not own, which would free a live object.
 
-    2.11 does, 2.13 does not.
+    PyTorch 2.11 does, 2.13 does not.
     """
     probe = object()
-    _count_one_more(probe)  # for a PyTorch that does
+    _count_one_more(probe)  # compensates if PyTorch releases one too many
     before = sys.getrefcount(probe)
     torch._C._stash_obj_in_tls("partkernels.probe", probe)
     return sys.getrefcount(probe) == before

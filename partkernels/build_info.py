@@ -1,7 +1,7 @@
-"""What setup.py built, and with what: facts that it leaves beside the package.
+"""Facts of the build by setup.py, as recorded in build_info.json beside the package.
 
-A checkout has the package in its root, where Python finds it before an installed one if that is the current folder. If
-it has no build of its own, it takes the library of the installed copy, provided that this is of the same C++ sources.
+Python imports a checkout's package before an installed one if the checkout's root is the current folder. A checkout
+without a build uses the library of the installed copy if both have the same C++ sources.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ FACTS = "build_info.json"
 
 
 def digest(folder: Path, pattern: str = "*") -> str:
-    """Of the names and contents of a folder's files."""
+    """Return a hash of the names and contents of a folder's files."""
     found = hashlib.sha256()
     for path in sorted(path for path in folder.rglob(pattern) if path.is_file()):
         content = path.read_bytes()
@@ -27,9 +27,9 @@ def digest(folder: Path, pattern: str = "*") -> str:
 
 
 def copies() -> list[Path]:
-    """The other copies of this package that Python could import and that setup.py built."""
+    """Return the other importable copies of this package that setup.py built."""
     places = [Path(entry, FOLDER.name) for entry in sys.path]
-    # An editable installation is found by a finder of its own alone.
+    # An editable installation is found only through its finder.
     specs = [finder.find_spec(FOLDER.name, None) for finder in sys.meta_path if hasattr(finder, "find_spec")]
     places += [Path(spec.origin).parent for spec in specs if spec and spec.origin]
     return [place for place in places if place.resolve() != FOLDER.resolve() and (place / FACTS).exists()]
@@ -37,7 +37,7 @@ def copies() -> list[Path]:
 
 @cache
 def _found() -> tuple[Path, dict[str, str]]:
-    """The folder of the build that serves this package, and its facts."""
+    """Return the folder of the build that this package uses, and the build's facts."""
     sources = FOLDER.parent / "csrc"
     if (FOLDER / FACTS).exists():
         return FOLDER, _read(FOLDER / FACTS)
@@ -51,7 +51,7 @@ def _found() -> tuple[Path, dict[str, str]]:
     cure = f"run `pip install --no-build-isolation --editable .` in {FOLDER.parent}"
     reason = f"not built: partkernels is imported from the checkout {FOLDER.parent}, which has no build"
     if others:
-        reason += f" and hides the one in {others[0]}, whose C++ sources are others"
+        reason += f" and hides the one in {others[0]}, whose C++ sources differ"
         cure = f"run Python from another folder, or {cure}"
     return FOLDER, dict.fromkeys(("cpu", "cuda"), f"{reason}; {cure}")
 
@@ -60,24 +60,24 @@ def _read(path: Path) -> dict[str, str]:
     try:
         found = json.loads(path.read_text())
         if not isinstance(found, dict) or not all(isinstance(value, str) for value in found.values()):
-            raise ValueError("it holds other than names and texts")
+            raise ValueError("expected an object with strings as values")
     except ValueError as error:
         raise ImportError(f"{path} is damaged ({error}); reinstall partkernels.") from error
     return found
 
 
 def facts() -> dict[str, str]:
-    """Names and values as setup.py wrote them: torch, compiler, flags, and for each backend 'built' or why not."""
+    """Return setup.py's records: torch, compiler, flags, and for each backend 'built' or why it was not built."""
     return _found()[1]
 
 
 def folder() -> Path:
-    """Where the compiled libraries are."""
+    """Return the folder of the compiled libraries."""
     return _found()[0]
 
 
 def library(backend: str) -> Path | None:
-    """The compiled library of a backend, or None. One of which nothing is known is what an interrupted build left."""
+    """Return a backend's compiled library; None if its build is not recorded, as after an interrupted build."""
     if not facts().get(backend, "").startswith("built"):
         return None
     found = sorted(folder().glob(f"_{backend}.*"))
@@ -85,17 +85,17 @@ def library(backend: str) -> Path | None:
 
 
 def check_companion(package: Path) -> None:
-    """Warns if a package came with another partkernels than this one, and that one's Python differs.
+    """Warn if a package came with another version of partkernels and the Python code differs.
 
     Args:
-        package: the folder of partnets, beside whose partkernels it stands where it is installed; in a checkout that
-            is one folder higher.
+        package: the folder of partnets. The partkernels that came with it is beside it where it is installed, and one
+            folder higher in a checkout.
     """
     own = [place.resolve() for place in (package.parent / FOLDER.name, package.parents[1] / FOLDER.name)]
     other = next((place for place in own if (place / "__init__.py").exists()), FOLDER.resolve())
     if other != FOLDER.resolve() and digest(other, "*.py") != digest(FOLDER, "*.py"):
         warnings.warn(
-            f"{package.name} is imported from {package} and partkernels from {FOLDER}, which is another version than"
-            f" the {other} that came with it. Run Python from another folder, or install again.",
+            f"{package.name} is imported from {package} and partkernels from {FOLDER}, which differs from the"
+            f" {other} that came with it. Run Python from another folder, or reinstall.",
             stacklevel=3,
         )

@@ -1,8 +1,8 @@
-"""Defaults, format 1: the values of entries whose partition is not live.
+"""Defaults, format 1: the values of inactive entries.
 
-Zeros, Uniform and Normal need no memory: every value is a pure function of (seed, stream, row, column), and a
-bfloat16 number whatever the weight's dtype, so that a cast never changes it. Stored keeps a tensor.
-The C++ and CUDA twin is csrc/include/partkernels/defaults.h.
+Zeros, Uniform and Normal need no memory: each value is a pure function of (seed, stream, row, column) and a bfloat16
+number for any dtype of the weight, so that casts do not change it. Stored keeps a tensor.
+The C++ and CUDA counterpart is csrc/include/partkernels/defaults.h.
 """
 
 from __future__ import annotations
@@ -21,38 +21,39 @@ from partkernels.formats.packed_map import from_matrix
 
 
 class Defaults:
-    """What every kind of defaults offers."""
+    """The interface of all kinds of defaults."""
 
     def values(
         self, shape: Sequence[int], dtype: torch.dtype = torch.float32, device=None, *, row: int = 0, col: int = 0
     ) -> Tensor:
-        """The defaults of a weight of this shape, bit for bit those that every kernel regenerates.
+        """Return the defaults of a weight of this shape, bit for bit as every kernel regenerates them.
 
         Args:
-            shape: of the weight, [rows, ...]; columns run with dimension 1 innermost (see packed_map).
-            dtype: of the result.
-            device: of the result.
-            row, col: of a shard, where in the whole weight its first entry is (see Partition); col is a multiple of 64.
+            shape: the weight's shape, [rows, ...]; columns run with dimension 1 innermost (see packed_map).
+            dtype: the result's dtype.
+            device: the result's device.
+            row, col: for a shard, the position of its first entry in the full weight (see Partition); col must be a
+                multiple of 64.
         """
         raise NotImplementedError
 
     def arguments(self) -> tuple[str, float, int, int]:
-        """(kind, step, seed, stream): what an operator is told of these defaults."""
+        """Return (kind, step, seed, stream), the operators' arguments for these defaults."""
         raise NotImplementedError
 
     @property
     def stored(self) -> Tensor | None:
-        """The tensor that Stored keeps; None for the others, which need no memory."""
+        """The tensor of Stored; None for the other kinds, which need no memory."""
         return None
 
     def map_tensors(self, function: Callable[[Tensor], Tensor]) -> Defaults:
-        """These defaults with each tensor replaced by function(tensor)."""
+        """Return these defaults with each tensor replaced by function(tensor)."""
         return self
 
 
 @dataclass(frozen=True)
 class Zeros(Defaults):
-    """Every default is 0: dead weights are pruned. The paper's choice where layers are normalised (App. D.2).
+    """Every default is 0: inactive weights are pruned. The paper's choice for normalised layers (App. D.2).
 
     Example:
         >>> Zeros().values((2, 2))
@@ -68,7 +69,7 @@ class Zeros(Defaults):
 
 
 class _Drawn(Defaults):
-    """What Uniform and Normal share: values regenerated from (seed, stream, row, column)."""
+    """The base of Uniform and Normal. Values are regenerated from (seed, stream, row, column)."""
 
     def __post_init__(self):
         check_seed("seed", self.seed)
@@ -80,8 +81,8 @@ class _Drawn(Defaults):
         if backend is reference:
             return reference.drawn(*self.arguments(), row, col, tuple(shape), dtype, device)
         rows, cols = matrix_shape(tuple(shape))
-        # The weight of a subnetwork of which no entry is live: every row has the same map, of partition 2 alone.
-        weight = torch.empty(1, 1, dtype=torch.bfloat16, device=device).expand(rows, cols)  # what every default is
+        # Materialise a subnetwork without active entries: every row shares one map, which has only partition 2.
+        weight = torch.empty(1, 1, dtype=torch.bfloat16, device=device).expand(rows, cols)  # every default is bfloat16
         dead = torch.full((1, row_bytes(cols, bits=1)), 0xFF, dtype=torch.uint8, device=device).expand(rows, -1)
         matrix = backend.subnetwork_weight(weight, 1, dead, None, 2, *self.arguments(), row, col)
         return from_matrix(matrix, tuple(shape)).to(dtype).contiguous()
@@ -95,7 +96,7 @@ class Uniform(_Drawn):
 
     Args:
         scale: the half-width, in the weight's units, in [1e-30, 1e30].
-        seed, stream: integers in [0, 2**63); distinct streams of one seed are independent.
+        seed, stream: integers in [0, 2**63); different streams of one seed are independent.
 
     Raises:
         ValueError: scale, seed or stream is out of range.
@@ -111,9 +112,9 @@ class Uniform(_Drawn):
 
     def __post_init__(self):
         check_scale("scale", self.scale)
-        object.__setattr__(self, "scale", float(self.scale))  # one of numpy's would be divided in fewer bits
+        object.__setattr__(self, "scale", float(self.scale))  # a numpy scalar would be divided in fewer bits
         super().__post_init__()
-        # u is rounded to float32 and then to bfloat16, here and nowhere else: kernels never see the scale.
+        # Only here is u rounded to float32 and then to bfloat16: kernels never see the scale.
         step = torch.tensor(self.scale / 127.5, dtype=torch.float32, device="cpu").bfloat16()
         object.__setattr__(self, "step", step.item())
 
@@ -123,11 +124,11 @@ class Uniform(_Drawn):
 
 @dataclass(frozen=True)
 class Normal(_Drawn):
-    """Approximately normal: the sum of four uniform bytes (Irwin-Hall), regenerated from a seed; no memory.
+    """Approximately normal: the scaled sum of four uniform bytes (Irwin-Hall), regenerated from a seed; no memory.
 
     Args:
-        std: the standard deviation, in the weight's units, in [1e-30, 1e30]. No value is beyond 3.46 of them.
-        seed, stream: integers in [0, 2**63); distinct streams of one seed are independent.
+        std: the standard deviation, in the weight's units, in [1e-30, 1e30]. Values are at most 3.46 std from 0.
+        seed, stream: integers in [0, 2**63); different streams of one seed are independent.
 
     Raises:
         ValueError: std, seed or stream is out of range.
@@ -155,13 +156,13 @@ class Normal(_Drawn):
 
 @dataclass(frozen=True, eq=False)
 class Stored(Defaults):
-    """Defaults that are kept: a tensor of the weight's shape, used as it is. For pretrained models.
+    """Defaults that are stored in a tensor of the weight's shape and used unchanged, for pretrained models.
 
     Args:
         tensor: floating point, the weight's shape. Not copied.
 
     Raises:
-        TypeError: tensor is no dense floating-point tensor.
+        TypeError: tensor is not a dense floating-point tensor.
 
     Example:
         >>> Stored(torch.ones(2, 2)).values((2, 2), torch.float64)
@@ -176,14 +177,14 @@ class Stored(Defaults):
             given = getattr(self.tensor, "dtype", type(self.tensor).__name__)
             raise TypeError(f"Stored got {given}; pass a floating-point tensor of the weight's shape.")
         if self.tensor.layout != torch.strided:
-            raise TypeError(f"Stored got a tensor in {self.tensor.layout}; pass a dense one, as its to_dense() is.")
+            raise TypeError(f"Stored got a tensor in {self.tensor.layout}; pass a dense one, such as its to_dense().")
         object.__setattr__(self, "tensor", self.tensor.detach())
 
     def values(self, shape, dtype=None, device=None, *, row=0, col=0) -> Tensor:
-        """The stored tensor, a shard's own, in its own dtype and on its own device unless others are asked for."""
+        """Return the stored tensor, cast to dtype and moved to device if given; a shard stores its part."""
         if tuple(shape) != tuple(self.tensor.shape):
             raise ValueError(
-                f"shape {tuple(shape)} differs from that of the stored defaults, {tuple(self.tensor.shape)};"
+                f"shape {tuple(shape)} differs from the stored defaults' shape {tuple(self.tensor.shape)};"
                 " pass the shape of the weight that they were stored for."
             )
         return self.tensor.to(device=device, dtype=dtype)

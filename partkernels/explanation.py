@@ -11,21 +11,21 @@ from partkernels.backend import dispatch
 
 
 def explain(function: Callable, *args, **kwargs) -> str:
-    """Runs a call, and its gradient if it has one, and says what computed each product.
+    """Run a call and its gradient, if it has one, and report the backend and plan of each product.
 
     Args:
-        function: linear, conv2d, a module, or anything that calls them; its result is a tensor.
-        args, kwargs: what it is called with.
+        function: linear, conv2d, a module, or anything else that calls them; it must return a tensor.
+        args, kwargs: the call's arguments.
 
     Returns:
-        A line for each operator that ran: its name, the backend and why that one, and where a backend has several
-        plans, the plan and why.
+        One line for each operator that ran: its name, the backend and why it was chosen, and likewise the plan, if the
+        backend has several.
 
     Example:
         >>> import partkernels as pk
         >>> p = pk.Partition.random((4, 3), (0.5, 0.5), seed=0)
         >>> print(explain(pk.linear, torch.ones(2, 3), torch.ones(4, 3), p, active=1))
-        linear: cpu (automatic: of the backends that serve torch.float32 on cpu, the first)
+        linear: cpu (automatic: the first backend that serves torch.float32 on cpu)
     """
     with dispatch.noting() as notes:
         result = function(*args, **kwargs)
@@ -37,7 +37,7 @@ def explain(function: Callable, *args, **kwargs) -> str:
 
 
 def _leaves(result: Tensor) -> list[Tensor]:
-    """What the result depends on and would receive a gradient."""
+    """Return the tensors that the result depends on and that would receive a gradient."""
     leaves, seen, pending = [], set(), [result.grad_fn]
     while pending:
         node = pending.pop()

@@ -1,4 +1,4 @@
-"""Partition: which entries of a weight belong to which partition, and what replaces those that are not live."""
+"""Partition: which entries of a weight belong to which partition, and the defaults of inactive entries."""
 
 from __future__ import annotations
 
@@ -28,30 +28,30 @@ from partkernels.formats import packed_map
 from partkernels.formats.philox import GROUP
 from partkernels.units import Units
 
-# Map bytes read at once when a map is checked.
+# Bytes of a map that are checked at a time.
 CHUNK_BYTES = 1 << 18
-# Of rows and columns: a draw's counter has 32 bits for each, and kernels count in as many.
+# Limit of row and column numbers: counters of draws and kernels' indices have 32 bits for each.
 PLACE_LIMIT = 1 << 31
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Partition:
-    """C disjoint partitions of a weight, as a packed map of 1, 2, 4 or 8 bits a weight, and its defaults.
+    """C disjoint partitions of a weight: a packed map of 1, 2, 4 or 8 bits per weight, and default values.
 
-    Make one with Partition.random or Partition.from_ids. Partitions are numbered 1..C, as in the paper
+    Create one with Partition.random or Partition.from_ids. Partitions are numbered 1..C, as in the paper
     (Section 3; Appendix C for the random scheme).
 
     Attributes:
-        shape: of the weight, [rows, ...].
+        shape: the weight's shape, [rows, ...].
         count: C, 1 to 256.
         map: uint8 [rows, row_bytes], format 1 (see packed_map).
         defaults: Zeros, Uniform, Normal or Stored.
-        row, col: of a shard, where in the matrix of the whole weight its first entry is (see rows and columns): drawn
-            defaults are those of the whole. Else 0.
+        row, col: for a shard, the position of its first entry in the matrix of the full weight (see rows and columns),
+            so that it draws the full weight's defaults; otherwise 0.
 
     Raises:
         ValueError: the map's shape, dtype, padding or ids do not fit shape and count, or the defaults cannot be drawn
-            from (row, col) on.
+            starting at (row, col).
 
     Example:
         >>> p = Partition.random((4, 4), (0.5, 0.25, 0.25), seed=0)
@@ -70,15 +70,15 @@ class Partition:
     def random(
         cls, shape: Sequence[int], proportions: Sequence[float], *, seed: int, defaults: Defaults | None = None
     ) -> Partition:
-        """A fixed proportion of the weight for each partition, at random (Appendix C).
+        """Assign a fixed proportion of the weight to each partition at random (Appendix C).
 
-        The map is a pure function of (shape, proportions, seed), on every device and backend.
+        The map is a pure function of (shape, proportions, seed), identical on every device and backend.
 
         Args:
-            shape: of the weight, [rows, ...].
-            proportions: C numbers that sum to 1; sizes follow by largest remainder.
+            shape: the weight's shape, [rows, ...].
+            proportions: C numbers that sum to 1; partition sizes are rounded by largest remainder.
             seed: an int in [0, 2**63).
-            defaults: of the entries that are not live; Zeros() if None.
+            defaults: values of inactive entries; Zeros() if None.
 
         Example:
             >>> Partition.random((2, 8), (0.75, 0.25), seed=3).ids().unique().tolist()
@@ -93,12 +93,12 @@ class Partition:
 
     @classmethod
     def from_ids(cls, ids: Tensor, *, count: int | None = None, defaults: Defaults | None = None) -> Partition:
-        """The partition in which entry e belongs to partition ids[e].
+        """Return the partition in which entry e belongs to partition ids[e].
 
         Args:
-            ids: uint8, the weight's shape, values 1..C (a count of 256 cannot be written in uint8: 255 at most).
+            ids: uint8, the weight's shape, values 1..C. uint8 limits C to 255 here.
             count: C; the largest id if None.
-            defaults: of the entries that are not live; Zeros() if None.
+            defaults: values of inactive entries; Zeros() if None.
 
         Example:
             >>> Partition.from_ids(torch.tensor([[1, 2], [2, 1]], dtype=torch.uint8)).sizes()
@@ -113,13 +113,12 @@ class Partition:
 
     @staticmethod
     def nested(shape: Sequence[int], rows: Units | Sequence, cols: Units | Sequence | None = None) -> NestedPartition:
-        """The partition in which subnetwork k is weight[:rows[k-1], :cols[k-1]], at no memory: see NestedPartition.
+        """Make a NestedPartition, which needs no map: subnetwork k is weight[:rows[k-1], :cols[k-1]].
 
         Args:
-            shape: of the weight, [rows, columns, ...].
-            rows, cols: n_1..n_C and m_1..m_C, ascending; the last ones are shape[0] and shape[1]. Or such of each of
-                several segments, or Units. All columns belong to partition 1 if cols is None, as those of a weight that
-                has none.
+            shape: the weight's shape, [rows, columns, ...].
+            rows, cols: n_1..n_C and m_1..m_C, ascending to shape[0] and shape[1]; or one such sequence per segment,
+                or Units. If cols is None, all columns belong to partition 1, as for a vector.
 
         Example:
             >>> Partition.nested((3, 4), rows=(2, 3), cols=(2, 4)).ids().tolist()
@@ -129,7 +128,7 @@ class Partition:
 
     @classmethod
     def _unchecked(cls, shape, count, packed, defaults, row=0, col=0) -> Partition:
-        """A partition from parts that are known to fit; checking a map reads all of it."""
+        """Return a partition of parts that are known to fit; checking a map would read all of it."""
         self = object.__new__(cls)
         parts = {"shape": shape, "count": count, "map": packed, "defaults": defaults, "row": row, "col": col}
         for name, value in parts.items():
@@ -146,7 +145,7 @@ class Partition:
     def __setstate__(self, state: dict) -> None:
         for name, value in state.items():
             object.__setattr__(self, name, value)
-        self.__post_init__()  # a damaged file must not become a partition
+        self.__post_init__()  # a damaged file must not load as a partition
 
     def _check_map(self) -> None:
         rows, cols = matrix_shape(self.shape)
@@ -172,12 +171,12 @@ class Partition:
             raise TypeError(f"defaults={self.defaults!r}; pass Zeros(), Uniform(...), Normal(...) or Stored(...).")
         if not all(isinstance(place, int) and 0 <= place < PLACE_LIMIT for place in (self.row, self.col)):
             raise ValueError(
-                f"row={self.row!r}, col={self.col!r}; pass those of a shard's first entry in the whole weight, ints in"
-                " [0, 2**31)."
+                f"row={self.row!r}, col={self.col!r}; pass the position of a shard's first entry in the full weight,"
+                " ints in [0, 2**31)."
             )
         if self.col % GROUP and isinstance(self.defaults, Uniform | Normal):
             raise ValueError(
-                f"the columns begin at {self.col} of the whole weight, but {self.defaults} is drawn {GROUP} columns at"
+                f"the columns begin at {self.col} of the full weight, but {self.defaults} is drawn {GROUP} columns at"
                 f" a time; begin at a multiple of {GROUP}, or keep the defaults with Stored."
             )
         stored = self.defaults.stored
@@ -195,51 +194,51 @@ class Partition:
 
     @property
     def bits(self) -> int:
-        """Bits a weight: the smallest of 1, 2, 4, 8 with 2**bits >= count."""
+        """Bits per weight: the smallest of 1, 2, 4, 8 with 2**bits >= count."""
         return bits_for(self.count)
 
     @property
     def device(self) -> torch.device:
-        """Where the map is."""
+        """The device of the map."""
         return self.map.device
 
     @property
     def is_meta(self) -> bool:
-        """Whether the map is on the meta device, and says nothing."""
+        """True if the map is on the meta device and has no values."""
         return self.map.is_meta
 
     def ids(self) -> Tensor:
-        """The partition of each entry, 1..C: uint8, the weight's shape, contiguous (int16 if C is 256)."""
+        """Return each entry's partition, 1..C: uint8 (int16 if C is 256), the weight's shape, contiguous."""
         ids = self._unpacked()
         return (ids.short() if self.count > 255 else ids) + 1
 
     def mask(self, partition: int) -> Tensor:
-        """True at the entries of this partition, 1..C: bool, the weight's shape, contiguous."""
+        """Return True at the entries of this partition, 1..C: bool, the weight's shape, contiguous."""
         check_number("partition", partition, self)
         return self._unpacked() == partition - 1
 
     def _unpacked(self) -> Tensor:
-        # Contiguous, as weights are; the map's own order would make a convolution's channels_last by torch.where.
+        # Contiguous like weights: in the map's memory order, torch.where would make convolution weights channels_last.
         return packed_map.unpack_weight(self.map, self.shape, self.bits).contiguous()
 
     def sizes(self) -> list[int]:
-        """The number of entries of each partition."""
+        """Return the number of entries of each partition."""
         return torch.bincount(self.ids().flatten().int() - 1, minlength=self.count).tolist()
 
     def to(self, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> Partition:
-        """This partition with its tensors on another device, and stored defaults in another dtype."""
+        """Return this partition with its tensors on another device and stored defaults in another dtype."""
         return self.map_tensors(lambda tensor: tensor.to(device, dtype if tensor.is_floating_point() else None))
 
     def map_tensors(self, function: Callable[[Tensor], Tensor]) -> Partition:
-        """This partition with each of its tensors replaced by function(tensor), as nn.Module._apply does."""
+        """Return this partition with each tensor replaced by function(tensor), as nn.Module._apply does."""
         defaults = self.defaults.map_tensors(function)
         return self._unchecked(self.shape, self.count, function(self.map), defaults, self.row, self.col)
 
     def rows(self, start: int, stop: int) -> Partition:
-        """The shard of weight[start:stop]: each entry has the partition and the default that it has here.
+        """Return the shard for weight[start:stop]: its entries keep their partitions and defaults.
 
         Args:
-            start, stop: 0 <= start < stop <= shape[0]. The map and stored defaults are views.
+            start, stop: 0 <= start < stop <= shape[0]. The shard's map and stored defaults are views.
 
         Raises:
             ValueError: start or stop is out of range.
@@ -257,17 +256,17 @@ class Partition:
         return self._unchecked(shape, self.count, self.map[start:stop], defaults, self.row + start, self.col)
 
     def columns(self, start: int, stop: int) -> Partition:
-        """The shard of weight[:, start:stop]: each entry has the partition and the default that it has here.
+        """Return the shard for weight[:, start:stop]: its entries keep their partitions and defaults.
 
-        For weights that are matrices, and convolutions' of 1x1 kernels, whose columns are input channels: those of a
-        larger kernel do not lie side by side in the map.
+        Works for matrices and for 1x1 convolutions, with input channels as columns. With larger kernels, a range
+        of input channels is not contiguous in the map.
 
         Args:
-            start, stop: 0 <= start < stop <= shape[1]; start is a multiple of 64 if defaults are drawn, else of the
-                entries of a byte of the map, 8 / bits. Stored defaults are a view.
+            start, stop: 0 <= start < stop <= shape[1]. start must be a multiple of 64 if defaults are drawn, otherwise
+                of 8 / bits, the entries in a byte of the map. Stored defaults are a view.
 
         Raises:
-            ValueError: start or stop is out of range or none of these multiples, or the weight has a larger kernel.
+            ValueError: start or stop is out of range, start is not such a multiple, or the kernel is larger than 1x1.
 
         Example:
             >>> Partition.random((2, 100), (0.5, 0.5), seed=0, defaults=Uniform(0.1, seed=1)).columns(64, 100)
@@ -275,7 +274,7 @@ class Partition:
         """
         if len(self.shape) < 2 or math.prod(self.shape[2:]) > 1:
             raise ValueError(
-                f"a weight of shape {self.shape} cannot be cut by columns, only [rows, columns] or a kernel of 1x1; cut"
+                f"a weight of shape {self.shape} cannot be cut by columns; pass [rows, columns] or a kernel of 1x1; cut"
                 " it by rows(start, stop)."
             )
         check_range("columns", start, stop, self.shape[1])
@@ -290,7 +289,7 @@ class Partition:
         return self._unchecked(shape, self.count, map, defaults, self.row, self.col + start)
 
     def flat(self) -> tuple:
-        """The arguments of an operator that describe this partition, in the order of operators.PARTITION."""
+        """Return the operator arguments that describe this partition, in the order of registration.PARTITION."""
         return self.map, self.defaults.stored, self.count, *self.defaults.arguments(), self.row, self.col
 
     def __repr__(self) -> str:
@@ -299,22 +298,22 @@ class Partition:
 
 
 class NestedPartition(Partition):
-    """C disjoint partitions of a weight whose subnetwork k is its upper left block, [:n_k, :m_k], and 0 elsewhere.
+    """C disjoint partitions of a weight; subnetwork k is its upper left block [:n_k, :m_k], and 0 elsewhere.
 
-    Entry (r, c), with c along dimension 1, belongs to the partition of its row or to that of its column, whichever
-    comes later. There is no map: products are PyTorch's own, on views of what is live, on every device. Rows or columns
-    in several segments, each in order, make several blocks. Make one with Partition.nested.
+    Entry (r, c), with c along dimension 1, belongs to the later one of its row's and its column's partitions. There is
+    no map: products are PyTorch's, on views of the active block, on every device. If rows or columns have several
+    segments, each in order, there are several blocks. Create one with Partition.nested.
 
     Attributes:
-        shape: of the weight, [rows, columns, ...], or of a vector [rows].
+        shape: the weight's shape, [rows, columns, ...], or [rows] for a vector.
         count: C, 1 to 256.
-        row_units, col_units: Units, whose partitions those of rows and columns are; of a vector one column.
+        row_units, col_units: Units with the partitions of rows and columns; a vector has one column.
         defaults: Zeros().
         map: None.
-        row, col: of a shard, where in the whole weight its first entry is.
+        row, col: for a shard, the position of its first entry in the full weight.
 
     Raises:
-        ValueError: the units are not as many as rows and columns, or differ in their number of partitions.
+        ValueError: the units do not match the numbers of rows and columns, or differ in their number of partitions.
 
     Example:
         >>> p = Partition.nested((4, 6), rows=(2, 3, 4), cols=(4, 5, 6))
@@ -345,13 +344,13 @@ class NestedPartition(Partition):
         for name, units, size in (("rows", self.row_units, sizes[0]), ("cols", self.col_units, sizes[1])):
             if units.count != self.count or units.size != size:
                 raise ValueError(
-                    f"{name}={_ends(units)} of a weight of shape {self.shape}, in {self.count} partitions; pass"
-                    f" {self.count} ints that ascend from 0 or more to {size}."
+                    f"{name}={_ends(units)} does not fit a weight of shape {self.shape} in {self.count} partitions;"
+                    f" pass {self.count} ints that ascend from 0 or more to {size}."
                 )
 
     @property
     def device(self) -> None:
-        """None: it has no tensor, and serves weights on every device."""
+        """None: it has no tensors and works with weights on every device."""
         return None
 
     @property
@@ -359,14 +358,14 @@ class NestedPartition(Partition):
         return False
 
     def live(self, active: int) -> list[tuple[slice, ...]]:
-        """Where the entries of partitions 1..active are: [:n_active, :m_active], or several such blocks."""
+        """Return the active blocks, of partitions 1..active: [:n_active, :m_active], or several such blocks."""
         return self._products(self.row_units.live(active), self.col_units.live(active))
 
     def strips(self, partition: int) -> list[tuple[slice, ...]]:
-        """Where the entries of one partition are: its rows, as far as its columns go, and its columns above them.
+        """Return the blocks of one partition: its rows up to its last column, and its columns above these rows.
 
         Returns:
-            Of those blocks that are not empty the indices, of dimensions 0 and 1.
+            The index of each nonempty block in dimensions 0 and 1.
         """
         rows, cols = self.row_units, self.col_units
         beside = self._products(rows.of(partition), cols.live(partition))
@@ -376,7 +375,7 @@ class NestedPartition(Partition):
         return [block[: len(self.shape)] for block in itertools.product(rows, cols)]
 
     def owners(self, device: torch.device | str = "cpu") -> tuple[Tensor, Tensor]:
-        """The partition of each row, and of each column, 1..C: int64."""
+        """Return the partition of each row and of each column, 1..C: int64."""
         return self.row_units.owners(device), self.col_units.owners(device)
 
     def _unpacked(self) -> Tensor:
@@ -393,7 +392,7 @@ class NestedPartition(Partition):
         return self
 
     def explicit(self, device: torch.device | str = "cpu") -> Partition:
-        """The same partition by a map: what defines this one."""
+        """Return the same partition with a map; this defines the nested partition."""
         return Partition.from_ids(self.ids().to(device), count=self.count)
 
     def rows(self, start: int, stop: int) -> NestedPartition:
@@ -412,7 +411,7 @@ class NestedPartition(Partition):
         return object.__new__(NestedPartition)._assign(*parts)
 
     def flat(self) -> tuple:
-        raise TypeError("a nested partition has no map; pass it to the functions of partkernels, or its explicit().")
+        raise TypeError("a nested partition has no map; pass it to functions of partkernels, or pass its explicit().")
 
     def __repr__(self) -> str:
         place = f", row={self.row}, col={self.col}" if self.row or self.col else ""
@@ -420,7 +419,7 @@ class NestedPartition(Partition):
 
 
 def _ends(units: Units) -> tuple:
-    """Those of the only segment, or of all."""
+    """Return the numbers of a single segment as a flat tuple, otherwise those of all segments."""
     return units.segments[0] if len(units.segments) == 1 else units.segments
 
 

@@ -1,4 +1,4 @@
-"""What a test or benchmark of a backend needs: one tolerance rule, and memory filled with NaN."""
+"""Tools to test and benchmark a backend: a tolerance rule, and memory filled with NaN."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from torch import Tensor
 
 
 class Yardstick:
-    """The tolerance rule: at most twice the error that the dense operator of the same dtype makes against float64.
+    """A tolerance rule: at most twice the error that the dense operator of the same dtype makes against float64.
 
     Args:
         dense: computes the result with plain PyTorch in a dtype.
-        dtype: of the results under test.
+        dtype: the dtype of the results under test.
 
     Attributes:
         truth: the result in float64.
@@ -31,30 +31,30 @@ class Yardstick:
 
     def __init__(self, dense: Callable[[torch.dtype], Tensor], dtype: torch.dtype) -> None:
         self.truth = dense(torch.float64)
-        # Nothing is more precise than float64 here: its error is float32's, scaled by their precisions, and what is
-        # called the truth has it too.
+        # No higher precision than float64 is available here, so its error is estimated as float32's, scaled by their
+        # precisions. The float64 truth has this error too.
         is_double = dtype == torch.float64
         measured = torch.float32 if is_double else dtype
         if self.truth.numel() == 0:
             self.allowed = 0.0, 0.0
             return
         largest, spread = _size(dense(measured), self.truth)
-        # Of few entries the largest error is luck; of normal ones, one in two million exceeds 5 standard deviations.
+        # With few entries the largest error is chance. One in two million normal errors exceeds 5 standard deviations.
         errors = max(largest, 5 * spread), spread
-        # Rounding the result costs half a unit in the last place, whatever luck the dense operator had.
+        # Rounding the result costs half a unit in the last place, however small the dense operator's error was.
         least = self.truth.abs().max().item() * torch.finfo(dtype).eps / 2
         scale = torch.finfo(dtype).eps / torch.finfo(measured).eps
         self.allowed = tuple((3 if is_double else 2) * max(error * scale, least) for error in errors)
 
     def check(self, got: Tensor, *, slack: float = 1.0) -> None:
-        """Raises AssertionError, which says by how much, if a result is further from the truth than allowed.
+        """Raise AssertionError, stating the error, if a result is further from the truth than allowed.
 
         Args:
             got: the result under test.
-            slack: multiplies what is allowed.
+            slack: a factor on the allowed error.
         """
         assert got.shape == self.truth.shape, f"the result has shape {tuple(got.shape)}, not {tuple(self.truth.shape)}"
-        assert got.isfinite().all(), "the result has entries that are not finite: an entry was never written"
+        assert got.isfinite().all(), "the result has entries that are not finite; an entry may be unwritten"
         if got.numel():
             for error, allowed in zip(_size(got, self.truth), self.allowed, strict=True):
                 assert error <= slack * allowed, (
@@ -63,14 +63,14 @@ class Yardstick:
 
 
 def _size(got: Tensor, truth: Tensor) -> tuple[float, float]:
-    """The largest error and the root mean square of all."""
+    """Return the largest error and the root mean square of all errors."""
     errors = got.double() - truth
     return errors.abs().max().item(), errors.square().mean().sqrt().item()
 
 
 @contextmanager
 def poisoned_memory() -> Iterator[None]:
-    """Fresh tensors are filled with NaN inside, so that an entry that nobody writes is seen.
+    """Fill fresh tensors with NaN inside the context, which exposes entries that are never written.
 
     Example:
         >>> with poisoned_memory():

@@ -1,4 +1,4 @@
-"""Units: which rows or columns of a weight belong to which partition, where they lie in order."""
+"""Units: which channels (rows or columns of a weight) belong to which partition, where these are stored in order."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Units:
-    """Units in segments, in each of which partition 1 owns the first ones, partition 2 the next, and so on.
+    """Channels in segments. In each segment, partition 1 owns the first channels, partition 2 the next, and so on.
 
-    One segment is what most layers have. Queries, keys and values that one layer makes are three; so are the inputs of
-    a layer that are concatenated from three.
+    Most layers have one segment. A layer that makes queries, keys and values has three, and so has a layer whose inputs
+    are concatenated from three sources.
 
     Attributes:
-        segments: of each segment, n_1..n_C: how many of its units are live in subnetwork 1..C.
+        segments: for each segment n_1..n_C, its numbers of active channels in subnetworks 1..C.
 
     Raises:
-        ValueError: a segment's numbers don't ascend from 0 or more, or their numbers of partitions differ.
+        ValueError: a segment's numbers do not ascend from 0 or more, or segments differ in their number of partitions.
 
     Example:
         >>> units = Units(((2, 3), (1, 4)))
@@ -36,8 +36,8 @@ class Units:
         ascend = all(list(ends) == sorted(ends) and ends[:1] >= (0,) for ends in self.segments)
         if len(counts) != 1 or 0 in counts or not ascend:
             raise ValueError(
-                f"units of {self.segments}; pass of each segment how many units are live in subnetwork 1..C, ints that"
-                " ascend from 0 or more."
+                f"units of {self.segments}; pass for each segment its numbers of active channels in subnetworks 1..C,"
+                " ints that ascend from 0 or more."
             )
         count = len(self.segments[0])
         numbers = [0, *(sum(ends[k] for ends in self.segments) for k in range(count))]
@@ -54,14 +54,14 @@ class Units:
 
     def __setstate__(self, state: dict) -> None:
         object.__setattr__(self, "segments", state["segments"])
-        self.__post_init__()  # a damaged file must not become units
+        self.__post_init__()  # a damaged file must not load as units
 
     @classmethod
     def given(cls, ends: Units | Sequence[int] | Sequence[Sequence[int]]) -> Units:
-        """The units of one segment, n_1..n_C, or of several; units are returned as they are.
+        """Return the units of one segment, n_1..n_C, or of several segments; return Units unchanged.
 
         Raises:
-            TypeError: these are no ints.
+            TypeError: the numbers are not ints.
         """
         if isinstance(ends, Units):
             return ends
@@ -69,16 +69,16 @@ class Units:
         try:
             return cls(tuple(tuple(map(operator.index, one)) for one in segments))
         except TypeError:
-            raise TypeError(f"units of {ends!r}; pass n_1..n_C, ints, or such of each segment.") from None
+            raise TypeError(f"units of {ends!r}; pass n_1..n_C as ints, or one such sequence per segment.") from None
 
     @classmethod
     def whole(cls, size: int, count: int) -> Units:
-        """Units that are live in all of C subnetworks."""
+        """Return units that are active in all C subnetworks."""
         return cls(((size,) * count,))
 
     @classmethod
     def of_owners(cls, owners: Sequence[int], count: int) -> Units:
-        """The units whose partitions are these, 1..count, in as few segments as can be.
+        """Return the units of channels with these partitions, 1..count, in as few segments as possible.
 
         Example:
             >>> Units.of_owners([1, 1, 2, 1, 2], count=2)
@@ -94,46 +94,46 @@ class Units:
 
     @property
     def count(self) -> int:
-        """C."""
+        """C, the number of partitions."""
         return len(self.segments[0])
 
     @property
     def size(self) -> int:
-        """How many units there are."""
+        """The number of channels."""
         return self.number(self.count)
 
     @property
     def is_whole(self) -> bool:
-        """Whether all are live in all subnetworks."""
+        """True if all channels are active in all subnetworks."""
         return self.number(1) == self.size
 
     def number(self, active: int) -> int:
-        """How many are live in subnetwork `active`; none in 0."""
+        """Return the number of active channels in subnetwork `active`; 0 for subnetwork 0."""
         return self._numbers[active]
 
     def sizes(self) -> list[int]:
-        """How many units each partition has."""
+        """Return the number of channels of each partition."""
         return [self.number(k) - self.number(k - 1) for k in range(1, self.count + 1)]
 
     def live(self, active: int) -> tuple[slice, ...]:
-        """Where those of partitions 1..active are, one after another; none in 0."""
+        """Return the blocks of partitions 1..active in order; empty for 0."""
         return self._live[active]
 
     def of(self, partition: int) -> tuple[slice, ...]:
-        """Where those of one partition are."""
+        """Return the blocks of one partition."""
         return self._own[partition - 1]
 
     def among(self, block: slice, active: int) -> slice:
-        """Where a block of live units is among those that are live."""
+        """Return the position of a block of active channels among all active channels."""
         before = 0
         for live in self.live(active):
             if live.start <= block.start < live.stop:
                 return slice(before + block.start - live.start, before + block.stop - live.start)
             before += live.stop - live.start
-        raise ValueError(f"{block} is not live in subnetwork {active} of {self}.")
+        raise ValueError(f"{block} is not active in subnetwork {active} of {self}.")
 
     def owners(self, device: torch.device | str = "cpu") -> Tensor:
-        """The partition of each unit, 1..C: int64."""
+        """Return the partition of each channel, 1..C: int64."""
         own = torch.empty(self.size, dtype=torch.int64, device="cpu")
         for k in range(1, self.count + 1):
             for block in self.of(k):
@@ -141,32 +141,32 @@ class Units:
         return own.to(device)
 
     def shard(self, start: int, stop: int) -> Units:
-        """Units start..stop alone."""
+        """Return only channels start..stop - 1."""
         owners = self.owners()[start:stop].tolist()
         return Units.of_owners(owners, self.count)
 
     def take(self, tensor: Tensor, dim: int, active: int) -> Tensor:
-        """A tensor's live units along a dimension; a view if they are one block.
+        """Return a tensor's active channels along a dimension; a view if they form one block.
 
         Raises:
-            ValueError: the tensor has not so many units.
+            ValueError: the tensor has another number of channels.
         """
         if tensor.shape[dim] != self.size:
             raise ValueError(
-                f"a tensor of shape {tuple(tensor.shape)} has {tensor.shape[dim]} units along dimension {dim}; there"
-                f" are {self.size}, of which {self.number(active)} are live in subnetwork {active}."
+                f"a tensor of shape {tuple(tensor.shape)} has {tensor.shape[dim]} channels along dimension {dim};"
+                f" expected {self.size}, with {self.number(active)} active in subnetwork {active}."
             )
         return joined([tensor[_at(tensor, dim, block)] for block in self.live(active)], tensor, dim)
 
     def put(self, tensor: Tensor, dim: int, active: int, values: Tensor) -> None:
-        """The inverse of take in place: sets a tensor's live units along a dimension, and no others."""
+        """Set a tensor's active channels along a dimension, in place, and leave the others: the inverse of take."""
         blocks = self.live(active)
         parts = values.split([block.stop - block.start for block in blocks], dim)
         for block, part in zip(blocks, parts, strict=True):
             tensor[_at(tensor, dim, block)] = part
 
     def spread(self, tensor: Tensor, dim: int, active: int) -> Tensor:
-        """The inverse of take, with zeros for the others."""
+        """Return the values at the active channels and zeros elsewhere: the inverse of take."""
         if tensor.shape[dim] == self.size:
             return tensor
         parts, start, shape = [], 0, list(tensor.shape)
@@ -179,7 +179,7 @@ class Units:
 
 
 def joined(parts: Sequence[Tensor], like: Tensor, dim: int) -> Tensor:
-    """Tensors one after another along a dimension; a single one as it is."""
+    """Concatenate tensors along a dimension; return a single one unchanged, and an empty slice of `like` for none."""
     if len(parts) == 1:
         return parts[0]
     return torch.cat(parts, dim) if parts else like.narrow(dim, 0, 0)
@@ -190,7 +190,7 @@ def _at(tensor: Tensor, dim: int, block: slice) -> tuple[slice, ...]:
 
 
 def _blocks(segments: tuple[tuple[int, ...], ...], after: int, until: int) -> tuple[slice, ...]:
-    """Where units of partitions after + 1..until are; blocks that touch are one."""
+    """Return the blocks of partitions after + 1..until; adjacent blocks are merged."""
     found, start = [], 0
     for ends in segments:
         first, last = (start + (ends[k - 1] if k else 0) for k in (after, until))

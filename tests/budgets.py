@@ -1,10 +1,10 @@
-"""Report the processor time of each folder of tests beside its budget.
+"""A report of the processor time of each folder of tests beside its budget.
 
-budgets.json has the seconds of each kind of run on the reference machine: two cores of an AMD EPYC of Zen 3, where
-`reference_loop` takes REFERENCE seconds. On another machine, and on a busy one, times are scaled by the mean time of
-the loop there. Where the environment variable CI is set, a complete run fails if a folder takes more than one and a
-half times its budget. A new feature pays for its tests: move others to a longer run, or make them faster. The weekly
-run has no budget. The weekly slice of a FULL run is counted separately.
+budgets.json has the seconds of each kind of run on the reference machine: two cores of an AMD EPYC (Zen 3), on which
+`reference_loop` takes REFERENCE seconds. Times on any other machine are scaled by the mean time of the loop on it. If
+the environment variable CI is set, a complete run fails when a folder takes more than one and a half times its budget.
+To add tests to a full folder, move others to a longer run or make them faster. The weekly run has no budget. The weekly
+slice of a FULL run is counted separately.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ from processes import seconds_spent
 from tiers import IN_SLICE, tier
 
 FILE = Path(__file__).with_name("budgets.json")
-# Seconds of reference_loop on the reference machine, with both cores busy; and seconds between two measurements of it,
-# because other programs may slow a machine down for a while.
+# Seconds of reference_loop on the reference machine with both cores busy, and seconds between two measurements.
+# The loop is measured repeatedly because other programs may slow the machine down for a while.
 REFERENCE, EVERY = 0.25, 60
 ALLOWED = 1.5
 COLLECTION = "imports and collection"
-# Their time is known when they have ended, which may be in another folder's tests.
+# The time of child processes is known only after they end, possibly during another folder's tests.
 CHILDREN = "processes that tests start"
 SLICE = "the slice of the weekly run"
 
 
 def reference_loop() -> float:
-    """Return the processor seconds of a fixed piece of work as the tests do it: Python, and small tensors."""
+    """Return the processor seconds of a fixed workload that resembles the tests: Python code and small tensors."""
     start = time.process_time()
     x, total = torch.linspace(0, 1, 4096).view(64, 64), 0
     for i in range(8000):
@@ -44,7 +44,7 @@ def reference_loop() -> float:
 
 
 def folder_of(nodeid: str) -> str:
-    """Return the folder that pays for a test: tests/partnets/NAME, tests/NAME, or the package of a docstring."""
+    """Return the folder that a test's time is charged to: tests/partnets/NAME, tests/NAME, or a docstring's package."""
     parts = nodeid.partition("::")[0].split("/")
     if parts[0] != "tests":
         return f"{parts[0]}, docstrings"
@@ -58,11 +58,11 @@ def processor_seconds() -> tuple[float, float]:
 
 
 def report(seconds: Mapping[str, float], budgets: Mapping[str, float]) -> tuple[list[str], list[str]]:
-    """Return the lines of the table, and a sentence about each folder that is over its budget by more than half.
+    """Return the lines of the table, and a sentence for each folder that exceeds its budget by more than half.
 
     Args:
-        seconds: of each folder, scaled to the reference machine.
-        budgets: of each folder. One without a budget is over it. The weekly run has none.
+        seconds: processor seconds of each folder, scaled to the reference machine.
+        budgets: budget of each folder; empty for the weekly run. A folder without a budget counts as over budget.
     """
     lines, over = [], []
 
@@ -82,7 +82,7 @@ def report(seconds: Mapping[str, float], budgets: Mapping[str, float]) -> tuple[
 
 
 class Meter:
-    """Adds up the processor time of a run's tests: in each worker of pytest-xdist, or in the only process."""
+    """The processor time of a run's tests in one process: a pytest-xdist worker, or the main process."""
 
     def __init__(self) -> None:
         self.seconds: Counter[str] = Counter()
@@ -97,7 +97,7 @@ class Meter:
         self._last = now
 
     def calibrate(self) -> None:
-        """Measure this machine as it is now. No folder pays for that."""
+        """Measure the current speed of this machine, without charging the time to a folder."""
         self.loops.append(reference_loop())
         self._last, self._measured = processor_seconds(), time.monotonic()
 
@@ -121,7 +121,7 @@ class Meter:
 
 
 class Report:
-    """Collects the meters of all processes, prints the table and fails a run that is over."""
+    """A plugin that collects the meters of all processes, prints the table and fails a run that is over budget."""
 
     def __init__(self, meter: Meter | None) -> None:
         self.meter = meter
@@ -142,7 +142,7 @@ class Report:
         is_whole = config.args_source is pytest.Config.ArgsSource.TESTPATHS
         is_whole = is_whole and not (config.option.keyword or config.option.markexpr)
         allowed = budgets()
-        # A slice is limited by its own time, and each further process imports everything once more.
+        # A slice has its own time limit, and the collection time grows with the number of processes.
         folders = {folder: seconds for folder, seconds in self.seconds.items() if folder not in (SLICE, COLLECTION)}
         return report(folders, allowed)[1] if is_whole and allowed else []
 
@@ -159,7 +159,7 @@ class Report:
 
 
 def budgets() -> dict[str, float]:
-    """Return the budgets of the present kind of run; empty for the weekly run."""
+    """Return the budgets of the current kind of run; empty for the weekly run."""
     return json.loads(FILE.read_text()).get(tier().name.lower(), {})
 
 
@@ -176,7 +176,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 class _Sender:
-    """Gives a worker's meter to the process that started it."""
+    """A plugin that sends a worker's meter to the process that started the worker."""
 
     def __init__(self, config: pytest.Config, meter: Meter) -> None:
         self.config, self.meter = config, meter

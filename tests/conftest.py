@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-# On a GPU a product in TF32 errs a thousand times as much as one in float32, and PyTorch does not say which it takes.
+# On a GPU, TF32 products have a thousand times the error of float32 ones, and PyTorch does not report which it uses.
 torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
 
 

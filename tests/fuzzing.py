@@ -1,11 +1,11 @@
-"""Random cases, each of them made from its name and number alone, so that one line runs it again.
+"""Random test cases. A case is determined by its name and number, so that one command repeats it.
 
-A test file says what a case is, a function of a `Draw`; `number_of` says how many there are, and of which seed:
+A test file defines cases as functions of a `Draw`. Environment variables set the number of cases and the seed:
 
     FUZZ_CASES=20000 FUZZ_SEED=1 python -m pytest tests/partkernels/test_fuzz.py
 
-What fails says how it is run alone. Where Python itself crashes, the same file as a program says which case it was: it
-prints each before it runs it.
+A failure prints the command that repeats its case. If Python itself crashes, run the test file as a program: it prints
+each case before it runs it.
 
     PYTHONPATH=tests python tests/partkernels/test_fuzz.py conv2d 1 20000
 """
@@ -27,17 +27,17 @@ SEED = int(os.environ.get("FUZZ_SEED") or 0)
 CALLS = int(os.environ.get("FUZZ_CASES") or 0)
 ALONE = os.environ.get("FUZZ_CASE")
 ROOT = Path(__file__).parent.parent
-# Where tiles, vectors, bytes of the map and threads begin and end.
+# Sizes at the boundaries of tiles, vectors, bytes of the packed map and threads.
 BOUNDARIES = (1, 2, 3, 4, 5, 7, 8, 9, 15, 16, 17, 31, 33, 63, 64, 65, 127, 128, 130)
 
 Case = Callable[["Draw"], None]
 
 
 class Draw(random.Random):
-    """The random choices of one case, which follow from its name and number.
+    """The random choices of one case, seeded by its name and number.
 
     Attributes:
-        said: what the case has told of itself; printed at once by `main`.
+        said: the latest description that the case passed to `say`; `main` prints it immediately.
     """
 
     is_loud = False
@@ -56,7 +56,7 @@ class Draw(random.Random):
         return self.random() < of
 
     def size(self, most: int = 130) -> int:
-        """A size from 1, often a small one or one at a boundary."""
+        """Return a size from 1 to `most`, often a small one or one at a boundary."""
         if self.chance(0.4):
             return self.randint(1, min(most, 6))
         return self.choice([size for size in BOUNDARIES if size <= most])
@@ -66,9 +66,9 @@ class Draw(random.Random):
 
 
 def number_of(usual: int, weekly: int, *, of_calls: float = 1.0) -> int:
-    """Return how many cases run: `usual`, three times as many with FULL=1, `weekly` with WEEKLY=1.
+    """Return the number of cases: `usual`, three times as many with FULL=1, `weekly` with WEEKLY=1.
 
-    FUZZ_CASES asks for so many, times `of_calls`.
+    If FUZZ_CASES is set, return FUZZ_CASES times `of_calls` instead.
     """
     if CALLS:
         return int(CALLS * of_calls)
@@ -76,7 +76,7 @@ def number_of(usual: int, weekly: int, *, of_calls: float = 1.0) -> int:
 
 
 def run(case: Case, name: str, number: str, file: str) -> None:
-    """Runs one case; what it raises comes with the line that runs it again."""
+    """Run one case; if it raises, raise AssertionError with the command that repeats it."""
     draw = Draw(name, number)
     try:
         case(draw)
@@ -87,7 +87,7 @@ def run(case: Case, name: str, number: str, file: str) -> None:
 
 
 def run_part(case: Case, name: str, count: int, part: int, parts: int, file: str) -> None:
-    """Of so many cases every parts-th, beginning with number `part`; with FUZZ_CASE that one alone."""
+    """Run every parts-th of `count` cases, starting at number `part`; with FUZZ_CASE, run only that case."""
     for i in range(part, count, parts) if ALONE is None else []:
         run(case, name, f"{SEED}.{i}", file)
     if ALONE is not None and ALONE.startswith(f"{name} ") and part == 0:
@@ -95,7 +95,7 @@ def run_part(case: Case, name: str, count: int, part: int, parts: int, file: str
 
 
 def main(cases: Mapping[str, Case], file: str) -> None:
-    """`NAME SEED.I` runs a case, `NAME SEED COUNT` many; a name may be 'all'. Says at the end what has failed."""
+    """Run one case (arguments NAME SEED.I) or COUNT cases (NAME SEED COUNT; NAME may be 'all'), then print failures."""
     faulthandler.enable()
     Draw.is_loud = True
     name, number, *count = sys.argv[1:]

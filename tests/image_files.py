@@ -1,4 +1,4 @@
-"""Small files of MNIST, CIFAR-10 and Tiny ImageNet, as the official archives hold them."""
+"""Small files of MNIST, CIFAR-10 and Tiny ImageNet in the formats of the official archives."""
 
 import hashlib
 import pickle
@@ -11,13 +11,13 @@ BATCHES = (*(f"data_batch_{i}" for i in range(1, 6)), "test_batch")
 
 
 def idx(values):
-    """A tensor of bytes as an IDX file's content."""
+    """Return the content of an IDX file with a tensor of bytes."""
     shape = b"".join(size.to_bytes(4, "big") for size in values.shape)
     return bytes([0, 0, 8, values.dim()]) + shape + values.to(torch.uint8).numpy().tobytes()
 
 
 def mnist(folder):
-    """Writes the four files; gives the images and labels of each part."""
+    """Write the four files and return the images and labels of each part."""
     parts = [(torch.randint(256, (n, 28, 28), dtype=torch.uint8), torch.arange(n) % 10) for n in (40, 30)]
     for name, (images, labels) in zip(("train", "t10k"), parts, strict=True):
         (folder / f"{name}-images-idx3-ubyte").write_bytes(idx(images))
@@ -26,7 +26,7 @@ def mnist(folder):
 
 
 def cifar10(folder):
-    """Writes the pickles; gives the images [n, 3, 32, 32] and labels of the six batches."""
+    """Write the pickles and return the images [n, 3, 32, 32] and labels of the six batches."""
     batches = [(torch.randint(256, (6, 3, 32, 32), dtype=torch.uint8), (torch.arange(6) + i) % 10) for i in range(6)]
     for name, (images, labels) in zip(BATCHES, batches, strict=True):
         content = {"data": images.flatten(1).numpy(), "labels": labels.tolist()}
@@ -36,7 +36,7 @@ def cifar10(folder):
 
 
 def make_official(folder, monkeypatch):
-    """Has torchvision expect the MD5 of the files of CIFAR-10 in this folder."""
+    """Make torchvision expect the MD5 checksums of the CIFAR-10 files in this folder."""
     from torchvision.datasets import CIFAR10
 
     md5 = {path.name: hashlib.md5(path.read_bytes()).hexdigest() for path in folder.iterdir()}
@@ -55,7 +55,7 @@ def colour(label, i):
 
 
 def tiny_imagenet(folder):
-    """Writes eight images of each class to train and one to test; gives the labels of the latter."""
+    """Write eight training images and one test image of each class and return the test labels."""
     labels = [1, 0, 2]
     (folder / "wnids.txt").write_text("".join(f"{wnid}\n" for wnid in WNIDS))
     for label, wnid in enumerate(WNIDS):
@@ -73,7 +73,7 @@ FOLDERS = {"mnist": "MNIST/raw", "cifar10": "cifar-10-batches-py", "tiny-imagene
 
 
 def write(name, root, monkeypatch, folder=None):
-    """Writes a data set into its folder in root, or into another one; gives what its function gives."""
+    """Write a data set into its default folder in root, or into `folder`, and return its function's result."""
     folder = root / (folder or FOLDERS[name])
     folder.mkdir(parents=True, exist_ok=True)
     content = {"mnist": mnist, "cifar10": cifar10, "tiny-imagenet": tiny_imagenet}[name](folder)

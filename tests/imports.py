@@ -1,6 +1,6 @@
-"""Checks that imports have no circles, for `make lint`: neither the files of a package nor its folders.
+"""A check for `make lint` that neither the files of a package nor its folders import each other in cycles.
 
-Imports inside of functions and for type checkers count as well.
+Imports inside functions and under TYPE_CHECKING count as well.
 
 usage: python tests/imports.py
 """
@@ -15,11 +15,11 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 PACKAGES = {"partkernels": ROOT, "partkernels_numpy": ROOT / "numpy_api", "partnets": ROOT / "python_api"}
 
-COMPILED = {"partkernels_numpy._library"}  # which import nothing of a package
+COMPILED = {"partkernels_numpy._library"}  # compiled modules import no Python module of a package
 
 
 def modules(package: str) -> dict[str, Path]:
-    """The file of each module of a package, by its dotted name."""
+    """Return the file of each module of a package, by the module's dotted name."""
     base = PACKAGES[package]
     found = {}
     for path in sorted((base / package).rglob("*.py")):
@@ -29,7 +29,7 @@ def modules(package: str) -> dict[str, Path]:
 
 
 def imported(path: Path, known: dict[str, Path]) -> set[str]:
-    """Which of the known modules a file imports."""
+    """Return those of the known modules that a file imports."""
     names = set()
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
@@ -41,12 +41,12 @@ def imported(path: Path, known: dict[str, Path]) -> set[str]:
 
 
 def room(module: str) -> str:
-    """The folder of a module; a file beside the folders is one of its own."""
+    """Return the folder of a module; a file beside the folders counts as a separate folder."""
     return ".".join(module.split(".")[:2])
 
 
 def circle(graph: dict[str, set[str]]) -> list[str]:
-    """One circle of a graph, or nothing."""
+    """Return one cycle of a graph, or an empty list."""
     try:
         TopologicalSorter(graph).prepare()
     except CycleError as error:
@@ -55,17 +55,17 @@ def circle(graph: dict[str, set[str]]) -> list[str]:
 
 
 def circles(package: str) -> list[list[str]]:
-    """A circle of files and one of folders, if there are any."""
+    """Return a cycle of files and a cycle of folders, if any."""
     known = modules(package)
     files = {name: imported(path, known) - {name} for name, path in known.items()}
     rooms: dict[str, set[str]] = {}
     for name, targets in files.items():
-        if name != package:  # what a package offers, it imports from all over
+        if name != package:  # a package's __init__.py imports its public names from all folders
             rooms.setdefault(room(name), set()).update(room(target) for target in targets)
     return [found for graph in (files, {name: to - {name} for name, to in rooms.items()}) if (found := circle(graph))]
 
 
 if __name__ == "__main__":
     found = [" -> ".join(reversed(one)) for package in PACKAGES for one in circles(package)]
-    print("\n".join(f"a circle of imports: {one}" for one in found), end="\n" if found else "")
+    print("\n".join(f"circular import: {one}" for one in found), end="\n" if found else "")
     sys.exit(bool(found))

@@ -1,13 +1,13 @@
-"""Shows what the tests notice: each mutant is a fault put into a copy of the tree, and some test must fail for it.
+"""Mutation tests: each mutant is a fault in a copy of the tree, and at least one test must fail with it.
 
 usage: python tests/mutants.py [--list] [--only NAME ...] [--jobs N]
 
-Prints a table in Markdown: each mutant, the test that killed it, and the kind of run that has this test. SURVIVED means
-that a test is missing; the exit status is then 1. For each mutant the usual run of its own test files comes first. If
-they pass, their FULL run follows, and then the FULL run of all tests.
+The program prints a table in Markdown: each mutant, the test that killed it, and the kind of run that has this test.
+SURVIVED means that a test is missing; the exit status is then 1. For each mutant, the usual run of the mutant's test
+files comes first. If they pass, their FULL run follows, and then the FULL run of all tests.
 
-It needs what `make test` sets up, and PARTKERNELS_BUILD=cpu must work. Mutants of C++ code are compiled for one
-instruction set, `portable`, with little optimisation; the tests are told to use that one.
+Requires the environment that `make test` sets up; PARTKERNELS_BUILD=cpu must work. Mutants of C++ code are compiled for
+one instruction set, `portable`, with little optimisation, and the tests use that instruction set.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ from queue import SimpleQueue
 from processes import CONTEXT, run_python
 
 ROOT = Path(__file__).parents[1]
-# Seconds: beyond what the short run takes on a busy machine. A fault may have a test wait forever.
+# Timeout in seconds, longer than a usual run takes on a busy machine. A fault may make a test wait forever.
 LONG = 3600
 LIBRARY = Path("partkernels") / "_cpu.so"
-# partkernels_numpy is installed from another folder than the tree.
+# partkernels_numpy is ignored because it is not imported from the mutated tree.
 IN_WORKERS = ("-n", "2", "--dist", "worksteal")
 ALL_TESTS = (*IN_WORKERS, "benchmarks", "partkernels", "python_api", "tests", "--ignore=tests/partkernels_numpy")
-# Processes are forked from one that has imported these: imports take most of the time of a few tests. torch._dynamo
-# would import Triton, which must first read the environment of the tests.
+# Processes are forked from one that has imported these, because imports take most of the time of a few tests.
+# torch._dynamo is not among them: it would import Triton, which must first read the environment of the tests.
 IMPORTED = ["torch", "pandas", "sklearn.datasets"]
 
 
@@ -48,11 +48,12 @@ class Mutant:
     """A fault.
 
     Attributes:
-        file: of the tree.
-        line: what is replaced: a part of the source that is there exactly once.
-        by: what replaces it.
-        breaks: what is wrong then.
-        tests: the files of tests that should notice, run first.
+        name: a unique name.
+        file: the path of the source file in the tree.
+        line: the text to replace, which occurs in the source exactly once.
+        by: the replacement.
+        breaks: a description of the resulting error.
+        tests: test files that should detect the fault; they run first.
     """
 
     name: str
@@ -67,13 +68,13 @@ class Mutant:
         return self.file.startswith("csrc/")
 
     def apply(self, folder: Path) -> None:
-        """Raises ValueError if the source has changed under the mutant."""
+        """Apply the fault to a tree; raise ValueError if the text to replace does not occur exactly once."""
         path = folder / self.file
         source = path.read_text() if path.exists() else ""
         if source.count(self.line) != 1:
             raise ValueError(
                 f"mutant {self.name!r}: {self.file} has {self.line!r} {source.count(self.line)} times instead of once;"
-                " write the mutant anew for the source as it is."
+                " adapt the mutant to the current source."
             )
         path.write_text(source.replace(self.line, self.by))
 
@@ -91,7 +92,7 @@ MUTANTS = [
     *_of(
         "partkernels/formats/philox.py",
         f"{KERNELS}/test_formats.py",
-        ("philox rounds", "ROUNDS = 7", "ROUNDS = 6", "all draws, in every backend of Python"),
+        ("philox rounds", "ROUNDS = 7", "ROUNDS = 6", "all draws, in every Python backend"),
         ("philox key", "(k1 + 0xBB67AE85) & WORD", "(k1 + 0x9E3779B9) & WORD", "the second half of the key's schedule"),
     ),
     *_of(
@@ -108,13 +109,18 @@ MUTANTS = [
         "partkernels/backend/reference/defaults.py",
         f"{KERNELS}/test_formats.py",
         ("uniform sign", "torch.where(draw >= 128,", "torch.where(draw > 128,", "the sign of one draw in 256"),
-        ("normal mean", "for shift in (0, 8, 16, 24)) - 510", "for shift in (0, 8, 16, 24)) - 511", "normal's mean"),
-        ("uniform order", "2 * ((column // 8) % 2)", "2 * ((column // 4) % 2)", "which byte a column draws"),
+        (
+            "normal mean",
+            "for shift in (0, 8, 16, 24)) - 510",
+            "for shift in (0, 8, 16, 24)) - 511",
+            "the mean of normal defaults",
+        ),
+        ("uniform order", "2 * ((column // 8) % 2)", "2 * ((column // 4) % 2)", "the byte that a column draws"),
     ),
     *_of(
         "partkernels/backend/reference/random_map.py",
         f"{KERNELS}/test_formats.py",
-        ("map domain", "DOMAIN = (0, 0x70617274)", "DOMAIN = (0, 0x70617275)", "maps of another stream of draws"),
+        ("map domain", "DOMAIN = (0, 0x70617274)", "DOMAIN = (0, 0x70617275)", "maps use another stream of draws"),
     ),
     *_of(
         "partkernels/arguments.py",
@@ -123,7 +129,7 @@ MUTANTS = [
             "rounded proportions",
             "- 1) > AS_WRITTEN or",
             "- 1) > 1 or",
-            "proportions that were rounded give a partition too much",
+            "rounded proportions give one partition too many entries",
         ),
         (
             "ties of remainders",
@@ -143,7 +149,7 @@ MUTANTS = [
         ),
         (
             "damaged pickle",
-            "        self.__post_init__()  # a damaged file must not become a partition\n",
+            "        self.__post_init__()  # a damaged file must not load as a partition\n",
             "",
             "a damaged file becomes a partition",
         ),
@@ -151,25 +157,45 @@ MUTANTS = [
     *_of(
         "python_api/partnets/nn/partition_format.py",
         f"{NETS}/nn/test_saving.py",
-        ("saved row", '"row": partition.row,', '"row": 0,', "a shard's saved partition has another place"),
-        ("saved count", 'if plain["count"] != own.count:', "if False:", "a file of another number of partitions loads"),
+        ("saved row", '"row": partition.row,', '"row": 0,', "a shard's partition is saved with another position"),
+        (
+            "saved count",
+            'if plain["count"] != own.count:',
+            "if False:",
+            "a file with another number of partitions loads",
+        ),
     ),
     *_of(
         "python_api/partnets/nn/partition_format.py",
         f"{NETS}/convert/test_nested_models.py",
-        ("saved units", "if plain != to_plain(own):", "if False:", "a file of other widths loads"),
-        ("saved scheme", 'if is_nested != (plain["format"] == NESTED):', "if False:", "a file of another scheme loads"),
+        ("saved units", "if plain != to_plain(own):", "if False:", "a file with other widths loads"),
+        (
+            "saved scheme",
+            'if is_nested != (plain["format"] == NESTED):',
+            "if False:",
+            "a file with another scheme loads",
+        ),
     ),
     *_of(
         "python_api/partnets/nn/nesting.py",
         f"{NETS}/convert/test_nested_models.py",
-        ("live norm", "else units.take(x, dim, active)", "else x", "norms count units that are not live"),
+        ("live norm", "else units.take(x, dim, active)", "else x", "norms include inactive channels"),
     ),
     *_of(
         "python_api/partnets/convert/units.py",
         f"{NETS}/convert/test_nested_models.py",
-        ("dead inputs", "owners[dead.cpu() & (owners == 1)] = k", "pass", "layers compute with inputs that are 0"),
-        ("own units", "if _alike(with_units, without) and", "if False and", "position embeddings make all units live"),
+        (
+            "dead inputs",
+            "owners[dead.cpu() & (owners == 1)] = k",
+            "pass",
+            "layers compute with inputs that are always 0",
+        ),
+        (
+            "own units",
+            "if _alike(with_units, without) and",
+            "if False and",
+            "position embeddings make all channels active",
+        ),
     ),
     *_of(
         "python_api/partnets/convert/narrowing.py",
@@ -178,7 +204,7 @@ MUTANTS = [
             "narrow trial",
             "works = all(map(_is_same, runs(set().union(*narrow, *sets)), expected))",
             "works = True",
-            "narrow layers compute else",
+            "narrow layers change the result",
         ),
         (
             "narrow negative",
@@ -201,26 +227,31 @@ MUTANTS = [
             "narrow ids",
             "for ids in tensors((args, kwargs), caches=False) if is_whole(ids)",
             "for ids in []",
-            "whole numbers that are made of units make layers narrow",
+            "integers computed from channels make layers narrow",
         ),
     ),
     *_of(
         "partkernels/operators/nested.py",
         f"{KERNELS}/test_nested.py",
-        ("nested elsewhere", "out[: rows.stop, cols.stop :] = 0", "pass", "gradients have what memory held"),
+        (
+            "nested elsewhere",
+            "out[: rows.stop, cols.stop :] = 0",
+            "pass",
+            "gradients of inactive entries are uninitialised memory",
+        ),
         (
             "nested gradient",
             "ctx.product.grad_weight(grad, x, weight, *among, out=out[strip])",
             "ctx.product.grad_weight(grad, x, weight, *among, out=out[strip]); break",
-            "w_k learns from a part of its gradient",
+            "w_k learns from only a part of its gradient",
         ),
         (
             "nested read",
             "partition.row_units.take(weight, 0, active)",
             "partition.row_units.take(weight, 0, partition.count)",
-            "products meet entries that are not live",
+            "products read inactive entries",
         ),
-        ("nested rest", "torch.where(dead, bias, 0)", "0 * bias", "outputs that are not live lose their bias"),
+        ("nested rest", "torch.where(dead, bias, 0)", "0 * bias", "inactive outputs lose their bias"),
     ),
     *_of(
         "csrc/cpu/entries.h",
@@ -229,31 +260,36 @@ MUTANTS = [
             "entries' order",
             "if (taps_ == 1) return",
             "if (true) return",
-            "a convolution's entries come in the map's order",
+            "a convolution's entries are gathered in the map's order",
         ),
         (
             "entries' rows",
             "T* const to = out + start;",
             "T* const to = out;",
-            "rows are written over one another",
+            "rows overwrite each other",
         ),
         (
             "entries' end",
             "columns_[words_ - 1] &= ~uint64_t{0} >> (words_ * 64 - cols);",
             "",
-            "padding counts as entries",
+            "padding counts as entries of the partition",
         ),
     ),
     # --- kernels: reference ---
     *_of(
         "partkernels/backend/reference/subnetwork_weight.py",
         f"{KERNELS}/test_operators.py",
-        ("reference live", "bits_for(count)) < active", "bits_for(count)) <= active", "one partition too many is live"),
+        (
+            "reference live",
+            "bits_for(count)) < active",
+            "bits_for(count)) <= active",
+            "one partition too many is active",
+        ),
         (
             "reference gradient",
             "(ids >= first - 1) & (ids < last)",
             "(ids >= first - 1) & (ids <= last)",
-            "the next partition's entries have a gradient",
+            "the next partition's entries have a gradient too",
         ),
     ),
     *_of(
@@ -280,9 +316,14 @@ MUTANTS = [
             "triton threshold",
             "0xFFFFFFFF if active < top else 0",
             "0xFFFFFFFF if active <= top else 0",
-            "which partitions are live, in the middle of a field's range",
+            "which partitions are active, in the middle of a field's range",
         ),
-        ("triton ids", "(column % (8 // BITS) * BITS)", "(column % (8 // BITS))", "owners where steps read them"),
+        (
+            "triton ids",
+            "(column % (8 // BITS) * BITS)",
+            "(column % (8 // BITS))",
+            "the owners that optimiser steps read",
+        ),
     ),
     *_of(
         "partkernels/backend/triton/rebuild.py",
@@ -291,13 +332,18 @@ MUTANTS = [
             "triton select",
             "return (mask & default) | (~mask & weight)",
             "return (mask & default) | weight",
-            "dead entries keep bits of the weight",
+            "inactive entries keep bits of the weight",
         ),
     ),
     *_of(
         "partkernels/backend/triton/subnetwork_weight.py",
         f"{KERNELS}/test_operators.py",
-        ("triton keep", "(owner >= first - 1) & (owner < last)", "(owner >= first - 1)", "later partitions' gradient"),
+        (
+            "triton keep",
+            "(owner >= first - 1) & (owner < last)",
+            "(owner >= first - 1)",
+            "later partitions have a gradient",
+        ),
     ),
     *_of(
         "partkernels/backend/triton/optimizers.py",
@@ -306,21 +352,31 @@ MUTANTS = [
             "triton taps",
             "column = lies % taps * (cols // taps) + lies // taps",
             "column = lies",
-            "a convolution's step moves entries of other partitions",
+            "a convolution's step changes entries of other partitions",
         ),
         ("triton adam", "mean + rest1 * change", "mean + rest1 * g", "Adam's mean"),
-        ("triton lerp", "rest1 < 0.5, mean", "rest1 < 2.0, mean", "a mean that forgets is not the gradient"),
+        (
+            "triton lerp",
+            "rest1 < 0.5, mean",
+            "rest1 < 2.0, mean",
+            "with beta1 <= 0.5, the mean is computed from the wrong end",
+        ),
         (
             "triton steps",
             "sharing[bits, in_order, step]",
             "sharing[bits, in_order, steps[0]]",
-            "others' bias corrections",
+            "bias corrections use another tensor's step count",
         ),
     ),
     *_of(
         "partkernels/backend/triton/together.py",
         f"{KERNELS}/test_triton.py",
-        ("triton together", "program_id(0) >= firsts", "program_id(0) > firsts", "a tensor's first entries stay"),
+        (
+            "triton together",
+            "program_id(0) >= firsts",
+            "program_id(0) > firsts",
+            "a tensor's first entries are not stepped",
+        ),
     ),
     *_of(
         "partkernels/backend/triton/entries.py",
@@ -329,13 +385,13 @@ MUTANTS = [
             "triton entries' order",
             "column = place % taps * (cols // taps) + place // taps",
             "column = place",
-            "a convolution's entries come in the map's order",
+            "a convolution's entries are gathered in the map's order",
         ),
         (
             "triton entries' pieces",
             "values + tl.load(starts + piece, row < rows, 0) + (",
             "values + (",
-            "pieces are written over one another",
+            "pieces overwrite each other",
         ),
     ),
     *_of(
@@ -345,7 +401,7 @@ MUTANTS = [
             "triton entries' copy",
             "        tensor.copy_(seen.view(tensor.shape))\n",
             "        pass\n",
-            "entries of some strides are scattered into a copy",
+            "entries of tensors with some strides are scattered into a copy",
         ),
     ),
     *_of(
@@ -355,7 +411,7 @@ MUTANTS = [
             "triton passes by taps",
             "(tap * channels + left)[:, None]",
             "(tap + left)[:, None]",
-            "a contiguous convolution's taps take another column's owners",
+            "a contiguous convolution's taps use another column's owners",
         ),
     ),
     *_of(
@@ -365,7 +421,7 @@ MUTANTS = [
             "cpp sums in the output",
             "const bool is_last = k + d == depth;",
             "const bool is_last = k == 0;",
-            "a gradient is masked before all of it is added up",
+            "a gradient is masked before its sum is complete",
         ),
     ),
     *_of(
@@ -375,7 +431,7 @@ MUTANTS = [
             "cpp interleave",
             "to[j * taps + tap] = from[tap * in + j];\n  }",
             "to[j * taps + tap] = from[tap * in + j / 2];\n  }",
-            "a contiguous convolution's entries take their neighbours' owners",
+            "a contiguous convolution's entries use their neighbours' owners",
         ),
     ),
     *_of(
@@ -391,19 +447,19 @@ MUTANTS = [
             "cpp all live",
             "all_live_(w.active == w.count),",
             "all_live_(w.active + 1 >= w.count),",
-            "the last partition is live in the subnetwork before",
+            "the last partition is active in the second-to-last subnetwork",
         ),
         (
             "cpp select",
             "out[j] = live >> j & 1 ? weight[j] : static_cast<T>(widen(dead[j]));",
             "out[j] = static_cast<T>(widen(dead[j])) + (live >> j & 1 ? weight[j] : weight[j] * 0);",
-            "NaNs and infinities of dead entries reach the result",
+            "NaNs and infinities of inactive entries reach the result",
         ),
         (
             "cpp stored offset",
             "w_.stored.data + (row + r + q) * w_.stored.row_stride + col + c;",
             "w_.stored.data + (row + r + q) * row_stride + col + c;",
-            "stored defaults are read by the weight's stride",
+            "stored defaults are read with the weight's stride",
         ),
     ),
     *_of(
@@ -424,7 +480,7 @@ MUTANTS = [
             "cpp map order",
             "Rank(word, index)) - first.begin()",
             "Rank(word, 0)) - first.begin()",
-            "ties of a map's draws",
+            "the order of tied draws of a map",
         ),
     ),
     *_of(
@@ -434,7 +490,7 @@ MUTANTS = [
             "cpp threads of a fork",
             "return entries < cpu::kFewEntries ? kThisThread : kTorchThreads;",
             "return kTorchThreads;",
-            "small work waits for threads that a fork has not copied",
+            "small operators after a fork wait for threads that the child does not have",
         ),
     ),
     *_of(
@@ -444,7 +500,7 @@ MUTANTS = [
             "cpp faults of torch",
             "return !is_usual;",
             "return false;",
-            "convolutions are left to PyTorch that it gets wrong",
+            "convolutions that PyTorch computes wrongly are left to PyTorch",
         ),
     ),
     *_of(
@@ -454,7 +510,7 @@ MUTANTS = [
             "cpp emptied map",
             "map.size(0) >= rows && map.size(1) * 8 >= cols * bits &&",
             "map.dim() == 2 &&",
-            "a map is read beyond its memory",
+            "a map is read out of bounds",
         ),
     ),
     *_of(
@@ -464,7 +520,7 @@ MUTANTS = [
             "cpp span of four bits",
             "uint64_t{low_} + span_ + 1;",
             "uint64_t{low_} + span_;",
-            "which entries a partition owns, of more than 4 partitions",
+            "the entries of a partition, with more than 4 partitions",
         ),
     ),
     *_of(
@@ -474,19 +530,19 @@ MUTANTS = [
             "cpp narrow",
             "(to_bfloat16(wide[j]).bits & mask) | (group[j].bits & ~mask)",
             "to_bfloat16(wide[j]).bits",
-            "a bfloat16 NaN of another partition does not keep its bits",
+            "bfloat16 NaNs of other partitions change their bits",
         ),
         (
             "cpp momentum mask",
             "buffer[j] = blend(mask_of(kept, j), velocity, buffer[j]);",
             "buffer[j] = velocity;",
-            "other partitions' momentum moves",
+            "other partitions' momentum changes",
         ),
         (
             "cpp lerp",
             "blend(near_grad, grad, exp_avg[j])",
             "exp_avg[j]",
-            "a mean that forgets is computed from the wrong end",
+            "with beta1 <= 0.5, the mean is computed from the wrong end",
         ),
     ),
     *_of(
@@ -507,7 +563,7 @@ MUTANTS = [
             "library of other sources",
             'if facts.get("sources") == own:',
             'if "sources" in facts:',
-            "a checkout runs the installed kernels of other C++ sources",
+            "a checkout runs installed kernels that were built from other C++ sources",
         ),
     ),
     *_of(
@@ -517,15 +573,20 @@ MUTANTS = [
             "silent fallback",
             "            raise RuntimeError(_cannot(name, reason))\n        return",
             "            name = 'reference'\n        return",
-            "a backend that was asked for and cannot run is another one",
+            "another backend runs silently if the requested one cannot",
         ),
         (
             "backend stays",
             "        _thread.requested = previous\n",
             "        pass\n",
-            "use_backend goes on after its block",
+            "use_backend has an effect after its block",
         ),
-        ("a backend for all threads", "class _Thread(threading.local):", "class _Thread:", "threads share a backend"),
+        (
+            "a backend for all threads",
+            "class _Thread(threading.local):",
+            "class _Thread:",
+            "threads share the choice of the backend",
+        ),
     ),
     *_of(
         "python_api/partnets/nn/layer.py",
@@ -534,7 +595,7 @@ MUTANTS = [
             "who else reads",
             "self.is_read or (self.count > 1 and self.is_inside())",
             "self.is_read",
-            "whoever reads a weight inside of a subnetwork gets that of all partitions",
+            "reading a weight in a subnetwork returns that of all partitions",
         ),
     ),
     *_of(
@@ -544,30 +605,30 @@ MUTANTS = [
             "one state for all",
             "str(k): copied(state, memo) for k, memo",
             "str(k): state for k, memo",
-            "what a module keeps carries later chunks into earlier subnetworks",
+            "state of modules carries later chunks into earlier subnetworks",
         ),
         (
             "psi's steps leave state",
             "        if update is not None:\n            return states_of(self)",
             "        if True:\n            return states_of(self)",
-            "what a module keeps follows the chunk on which psi learns",
+            "state of modules depends on the chunk on which psi learns",
         ),
         (
             "retrained state",
             "super().to_ordinary(self.count), 0)",
             "super().to_ordinary(self.count), self.count)",
-            "a network to retrain starts with a state that has seen all data",
+            "a network for retraining starts with state from all data",
         ),
     ),
     *_of(
         "python_api/partnets/evaluation/auditing.py",
         f"{NETS}/evaluation/test_auditing.py",
-        ("no poison", "    entries.fill_(torch.nan)", "    pass", "an audit misses weights that are not live"),
+        ("no poison", "    entries.fill_(torch.nan)", "    pass", "an audit misses reads of inactive weights"),
         (
             "what is kept",
             "        for path in changed:",
             "        for path in ():",
-            "an audit misses what follows the data",
+            "an audit misses state that follows the data",
         ),
         (
             "draws of the audit",
@@ -579,13 +640,13 @@ MUTANTS = [
             "evaluation of the audit",
             "within.append(self._held())",
             "within.append(self.before)",
-            "an audit does not name what is kept until the mode changes",
+            "an audit misses values that are kept until the mode changes",
         ),
         (
             "modes of the audit",
             "MODES = (True, True), (False, False), (True, False), (False, True)",
             "MODES = (True, True), (False, False)",
-            "an audit misses what training leaves to evaluation",
+            "an audit misses values that training writes and evaluation reads",
         ),
         (
             "maxima in the audit",
@@ -601,7 +662,7 @@ MUTANTS = [
             "out of reach",
             "    for path in out_of_reach(model, layers):",
             "    for path in ():",
-            "layers that an object keeps stay as they were",
+            "layers that an object references are not replaced",
         ),
     ),
     *_of(
@@ -611,7 +672,7 @@ MUTANTS = [
             "hooks that keep parameters",
             "and (path not in ruled or attribute in of_all_modules)",
             "and path not in ruled",
-            "a hook goes on with a weight that no subnetwork has",
+            "a hook keeps using a weight that belongs to no subnetwork",
         ),
     ),
     *_of(
@@ -631,13 +692,13 @@ MUTANTS = [
             "negated view",
             "elif args[i] is not None and args[i].is_neg():",
             "elif False:",
-            "of a negated view the numbers before it was negated are computed with",
+            "an operator reads a negated view without its negation",
         ),
         (
             "states on one memory",
             "if i in written or j in written:",
             "if False:",
-            "two moments on one memory spoil each other without a word",
+            "two moments that share memory corrupt each other silently",
         ),
     ),
     *_of(
@@ -647,7 +708,7 @@ MUTANTS = [
             "output padding of a stride",
             "    if any(beyond):",
             "    if False:",
-            "a transposed convolution fails where PyTorch's does not",
+            "a transposed convolution fails although PyTorch's does not",
         ),
     ),
     *_of(
@@ -657,7 +718,7 @@ MUTANTS = [
             "needless weight gradient",
             "needs_weight_grad = ctx.update is not None and ctx.needs_input_grad[1]",
             "needs_weight_grad = ctx.needs_input_grad[1]",
-            "x is saved, and a gradient computed, where nothing learns",
+            "x is saved and a gradient computed although nothing learns",
         ),
     ),
     *_of(
@@ -667,7 +728,7 @@ MUTANTS = [
             "embedding padding",
             "-1 if padding_idx is None else padding_idx % rows",
             "-1 if padding_idx is None else padding_idx",
-            "a padding that is counted from the end has a gradient",
+            "a negative padding_idx has a gradient",
         ),
     ),
     # --- the invariant: subnetwork k - 1 never sees D_k ---
@@ -684,35 +745,40 @@ MUTANTS = [
             "statistics of psi",
             "learns = self.training and self.update is not None",
             "learns = self.training",
-            "batches on which nothing learns leave statistics",
+            "batches without an update change the statistics",
         ),
         (
             "outside norms",
             "[module for module in norms if module in owned], [module for module in norms if module not in owned]",
             "[module for module in norms if module in owned], []",
-            "norms that partition left out carry D_k into earlier subnetworks",
+            "norms that are not partitioned carry D_k into earlier subnetworks",
         ),
     ),
     *_of(
         "python_api/partnets/nn/cumulative.py",
         f"{NETS}/nn/test_norms.py {NETS}/nn/test_own_parameters.py {NETS}/training/test_invariant.py",
-        ("live rows", "rows.detach()[:active].unbind()", "rows.detach().unbind()", "later shifts and scales are live"),
+        (
+            "live rows",
+            "rows.detach()[:active].unbind()",
+            "rows.detach().unbind()",
+            "later biases and scales are active",
+        ),
         (
             "rows that learn",
             "live = list(rows.detach()[:active].unbind())",
             "live = list(rows[:active].unbind())",
-            "all learn",
+            "all rows learn",
         ),
     ),
     *_of(
         "python_api/partnets/nn/embedding.py",
         f"{NETS}/nn/test_starts.py",
-        ("padding's owner", "        ids[self.padding_idx] = 1\n", "", "the padding's row is a default in subnetworks"),
+        ("padding's owner", "        ids[self.padding_idx] = 1\n", "", "the padding row is a default in subnetworks"),
         (
             "padding's start",
             "                started[self.padding_idx] = weight[self.padding_idx]\n",
             "                pass\n",
-            "the padding's row starts at defaults",
+            "the padding row starts at its defaults",
         ),
     ),
     *_of(
@@ -728,7 +794,7 @@ MUTANTS = [
             "shift's start",
             "with_rows(value, count, neutral=neutral)",
             "with_rows(value, count, neutral=1.0)",
-            "shifts begin at 1",
+            "biases start at 1",
         ),
     ),
     *_of(
@@ -738,7 +804,7 @@ MUTANTS = [
             "subnetwork stays",
             "layer._live.now = None if mixed else state",
             "pass",
-            "a subnetwork goes on after its block",
+            "a subnetwork stays active after its block",
         ),
         (
             "psi learns with w",
@@ -754,21 +820,21 @@ MUTANTS = [
             "examples in order",
             'torch.tensor(order, device="cpu").argsort()',
             'torch.tensor(order, device="cpu")',
-            "outputs of a mixed batch are given to other examples",
+            "outputs of a mixed batch are returned for other examples",
         ),
         (
             "views that follow",
             "rows == list(range(rows[0], rows[0] + len(rows))) if rows else True",
             "True",
-            "a subnetwork computes examples of others",
+            "a subnetwork computes other subnetworks' examples",
         ),
         (
             "penalties of psi",
             "if group.update else penalties()",
             "",
-            "penalties count where no partition learns",
+            "penalties count although no partition learns",
         ),
-        ("forward for good", "if not forward.users:", "if False:", "a model groups its calls for ever"),
+        ("forward for good", "if not forward.users:", "if False:", "a model groups its calls forever"),
     ),
     *_of(
         "python_api/partnets/nn/nesting.py",
@@ -777,23 +843,28 @@ MUTANTS = [
             "like another",
             "ask __eq__\n        return True",
             "ask __eq__\n        return False",
-            "torch's fast path reads norms of all units",
+            "torch's fast path reads the norms of all channels",
         ),
     ),
     *_of(
         "partkernels/autograd_threads.py",
         f"{KERNELS}/test_autograd_threads.py",
-        ("borrowed", "    if _BORROWS:", "    if False:", "PyTorch 2.11 frees what is handed on"),
+        ("borrowed", "    if _BORROWS:", "    if False:", "PyTorch 2.11 frees objects that are passed to threads"),
     ),
     *_of(
         "python_api/partnets/convert/units.py",
         f"{NETS}/test_devices.py",
-        ("on another device", "dead.cpu() & (owners == 1)", "dead & (owners == 1)", "nested partitions on a GPU"),
+        ("on another device", "dead.cpu() & (owners == 1)", "dead & (owners == 1)", "nested partitions fail on a GPU"),
     ),
     *_of(
         "python_api/partnets/nn/shown.py",
         f"{NETS}/nn/test_own_parameters.py",
-        ("written into", "if value._version != version:", "if False:", "what is clamped in place is lost"),
+        (
+            "written into",
+            "if value._version != version:",
+            "if False:",
+            "in-place changes of a computed value are lost silently",
+        ),
     ),
     *_of(
         "python_api/partnets/utils/modules.py",
@@ -802,7 +873,7 @@ MUTANTS = [
             "own train",
             "            if was != now and",
             "            if False and",
-            "a graph of evaluation stays in training",
+            "a model with a graph for each mode keeps that of evaluation in training",
         ),
     ),
     *_of(
@@ -812,13 +883,18 @@ MUTANTS = [
             "best of before",
             'if self.division not in ("", division(model)):',
             "if False:",
-            "weights of other partitions are restored",
+            "weights of an earlier partition are restored",
         ),
     ),
     *_of(
         "python_api/partnets/convert/reassigning.py",
         f"{NETS}/convert/test_reassigning.py",
-        ("moments anew", "own.mean() if own.numel() else 0", "0", "entries that moved take steps of many rates"),
+        (
+            "moments anew",
+            "own.mean() if own.numel() else 0",
+            "0",
+            "entries that moved take steps of many times the learning rate",
+        ),
     ),
     *_of(
         "python_api/partnets/nn/partitioned.py",
@@ -828,7 +904,7 @@ MUTANTS = [
             "autograd's threads",
             "return None if torch.compiler.is_compiling() else handed_on(HANDED_ON, {}).get(self)",
             "return None",
-            "a backward pass on a GPU recomputes the whole network",
+            "a backward pass on a GPU recomputes the full network",
         ),
     ),
     *_of(
@@ -854,7 +930,7 @@ MUTANTS = [
             "old statistics count",
             "norm.num_batches_tracked[k - 1] = 0",
             "pass",
-            "an estimate is mixed with statistics of old weights",
+            "an estimate includes statistics of old weights",
         ),
     ),
     *_of(
@@ -864,13 +940,18 @@ MUTANTS = [
             "any chunks",
             "if not all(chunks.is_of(fingerprint) for fingerprint in remembered):",
             "if False:",
-            "L_ML is of examples that were seen",
+            "L_ML includes examples that were seen",
         ),
     ),
     *_of(
         "python_api/partnets/optim/base.py",
         f"{NETS}/optim/test_misuse.py",
-        ("no gradient", "elif expected or any(", "elif True or any(", "a step does nothing without a word"),
+        (
+            "no gradient",
+            "elif expected or any(",
+            "elif True or any(",
+            "a step without a gradient does nothing silently",
+        ),
     ),
     # --- data ---
     *_of(
@@ -896,7 +977,7 @@ MUTANTS = [
             "subset's place",
             'dataset, indices = dataset.dataset, torch.as_tensor(above, device="cpu")[indices]',
             "dataset = dataset.dataset",
-            "chunks of a Subset are of its whole data set",
+            "chunks of a Subset have examples of its complete data set",
         ),
     ),
     *_of(
@@ -906,7 +987,7 @@ MUTANTS = [
             "large groups first to the first",
             "surplus[kind][j] -= number * proportions[j]",
             "pass",
-            "the sizes of chunks of groups are not the proportions'",
+            "chunks of groups do not have the sizes of the proportions",
         ),
         (
             "overlapping indices",
@@ -922,7 +1003,7 @@ MUTANTS = [
             "padding counts",
             "return int((y != ignored(loss)).sum())",
             "return examples",
-            "L_ML weighs batches of much padding as those of little",
+            "L_ML weighs batches equally, whatever their padding",
         ),
     ),
     *_of(
@@ -932,14 +1013,14 @@ MUTANTS = [
             "loader's psi",
             "hyper_k = draw_k(u, generator, start=2)",
             "hyper_k = draw_k(u, generator, start=1)",
-            "k = 1",
+            "psi draws chunk k = 1",
         ),
         ("loader's place", "self.sampler.done += 1", "pass", "an interrupted training repeats its draws"),
         (
             "loader of other chunks",
             "if saved.get(name) != value]",
             "if False]",
-            "a training goes on with other chunks without a word",
+            "a training resumes with other chunks silently",
         ),
     ),
     # --- optimisers ---
@@ -950,13 +1031,13 @@ MUTANTS = [
             "decay of another",
             'numbers = group["lr"], group["momentum"], decay_of(group, update),',
             'numbers = group["lr"], group["momentum"], decay_of(group, 1),',
-            "the first partition's decay is that of all",
+            "all partitions have the first one's decay",
         ),
         (
             "step counts",
             "steps = [steps.tolist()[update - 1] + 1 for steps in counted]",
             "steps = [max(steps.tolist()) + 1 for steps in counted]",
-            "a partition's first step is corrected as another's tenth",
+            "bias corrections use another partition's step count",
         ),
     ),
     *_of(
@@ -966,7 +1047,7 @@ MUTANTS = [
             "strangers learn",
             "    if strangers:\n",
             "    if False:\n",
-            "parameters that no partition owns are forgotten without a word",
+            "parameters that no partition owns are ignored silently",
         ),
     ),
     *_of(
@@ -976,7 +1057,7 @@ MUTANTS = [
             "decay by chunk",
             "for examples in itertools.accumulate(sizes))",
             "for examples in sizes)",
-            "a decay by the examples of D_k instead of D_1:k",
+            "the decay depends on the size of D_k instead of D_1:k",
         ),
     ),
     # --- training ---
@@ -993,7 +1074,7 @@ MUTANTS = [
             "gradients add up",
             "    optimizer.zero_grad()\n    with weights_learning",
             "    with weights_learning",
-            "a step has the gradients of those before",
+            "a step includes the gradients of earlier steps",
         ),
         (
             "clip after",
@@ -1001,7 +1082,7 @@ MUTANTS = [
             "    optimizer.step(update=k)\n",
             "gradients are not clipped",
         ),
-        ("weights of chunks", "value = weights[k] * loss(batch)", "value = loss(batch)", "weights of psi's losses"),
+        ("weights of chunks", "value = weights[k] * loss(batch)", "value = loss(batch)", "the weights of psi's losses"),
     ),
     *_of(
         "python_api/partnets/training/trainer.py",
@@ -1010,19 +1091,19 @@ MUTANTS = [
             "still modules train",
             "            module.eval()\n        if not",
             "            pass\n        if not",
-            "a frozen backbone's dropout is on",
+            "dropout of a frozen backbone is enabled",
         ),
         (
             "parts of a batch",
             "return self._parts or",
             "return dict.fromkeys(self._parts, self.batch_size) or",
-            "one_pass takes a whole batch for each partition",
+            "one_pass uses a complete batch for each partition",
         ),
         (
             "psi's parts",
             "self._hyper_parts.get(chunk, self.hyper_batch_size)",
             "self.hyper_batch_size",
-            "one_pass takes a whole batch of each unseen chunk",
+            "one_pass uses a complete batch of each unseen chunk",
         ),
     ),
     *_of(
@@ -1048,7 +1129,7 @@ MUTANTS = [
             "unchecked parts",
             "        validation.check(trainer, saved, rank)\n",
             "",
-            "half of a damaged checkpoint is loaded",
+            "a damaged checkpoint is loaded partially",
         ),
         ("other chunks", "None not in known and known[0] != known[1]", "False", "a checkpoint of other data loads"),
     ),
@@ -1059,7 +1140,7 @@ MUTANTS = [
             "any setting",
             "        if not 0 <= number <= LARGEST:",
             "        if False:",
-            "a learning rate of ψ that is NaN is loaded, and reaches ψ",
+            "a NaN learning rate of ψ is loaded and reaches ψ",
         ),
     ),
     *_of(
@@ -1079,13 +1160,13 @@ MUTANTS = [
             "the living",
             "            if _lock(file, wait=False):",
             "            if True:",
-            "a file is deleted as it is written",
+            "a file is deleted while another process writes it",
         ),
         (
             "through links",
             "    real = Path(os.path.realpath(path))",
             "    real = Path(path)",
-            "a file takes the place of a link to another one",
+            "a file replaces a link instead of the link's target",
         ),
     ),
     *_of(
@@ -1095,13 +1176,18 @@ MUTANTS = [
             "another's batch",
             "if self._expected and self._expected.popleft().seed == wanted.seed:",
             "if self._expected and self._expected.popleft():",
-            "a step learns from a batch that was fetched for another one",
+            "a step learns from a batch that was fetched for another step",
         ),
     ),
     *_of(
         "python_api/partnets/training/best_model.py",
         f"{NETS}/training/test_selection.py",
-        ("best is a reference", "tensor.detach().clone()", "tensor.detach()", "the best state trains on"),
+        (
+            "best is a reference",
+            "tensor.detach().clone()",
+            "tensor.detach()",
+            "the best state changes with further training",
+        ),
     ),
     *_of(
         "python_api/partnets/evaluation/out_of_chunk.py",
@@ -1110,7 +1196,7 @@ MUTANTS = [
             "lml in-chunk",
             "subnetwork(model, active=k - 1)",
             "subnetwork(model, active=k)",
-            "L_ML of data that was seen",
+            "L_ML is computed on data that were seen",
         ),
     ),
     # --- merging and finalizing ---
@@ -1121,19 +1207,19 @@ MUTANTS = [
             "shared cache",
             "lambda self: self.__dict__[name][self.active, self.update]",
             "lambda self: self.__dict__[name][0, None]",
-            "what one subnetwork computed is another's",
+            "a value cached by one subnetwork is used by another",
         ),
         (
             "stale cache",
             "            self.__dict__[name].clear()\n        return super().train(mode)",
             "            pass\n        return super().train(mode)",
-            "what was computed before a step is used after it",
+            "a value cached before a step is used after it",
         ),
         (
             "own defaults",
             "return Stored(weight.detach().clone())",
             "return Zeros()",
-            "weights of modules without a rule do not start at their defaults",
+            "weights of generic modules do not start at their defaults",
         ),
     ),
     *_of(
@@ -1143,7 +1229,7 @@ MUTANTS = [
             "methods that are called",
             "names += [chain[0] for chain in _chains(tree) if len(chain) == 1]",
             "names += []",
-            "what a method reads that forward calls has the weights of all partitions",
+            "methods that forward calls read the weights of all partitions",
         ),
     ),
     *_of(
@@ -1153,7 +1239,7 @@ MUTANTS = [
             "weights that are read",
             "                new[layer].is_read = True\n",
             "                pass\n",
-            "who reads a layer's weight gets that of all partitions",
+            "reading a layer's weight returns that of all partitions",
         ),
     ),
     *_of(
@@ -1163,7 +1249,7 @@ MUTANTS = [
             "merged ties",
             "ordinary._parameters[name] = shared.setdefault(parameter, ordinary._parameters[name])",
             "shared.setdefault(parameter, ordinary._parameters[name])",
-            "what layers shared they no longer share",
+            "merged layers do not share the weights that were tied",
         ),
     ),
     *_of(
@@ -1173,7 +1259,7 @@ MUTANTS = [
             "inputs of nobody",
             "        if nonzero[-1].any() and not all(one.any() for one in nonzero):\n            return None",
             "        if False:\n            return None",
-            "an expert that the example does not come to in subnetwork 1 has no inputs there",
+            "an expert that the example does not reach in subnetwork 1 has no inputs in it",
         ),
     ),
     *_of(
@@ -1193,13 +1279,13 @@ MUTANTS = [
             "nested pretrained",
             "    if keeps_silently and is_nested:\n",
             "    if False:\n",
-            "weights that know all chunks are nested without a word",
+            "weights that were trained on all chunks are nested silently",
         ),
         (
             "dead directions",
             "        if isinstance(module, ParametrizationList):\n",
             "        if False:\n",
-            "subnetwork 1 divides by the norm of a row of zeros",
+            "subnetwork 1 divides by the norm of a zero row",
         ),
     ),
     *_of(
@@ -1209,7 +1295,7 @@ MUTANTS = [
             "starts of constants",
             "changed, partitions, self.starts = {}, {}, dict(self._starts())",
             "changed, partitions, self.starts = {}, {}, {}",
-            "a network that is trained anew has other biases than its author's",
+            "a retrained network starts with other biases than the original",
         ),
     ),
     *_of(
@@ -1219,19 +1305,19 @@ MUTANTS = [
             "own slopes",
             "slopes = self._averaged([None if by is None else",
             "slopes = list([None if by is None else",
-            "each rank looks ahead by its own part of the batch",
+            "each rank differentiates only its part of the batch in unrolled steps",
         ),
     ),
     *_of(
         "python_api/partnets/convert/finalizing.py",
         f"{NETS}/convert/test_finalize.py",
-        ("fresh seed", "        torch.manual_seed(seed)\n", "", "a fresh start does not follow its seed"),
+        ("fresh seed", "        torch.manual_seed(seed)\n", "", "reinitialisation does not follow its seed"),
     ),
     *_of(
         "python_api/partnets/convert/deploying.py",
         f"{NETS}/convert/test_deploy.py",
-        ("deployed ψ", "parameter.requires_grad_(False)", "pass", "an optimiser moves a deployed extractor"),
-        ("draws of each", "derived(self.seed, path)", "self.seed", "augmentations of one Averaged move images alike"),
+        ("deployed ψ", "parameter.requires_grad_(False)", "pass", "an optimiser changes a deployed extractor"),
+        ("draws of each", "derived(self.seed, path)", "self.seed", "augmentations of one Averaged use the same draws"),
     ),
     *_of(
         "python_api/partnets/hyper/tracing.py",
@@ -1246,7 +1332,7 @@ MUTANTS = [
             "persistence",
             "if name in module.get_submodule(owner)._non_persistent_buffers_set:",
             "if False:",
-            "constants are in the state_dict that the plain network has not",
+            "non-persistent constants are in the state_dict",
         ),
     ),
     # --- distributed ---
@@ -1263,13 +1349,13 @@ MUTANTS = [
             "packed order",
             "put(view, partition, k, mean)",
             "put(view, partition, k, mean.flip(0))",
-            "a gradient's entries change places",
+            "a gradient's entries are permuted",
         ),
         (
             "packed partitions",
             "found[0, k], found[1, k] = 1, 0",
             "pass",
-            "the gradients of ranks that learn other partitions are mixed without a word",
+            "gradients of ranks that update other partitions are mixed silently",
         ),
     ),
     *_of(
@@ -1290,15 +1376,15 @@ MUTANTS = [
             "threads",
             "        with taking_turns():\n            return self._train(values, round)",
             "        return self._train(values, round)",
-            "threads draw from one another's random states",
+            "threads draw from each other's random states",
         ),
         (
             "unreached",
             "        check_reached(self.model, self.vectors.hyper)\n",
             "",
-            "ψ that reaches nothing has a gradient of 0",
+            "ψ that does not affect the loss has a gradient of 0",
         ),
-        ("counters", "        self._held.put_back()\n", "", "what modules count goes from client to client"),
+        ("counters", "        self._held.put_back()\n", "", "counts in modules pass from client to client"),
         (
             "no audit",
             "            refuse_leaks(self.model, draw, compute)\n",
@@ -1313,7 +1399,7 @@ MUTANTS = [
             "shared model",
             "all(map(same, present.values(), self._sent.values()))",
             "True",
-            "clients that compute with the server's model are not found out",
+            "clients that share the server's model are not detected",
         ),
         ("losses", "abs(number) < GREATEST_LOSS", "math.isfinite(number)", "a sum of losses overflows"),
     ),
@@ -1324,13 +1410,13 @@ MUTANTS = [
             "one after another",
             "vectors.write({name: values[name] for name in own})",
             "pass",
-            "a client's later partition starts from its earlier ones (Eq. 25)",
+            "a client's later partition starts from its updated earlier ones (Eq. 25)",
         ),
         (
             "unhidden losses",
             "examples, hyper_loss, losses = 1, None, {}",
             "pass",
-            "a client with privacy tells its losses and how many examples it has",
+            "a client with privacy reveals its losses and its number of examples",
         ),
     ),
     *_of(
@@ -1342,70 +1428,75 @@ MUTANTS = [
     *_of(
         "python_api/partnets/federated/server.py",
         f"{NETS}/federated",
-        ("another chunk", "if (pinned := self.pinned.get(sender, own)) != own:", "if False:", "a chunk may change"),
+        (
+            "another chunk",
+            "if (pinned := self.pinned.get(sender, own)) != own:",
+            "if False:",
+            "a client may change its chunk",
+        ),
         (
             "overflow",
             "if vector.numel() and not vector.abs().max() < most:",
             "if False:",
-            "a square overflows for good",
+            "a second moment overflows permanently",
         ),
-        ("idle partitions", "if contributors[k]:", "if names:", "a partition steps that nobody has learned"),
+        ("idle partitions", "if contributors[k]:", "if names:", "a partition without contributors is stepped"),
         (
             "noise of a mean",
             "self.privacy.noisy(found, 1 / len(updates))",
             "self.privacy.noisy(found)",
-            "the server's noise does not fall with the number of clients",
+            "the server's noise does not decrease with the number of clients",
         ),
     ),
     *_of(
         "python_api/partnets/federated/privacy.py",
         f"{NETS}/federated",
-        ("counted vectors", "math.sqrt(sent * rounds)", "math.sqrt(rounds)", "one vector is counted of several"),
+        ("counted vectors", "math.sqrt(sent * rounds)", "math.sqrt(rounds)", "only one of several vectors is counted"),
         (
             "fresh noise",
             "os.urandom(16 * half + 16)",
             "bytes(range(16)) * (half + 1)",
-            "noise can be told and taken off",
+            "noise is predictable and can be subtracted",
         ),
         (
             "diverged",
             "if math.isfinite(length) else",
             "if True else",
-            "an error tells that a client with privacy diverged",
+            "an error reveals that a client with privacy diverged",
         ),
     ),
     *_of(
         "python_api/partnets/federated/flower/arrays.py",
         f"{NETS}/federated/test_flower_faults.py {NETS}/federated/test_flower.py",
-        ("declared", "if array.dtype != kind or tuple", "if tuple", "what an array says of its type is not looked at"),
+        ("declared", "if array.dtype != kind or tuple", "if tuple", "an array's declared dtype is not checked"),
         (
             "content",
             'if dtype != np.dtype(kind).newbyteorder("<") or shape != (length,):',
             "if False:",
-            "bytes of another type are read as numbers",
+            "bytes of another dtype are read as numbers",
         ),
     ),
     *_of(
         "python_api/partnets/federated/flower/strategy.py",
         f"{NETS}/federated/test_flower_faults.py",
-        ("strangers", "if node not in self._asked:", "if False:", "who was not asked is heard"),
+        ("strangers", "if node not in self._asked:", "if False:", "replies of nodes that were not asked count"),
         (
             "twice",
             "elif node in contents or node in failed or node in refused:",
             "elif False:",
-            "the last reply counts",
+            "the last of several replies counts",
         ),
-        ("empty rounds", " and not self._empty:", ":", "rounds in which nobody learned count as done"),
+        ("empty rounds", " and not self._empty:", ":", "rounds without contributions count as done"),
     ),
     *_of(
         "python_api/partnets/federated/flower/one_by_one.py",
         f"{NETS}/federated/test_flower_faults.py",
-        ("forged", "                    sent_by(replies[0], node)\n", "", "a node replies as another"),
+        ("forged", "                    sent_by(replies[0], node)\n", "", "a node replies in another's name"),
     ),
     *_of(
         "python_api/partnets/federated/flower/local_grid.py",
         f"{NETS}/federated/test_flower_faults.py",
-        ("late", "if timeout is None or time.monotonic() - start <= timeout:", "if True:", "a late reply is heard"),
+        ("late", "if timeout is None or time.monotonic() - start <= timeout:", "if True:", "late replies count"),
     ),
     # --- self-tuning networks ---
     *_of(
@@ -1415,13 +1506,13 @@ MUTANTS = [
             "merged response",
             "grads_rows.append(own.mul_(hyper_weight)",
             "grads_rows.append(own.mul_(weight)",
-            "the gradient of V is by W, where each example's own weight is made",
+            "the gradient of V uses W, where each example has a separate weight",
         ),
         (
             "two responses",
             "grad_x = None if more is None else grad_x.add_(more)",
             "grad_x = None if more is None else grad_x",
-            "the gradient of x lacks what comes through W_hyper",
+            "the gradient of x lacks the part through W_hyper",
         ),
     ),
     *_of(
@@ -1431,13 +1522,13 @@ MUTANTS = [
             "shared perturbation",
             "noise = torch.where(self.own().to(scale.device), noise, noise[:1])",
             "pass",
-            "what a batch shares differs from example to example in the layers",
+            "layers see different values of a batch-wide hyperparameter for each example",
         ),
         (
             "centre",
             "perturbation(value - self.present().detach()) if self.centred else value",
             "value",
-            "layers that are centred read λ itself",
+            "centred layers read λ instead of its perturbation",
         ),
     ),
     *_of(
@@ -1458,25 +1549,25 @@ MUTANTS = [
             "judging",
             "with evaluating(model):",
             "if True:",
-            "hyperparameters are judged with dropout and augmentations",
+            "hyperparameters are evaluated with dropout and augmentations",
         ),
         (
             "others' gradients",
             "parameter.grad = gradient",
             "pass",
-            "what does not respond learns at perturbed hyperparameters too",
+            "parameters without a response learn at perturbed hyperparameters too",
         ),
         (
             "gradients as views",
             "grad.clone() if grad is not None and grad._is_view() else grad",
             "grad",
-            "what several ranks send of the response overwrites the gradient of the weights",
+            "gradients of the response, sent between ranks, overwrite those of the weights",
         ),
         (
             "lifted",
             "tree_map(lifted, output)",
             "output",
-            "a linearised response is judged at the present hyperparameters alone",
+            "a linearised response is evaluated only at the present hyperparameters",
         ),
     ),
     *_of(
@@ -1486,7 +1577,7 @@ MUTANTS = [
             "running statistics",
             "kept[0] is None, 0.0",
             "True, 0.0",
-            "a norm in evaluation has a gradient as if it normalised by the batch",
+            "a norm in evaluation has the gradient of batch normalisation",
         ),
     ),
     *_of(
@@ -1496,7 +1587,7 @@ MUTANTS = [
             "reset inside",
             "new._modules = {}",
             "pass",
-            "the rate of a DropConnect inside of a recurrent layer is drawn anew",
+            "the rate of a DropConnect inside a recurrent layer is reset",
         ),
     ),
     *_of(
@@ -1506,7 +1597,7 @@ MUTANTS = [
             "contexts",
             "now = {**handed_on(HANDED_ON, {}), **values}",
             "now = {**values}",
-            "a context that ends takes what others hold from threads of backward passes",
+            "a context that ends removes other contexts' values from threads of backward passes",
         ),
     ),
 ]
@@ -1516,7 +1607,7 @@ MUTANTS = [
 
 
 class Tree:
-    """A copy of the tracked files, with the compiled library; faults come and go in it."""
+    """A copy of the tracked files and the compiled library, in which faults are applied and reverted."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -1529,7 +1620,7 @@ class Tree:
                 shutil.copy2(path, to)
 
     def build(self) -> None:
-        """Compiles the C++ library as it is; what was copied and is up to date stays."""
+        """Compile the C++ library without faults, reusing copied object files that are up to date."""
         environment = os.environ | {"PARTKERNELS_BUILD": "cpu"}
         done = self._run(sys.executable, "setup.py", "--quiet", "build_ext", "--inplace", env=environment)
         if done.returncode:
@@ -1537,7 +1628,7 @@ class Tree:
 
     @contextlib.contextmanager
     def mutated(self, mutant: Mutant) -> Iterator[str | None]:
-        """Inside, the mutant is in the tree; gives what the compiler said if it does not compile."""
+        """Apply a mutant within the context; yield the compiler's output if it does not compile, otherwise None."""
         path = self.folder / mutant.file
         before = path.read_bytes()
         mutant.apply(self.folder)
@@ -1551,7 +1642,7 @@ class Tree:
                 library.write_bytes(kept)
 
     def _compile(self, mutant: Mutant) -> str | None:
-        """Compiles again what a file of csrc/ is in, for one instruction set, and links it with all else as it was."""
+        """Recompile the sources that include a mutated file, for one instruction set, and relink the library."""
         import torch
 
         home = Path(torch.__file__).parent
@@ -1571,11 +1662,11 @@ class Tree:
         return next((one.stderr for one in done if one.returncode), None)
 
     def test(self, mutant: Mutant | None, run: str, *arguments: str) -> str | None:
-        """Runs tests until one fails: which one, or None."""
+        """Run tests until one fails and return its id; None if all pass."""
         environment = os.environ | {"PYTHONPATH": os.pathsep.join((str(self.folder), str(self.folder / "python_api")))}
         environment |= {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "passive", "PYTHONDONTWRITEBYTECODE": "1"}
         environment |= {"FULL": "1" if run == "full" else "", "WEEKLY": ""}
-        # Triton keeps what it compiled by the source of the kernel alone.
+        # Triton's cache depends only on a kernel's source, so the mutants need a separate cache.
         environment |= {"TRITON_CACHE_DIR": str(self.folder / "build" / "triton-cache")}
         if mutant is not None and mutant.is_compiled:
             environment["PARTKERNELS_CPU_ISA"] = "portable"
@@ -1590,7 +1681,7 @@ class Tree:
             return None
         if done.returncode < 0:
             return f"pytest died of signal {-done.returncode}"
-        # Not "ERROR gw1": then no test has failed, but a worker of pytest's.
+        # "ERROR gw1" does not match: it means that a pytest-xdist worker failed, not a test.
         found = re.findall(r"^(?:FAILED|ERROR) (\S+\.py.*?)(?: - .*)?$", done.stdout, re.MULTILINE)
         if not found:
             raise RuntimeError(f"pytest ended with {done.returncode}:\n{(done.stdout + done.stderr)[-3000:]}")
@@ -1601,7 +1692,7 @@ class Tree:
 
 
 def killer(tree: Tree, mutant: Mutant) -> tuple[str, str] | None:
-    """The test that fails for a mutant, and in which kind of run, usual or full; None if none does."""
+    """Return the test that fails with a mutant and the kind of run, usual or full; None if no test fails."""
     with tree.mutated(mutant) as problem:
         if problem is not None:
             raise ValueError(f"mutant {mutant.name!r} does not compile:\n{problem}")
@@ -1614,7 +1705,7 @@ def killer(tree: Tree, mutant: Mutant) -> tuple[str, str] | None:
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--list", action="store_true", help="print the mutants and run nothing")
-    parser.add_argument("--only", nargs="+", metavar="NAME", help="these mutants alone")
+    parser.add_argument("--only", nargs="+", metavar="NAME", help="run only these mutants")
     parser.add_argument("--jobs", type=int, default=1, help="copies of the tree that are tested at once")
     options = parser.parse_args(arguments)
     names = [mutant.name for mutant in MUTANTS]
@@ -1635,7 +1726,7 @@ def main(arguments: list[str] | None = None) -> int:
         for i in range(options.jobs):
             trees.put(Tree(Path(folder) / str(i)))
         first = trees.get()
-        for mutant in MUTANTS:  # all of them are checked before hours are spent on any
+        for mutant in MUTANTS:  # check that all apply before spending hours on any
             with contextlib.ExitStack() as stack:
                 path = first.folder / mutant.file
                 stack.callback(path.write_bytes, path.read_bytes())
@@ -1656,7 +1747,7 @@ def main(arguments: list[str] | None = None) -> int:
 
         own = sorted({path for mutant in chosen for path in mutant.tests})
         if failing := first.test(None, "usual", *IN_WORKERS, *own):
-            raise ValueError(f"{failing} fails without any mutant; mend that first.")
+            raise ValueError(f"{failing} fails without any mutant; fix it first.")
 
         print("| mutant | breaks | killed by | in |\n|---|---|---|---|")
         killers: dict[str, list[str]] = {"usual": [], "full": []}
@@ -1665,11 +1756,11 @@ def main(arguments: list[str] | None = None) -> int:
             if found:
                 killers[run].append(test)
             print(f"| {mutant.name} | {mutant.breaks} | {test} | {run} |", flush=True)
-        named = sorted({test for test in killers["full"] if "::" in test})  # others died or did not end
+        named = sorted({test for test in killers["full"] if "::" in test})  # the others crashed or timed out
         if named and (failing := first.test(None, "full", *named)):
-            raise ValueError(f"{failing} fails without any mutant; mend that first.")
+            raise ValueError(f"{failing} fails without any mutant; fix it first.")
     usual, full = map(len, killers.values())
-    print(f"\nOf {len(chosen)}, {usual} are killed by `make test` and {full} more by `make test FULL=1`.")
+    print(f"\n`make test` kills {usual} of {len(chosen)} mutants and `make test FULL=1` kills {full} more.")
     return int(usual + full < len(chosen))
 
 

@@ -1,4 +1,4 @@
-"""What partkernels_numpy must do where torch is not installed: the definition's results, and its examples.
+"""A check of partkernels_numpy without torch: its results match the definition, and its examples run.
 
 usage: python -W error numpy_alone.py
 """
@@ -17,7 +17,7 @@ EXAMPLES = Path(__file__).parents[1] / "examples" / "numpy"
 
 
 def check_layer() -> None:
-    """linear and its gradients, by their definition."""
+    """Compare `linear` and its gradients with their definition."""
     rng = np.random.default_rng(0)
     partition = pkn.Partition.random((30, 70), (0.5, 0.3, 0.2), seed=1, defaults=pkn.Normal(0.5, seed=2))
     x, weight, bias = rng.standard_normal((9, 70)), rng.standard_normal((30, 70)), rng.standard_normal((3, 30))

@@ -1,4 +1,4 @@
-"""What may depend on earlier chunks only, of any model: for the tests that nothing of a later chunk leaks."""
+"""The tensors of a model that may depend on earlier chunks only, for tests that no later chunk leaks into them."""
 
 import torch
 
@@ -6,7 +6,7 @@ from partnets.nn.partitioned import partitioned_layers
 
 
 def owned(model, states, partitions):
-    """The entries of these partitions in parameters and moments, which the states have, and their statistics."""
+    """Return these partitions' entries of parameters, of the moments in `states`, and of layers' statistics."""
     tensors = []
     for _, layer in partitioned_layers(model):
         for name, parameter in layer.owned():
@@ -20,5 +20,5 @@ def owned(model, states, partitions):
 
 
 def same(pair, partitions):
-    """Whether two trainings, each a model and its optimiser's states, left the same bits in these partitions."""
+    """Return whether two pairs (model, optimizer states) have bitwise equal entries in these partitions."""
     return all(torch.equal(a, b) for a, b in zip(*(owned(*one, partitions) for one in pair), strict=True))

@@ -1,7 +1,7 @@
-"""Dimensions of a test that are independent: every two of their values meet, in few tests.
+"""Pairwise testing: few tests that combine every two values of a test's independent dimensions.
 
-Most faults show where two values meet (Kuhn, Wallace and Gallo 2004). FULL runs have these tests, usual runs each value
-at least once, and weekly runs all combinations: see tiers.py.
+Most faults appear when two particular values are combined (Kuhn, Wallace and Gallo 2004). FULL runs have every pair of
+values, usual runs each value at least once, and weekly runs all combinations: see tiers.py.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from tiers import Tier, covering, tier
 def pairwise(
     where: Callable[..., bool] | None = None, *, strength: int = 2, **dimensions: Iterable | Mapping[str, Any]
 ):
-    """Return a mark that gives a test these dimensions as its arguments.
+    """Return a mark that parametrizes a test with these dimensions.
 
     Args:
-        where: takes one value of each dimension; says whether they may come together.
-        strength: 1 where no two values of different dimensions have to meet in a FULL run either.
-        dimensions: the values of each; of a mapping its values, and its keys name the tests. Of none, such as
-            the backends of a machine that has no such backend, pytest skips the test.
+        where: a function of one value of each dimension that returns whether this combination is allowed.
+        strength: 2 combines every two values in FULL runs; 1 has each value at least once.
+        dimensions: the values of each dimension. If it is a mapping, its keys name the tests. If a dimension is empty
+            (for example, the machine has no such backend), pytest skips the test.
 
     Raises:
-        ValueError: if no values may come together.
+        ValueError: if no combination is allowed.
 
     Example:
         >>> pairwise(size={"small": 1, "large": 9}, sign="+-", turned=(True, False)).args[1][0].id
@@ -38,8 +38,8 @@ def pairwise(
     ]
     rows = [row for row in product(*named) if where is None or where(*(value for _, value in row))]
     if not rows and all(named):
-        raise ValueError(f"there is no combination of {', '.join(dimensions)} that may come together")
-    # Values need not be hashable, and 0 is not False.
+        raise ValueError(f"`where` allows no combination of {', '.join(dimensions)}; allow at least one")
+    # Compare by id: values need not be hashable, and 0 == False.
     keys = [tuple(id(value) for _, value in row) for row in rows]
     usual = covering(keys, Tier.USUAL)
     full = set(covering(keys, strength, usual))
@@ -49,6 +49,6 @@ def pairwise(
     cases = [
         pytest.param(*(value for _, value in row), id="-".join(name for name, _ in row), marks=left_out.get(at, ()))
         for at, row in enumerate(rows)
-        if at in full or tier() > Tier.USUAL  # a slice of the weekly tests may have any of them
+        if at in full or tier() > Tier.USUAL  # a slice of the weekly tests may contain any row
     ]
     return pytest.mark.parametrize(tuple(dimensions), cases)

@@ -1,8 +1,8 @@
-"""Start Python processes for tests by forking one that has imported torch: in a tenth of a second instead of three.
+"""Python processes for tests, forked from one that has imported torch: they start in 0.1 instead of 3 seconds.
 
-That process has imported neither Triton, which reads the environment at import, nor the project. Use subprocess if the
-program must import torch itself, needs options of Python, a hash seed of its own, or Python's shutdown: `atexit`, files
-that it does not close, processes in the background that still write.
+The parent process has imported neither the project nor Triton, which reads the environment at import. Use subprocess if
+the program must import torch itself, needs options of Python or another hash seed, or depends on Python's shutdown:
+`atexit`, unclosed files, background processes that still write.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from pathlib import Path
 
 CONTEXT = multiprocessing.get_context("forkserver")
 CONTEXT.set_forkserver_preload(["torch", "numpy"])
-# Of Python's variables a forked process takes up these. Python reads the others when it starts.
+# A forked process applies only these of Python's environment variables. Python reads the others when it starts.
 TAKEN_UP = ("PYTHONPATH", "PYTHONDONTWRITEBYTECODE")
 STARTED_WITH = dict(os.environ)
 
@@ -28,7 +28,7 @@ _spent = 0.0
 
 
 def seconds_spent() -> float:
-    """Return the processor time of all processes of run_python so far that came to the end of their program."""
+    """Return the processor seconds of all run_python processes so far that reached the end of their program."""
     return _spent
 
 
@@ -39,16 +39,16 @@ def run_python(
     timeout: float = 600,
     check: bool = False,
 ) -> subprocess.CompletedProcess[str]:
-    """Run Python as subprocess.run([sys.executable, *arguments], capture_output=True, text=True) does.
+    """Run Python like subprocess.run([sys.executable, *arguments], capture_output=True, text=True).
 
     Args:
-        arguments: a path or -m and a module or -c and code, then the program's own.
-        environment: all of the process's variables; by default those of this one.
+        arguments: a path, "-m" and a module, or "-c" and code; then the program's arguments.
+        environment: all environment variables of the process; by default those of this process.
 
     Raises:
         ValueError: if the environment changes a variable that Python reads only when it starts.
-        subprocess.TimeoutExpired: after so many seconds.
-        subprocess.CalledProcessError: with check, if the process fails.
+        subprocess.TimeoutExpired: if the process runs longer than `timeout` seconds.
+        subprocess.CalledProcessError: if `check` and the process fails.
     """
     global _spent
     arguments = [str(argument) for argument in arguments]
@@ -76,7 +76,7 @@ def run_python(
 
 
 def _read(path: Path) -> str:
-    return path.read_text() if path.exists() else ""  # a process that was killed may have no files yet
+    return path.read_text() if path.exists() else ""  # a killed process may not have created its files
 
 
 def _run(arguments: list[str], environment: dict[str, str], cwd: str, said: list[Path]) -> None:
@@ -88,7 +88,7 @@ def _run(arguments: list[str], environment: dict[str, str], cwd: str, said: list
     os.environ.clear()
     os.environ.update(environment)
     time.tzset()
-    if "OMP_NUM_THREADS" in environment:  # torch read it when it was imported
+    if "OMP_NUM_THREADS" in environment:  # torch read the old value when it was imported
         sys.modules["torch"].set_num_threads(int(environment["OMP_NUM_THREADS"]))
     try:
         _execute(arguments, environment, cwd)

@@ -1,4 +1,4 @@
-"""What an installed wheel must do: run its compiled backend under both packages, without a warning.
+"""A check of an installed wheel: its compiled backend runs under both packages without a warning.
 
 usage: python -W error smoke.py
 """

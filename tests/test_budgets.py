@@ -1,4 +1,4 @@
-"""Each folder's processor time is reported beside its budget, and a whole run in CI fails where it is far beyond."""
+"""Each folder's processor time is reported beside its budget, and a complete run in CI fails if it is far above."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_every_folder_of_tests_has_a_budget_and_no_other(tier):
 
 
 class Clock:
-    """Processor time that a test sets. The reference loop takes twice as long as on the reference machine."""
+    """Simulated processor time. The reference loop takes twice as long as on the reference machine."""
 
     def __init__(self, monkeypatch) -> None:
         self.now, self.children = 100.0, 0.0
@@ -68,7 +68,7 @@ class Clock:
 def finished(
     meter, monkeypatch, *, args_source=pytest.Config.ArgsSource.TESTPATHS, keyword="", ci="true", allowed=None
 ):
-    """Return the exit status of a run with these times, and its report."""
+    """Return the exit status and the report of a run with the meter's times."""
     monkeypatch.setenv("CI", ci)
     allowed = {"tests": 60.0, COLLECTION: 5.0} if allowed is None else allowed
     monkeypatch.setattr(budgets, "budgets", lambda: allowed)
@@ -148,5 +148,5 @@ def test_workers_send_their_meters(monkeypatch):
     one = Report(None)
     for seconds in (40.0, 45.0):
         one.pytest_testnodedown(SimpleNamespace(workeroutput={"seconds": {"tests": seconds}}))
-    one.pytest_testnodedown(SimpleNamespace())  # one that crashed
+    one.pytest_testnodedown(SimpleNamespace())  # a worker that crashed
     assert one.seconds == {"tests": 85.0}

@@ -1,4 +1,4 @@
-"""Hugging Face's Trainer, as in examples/hugging_face.py: what it trains, saves, resumes and lets through."""
+"""The Hugging Face trainer of examples/hugging_face.py trains, saves and resumes, and checks its arguments."""
 
 import functools
 import importlib.util
@@ -20,7 +20,7 @@ STEPS = 12
 
 @pytest.fixture(scope="module")
 def example():
-    """The example as a module; imported here, as transformers' trainer takes seconds."""
+    """Return the example as a module; imported lazily because transformers' trainer takes seconds to import."""
     path = Path(__file__).parents[1] / "examples" / "hugging_face.py"
     spec = importlib.util.spec_from_file_location(path.stem, path)
     module = importlib.util.module_from_spec(spec)
@@ -104,7 +104,7 @@ def test_nothing_of_a_later_chunk_reaches_earlier_partitions(example, tmp_path, 
 
 
 class Normalised(torch.nn.Module):
-    """With a normalisation that partnets.partition leaves out."""
+    """A model with a normalisation layer that partnets.partition does not replace."""
 
     def __init__(self):
         super().__init__()
@@ -140,7 +140,7 @@ def test_what_partition_left_out_keeps_its_statistics(tmp_path):
     trainer = normalised(tmp_path)
     trainer.train()
     assert not trainer.model.still.running_mean.any() and trainer.model.own.running_mean.any()
-    assert trainer.model.own.num_batches_tracked.sum() == 6  # a step of ψ leaves none
+    assert trainer.model.own.num_batches_tracked.sum() == 6  # a step of ψ updates no statistics
 
 
 def test_biases_do_not_decay(tmp_path):
@@ -195,7 +195,7 @@ def test_a_loss_that_would_never_learn_is_refused(tmp_path):
     own, model = partnets.hyper.LabelSmoothing(0.1), regularised()
     chunks = partnets.chunk(Rows([{"x": torch.randn(6), "labels": i % 2} for i in range(60)]), (0.8, 0.1, 0.1))
     arguments = transformers.TrainingArguments(str(tmp_path), **QUIET)
-    with pytest.raises(ValueError, match=r"the loss has smoothing\.raw, which would never learn; put what learns into"):
+    with pytest.raises(ValueError, match=r"the loss has smoothing\.raw, which would never learn; put trainable"):
         PartitionedTrainer(model, arguments, train_dataset=chunks, compute_loss_func=own)
 
 
@@ -217,7 +217,7 @@ def test_smoothed_labels_are_the_weights_alone(name, tmp_path):
         logits, labels = model(batch["input_ids"]).logits, batch["labels"]
         return (logits[:, :-1].transpose(1, 2), labels[:, 1:]) if of_tokens else (logits, labels)
 
-    mean = partnets.lml(model, chunks, forward=forward) / (4 if of_tokens else 1)  # of an example's tokens
+    mean = partnets.lml(model, chunks, forward=forward) / (4 if of_tokens else 1)  # per predicted token
     assert trainer.evaluate()["eval_lml"] == pytest.approx(mean, rel=1e-5)
 
 
@@ -245,7 +245,7 @@ def test_every_example_of_a_chunk_counts_once_whatever_the_batches(batch_size, o
 
 
 def test_labels_that_are_not_found_are_told_of(tmp_path):
-    with pytest.raises(ValueError, match="no loss for examples of a chunk, whose labels are looked for under 'target'"):
+    with pytest.raises(ValueError, match="no loss for examples of a chunk; their labels are expected under 'target'"):
         normalised(tmp_path, label_names=["target"]).evaluate()
 
 
@@ -267,7 +267,7 @@ def regularised():
 
 @pytest.mark.full
 def test_psi_that_acts_on_training_alone_looks_ahead(tmp_path):
-    """As partnets' own steps do in a loop by hand, on the batches of the same Loader."""
+    """Compare with a manual loop of partnets' steps on the batches of the same Loader."""
     chunks = partnets.chunk(Rows([{"x": torch.randn(6), "labels": i % 2} for i in range(60)]), (0.8, 0.1, 0.1))
     rates, ahead, clip = {"lr": 0.05}, partnets.Lookahead(steps=2), 0.1
     settings = {"lr_scheduler_type": "constant", "learning_rate": 0.03, "weight_decay": 0.0, "max_grad_norm": clip}

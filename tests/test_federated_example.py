@@ -1,4 +1,4 @@
-"""The Flower app of examples/federated: it runs, and what Flower reads of it is there."""
+"""The Flower app of examples/federated runs and has the configuration that Flower reads."""
 
 import importlib
 import sys
@@ -29,7 +29,7 @@ def test_a_short_run_is_drawn(example, monkeypatch, tmp_path, capsys):
 
 
 def test_the_apps_are_where_pyproject_says(example):
-    import tomli  # Flower's own, where Python has no tomllib
+    import tomli  # a dependency of Flower; Python 3.10 has no tomllib
 
     config = tomli.loads((FOLDER / "pyproject.toml").read_text())
     for side, path in config["tool"]["flwr"]["app"]["components"].items():

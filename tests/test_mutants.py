@@ -1,4 +1,4 @@
-"""The faults of mutants.py can be put in: what each replaces is there once, and so are the tests that are to notice."""
+"""The faults of mutants.py can be applied: the source has each replaced text exactly once, and the tests exist."""
 
 import mutants
 import pytest
@@ -24,6 +24,6 @@ def test_a_mutant_of_another_source_raises(tmp_path):
 
 
 def test_what_is_imported_before_a_test_is_not_triton():
-    """Its kernels would not be interpreted, and each test of them fails without any fault."""
+    """Check that Triton is not preloaded: its kernels would not be interpreted, and their tests would always fail."""
     code = f"import {', '.join(mutants.IMPORTED)}, sys; print('triton' in sys.modules)"
     assert run_python("-c", code).stdout == "False\n"

@@ -1,4 +1,4 @@
-"""Names: none that users import is lost, none hides the module that it lives in, and to import them is quick."""
+"""Public names exist and hide no module that contains them, and importing them is fast."""
 
 import importlib
 import pkgutil
@@ -9,7 +9,7 @@ from processes import run_python
 import partkernels
 import partnets
 
-# By the paths that the documentation gives.
+# Import paths as given in the documentation.
 PUBLIC = {
     "partkernels": """Defaults InputError Normal Partition Stored Uniform Zeros __version__ adam_step backends conv1d
         conv2d conv_transpose1d conv_transpose2d embedding explain linear sgd_step subnetwork_weight use_backend""",
@@ -43,7 +43,7 @@ PUBLIC = {
 @pytest.mark.parametrize("module", PUBLIC)
 def test_what_users_import_is_there(module):
     if module == "partkernels.triton":
-        pytest.importorskip("triton", reason="its backend needs Triton")
+        pytest.importorskip("triton", reason="the triton backend needs Triton")
     found = importlib.import_module(module)
     assert [name for name in PUBLIC[module].split() if not hasattr(found, name)] == []
 
@@ -58,7 +58,7 @@ def test_nothing_hides_the_module_that_it_lives_in(package):
 
 
 def test_importing_and_partitioning_load_nothing_large_beside_torch():
-    """torch's compiler alone takes 1.5 s and 160 MB; what needs one of these imports it then."""
+    """Check that large modules are imported only when needed; torch's compiler takes 1.5 s and 160 MB."""
     large = {"torch._dynamo", "torch._inductor", "triton", "torchvision", "scipy", "pandas", "matplotlib", "lightning"}
     program = (
         "import sys, torch; before = {*sys.modules}; import partkernels, partnets;"

@@ -1,4 +1,4 @@
-"""Installing with and without a compiler, and what it leaves for `python -m partkernels` to say."""
+"""Installation with and without a compiler, and the report of `python -m partkernels` on it."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from partkernels.build_info import digest
 ROOT = Path(__file__).parents[1]
 
 
-# Each is a process that imports torch.
+# Weekly, because each case starts a process that imports torch.
 weekly = functools.partial(pytest.param, marks=pytest.mark.weekly)
 
 
 def build(folder: Path, **environment: str) -> subprocess.CompletedProcess:
-    """Runs setup.py's build of the backends into a folder."""
+    """Build the backends into a folder with setup.py."""
     command = [ROOT / "setup.py", "build_ext", "--build-lib", folder, "--build-temp", folder / "temp"]
     environment = {**{k: v for k, v in os.environ.items() if k not in ("CXX", "PARTKERNELS_BUILD")}, **environment}
     return run_python(*command, cwd=ROOT, environment=environment)
@@ -58,10 +58,10 @@ def test_a_failing_compiler_does_not_fail_the_installation_either(tmp_path):
             "there is no C++ compiler; CXX is '/nowhere/g++ -pipe'; set it to one",
         ),
         weekly({"PARTKERNELS_BUILD": "cpu", "CXX": "false"}, "returned non-zero exit status"),
-        weekly({"PARTKERNELS_BUILD": "magic"}, "PARTKERNELS_BUILD=magic asks for a backend that there is not"),
+        weekly({"PARTKERNELS_BUILD": "magic"}, "PARTKERNELS_BUILD=magic is not a known backend"),
         ({"PARTKERNELS_BUILD": "cuda", "CUDA_HOME": "/nowhere"}, "there is no nvcc; install the CUDA toolkit"),
         weekly(
-            {"PARTKERNELS_BUILD": "cuda", "TORCH_CUDA_ARCH_LIST": "7.5"}, "7.5; the CUDA backend needs 8.0 and newer"
+            {"PARTKERNELS_BUILD": "cuda", "TORCH_CUDA_ARCH_LIST": "7.5"}, "7.5; the CUDA backend needs 8.0 or newer"
         ),
         weekly(
             {"PARTKERNELS_BUILD": "cuda", "TORCH_CUDA_ARCH_LIST": "Hopper"}, "has Hopper; pass compute capabilities"
@@ -117,7 +117,7 @@ def test_cmake_builds_cuda_unasked_only_where_there_is_a_gpu_and_says_how_long_i
         return subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout
 
     def configured(*options: str) -> str:
-        """What CMake says, and the names of all targets."""
+        """Return CMake's output and the names of all targets."""
         folder = tmp_path / "build"
         said = run("cmake", "-S", ROOT, "-B", folder, "-DBUILD_TESTING=OFF", *options)
         return said + run("cmake", "--build", folder, "--target", "help")

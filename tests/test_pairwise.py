@@ -1,4 +1,4 @@
-"""pairwise has every value in a usual run, every two values together in FULL, and all combinations in a weekly run."""
+"""`pairwise` has every value in a usual run, every two values together in FULL, and all combinations in weekly runs."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def run_in_usual(mark) -> list[tuple]:
 
 
 def run_in_full(mark) -> list[tuple]:
-    """The rows that are not left to the weekly run."""
+    """Return the rows that run before the weekly run."""
     return [case.values for case in mark.args[1] if not any(one.name == "weekly" for one in case.marks)]
 
 
@@ -50,7 +50,7 @@ def test_every_two_values_meet_that_may_in_few_rows(where, full):
     rows = run_in_full(pairwise(where, **SIZES))
     assert set(rows) <= set(feasible) and len(set(rows)) == len(rows)
     assert meetings(rows) == meetings(feasible)
-    assert len(rows) <= 1.5 * 4 * 5  # what the two longest dimensions alone take
+    assert len(rows) <= 1.5 * 4 * 5  # 4 * 5: the number of pairs of the two longest dimensions
 
 
 def test_the_other_rows_of_a_full_run_are_weekly_tests(full):
@@ -93,7 +93,7 @@ def test_equal_values_that_are_different_objects_are_not_mixed_up(full):
 
 def test_one_dimension_and_none_that_are_feasible(any_tier):
     assert rows_of(pairwise(only="abc")) == [("a",), ("b",), ("c",)]
-    with pytest.raises(ValueError, match="there is no combination of a, b that may come together"):
+    with pytest.raises(ValueError, match="allows no combination of a, b"):
         pairwise(lambda a, b: False, a="abc", b="de")
 
 

@@ -1,4 +1,4 @@
-"""Processes that are forked for tests behave as those that subprocess starts."""
+"""Processes that run_python forks behave like those that subprocess starts."""
 
 from __future__ import annotations
 

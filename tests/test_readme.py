@@ -1,4 +1,4 @@
-"""The Python of the README and of the pages in docs runs as it stands there."""
+"""The Python code of the README and of the pages in docs runs unchanged."""
 
 import re
 from pathlib import Path
@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-# The number of blocks, and of what kind one of the names is in the end.
+# The number of code blocks of each page, and a variable with the name of its type after all blocks have run.
 PAGES = {
     "README.md": (2, "history", "History"),
     "docs/tuning.md": (1, "result", "Tuned"),
@@ -46,15 +46,15 @@ def test_the_pages_have_code(page):
     assert len(blocks(page)) == PAGES[page][0]
 
 
-# What Lightning and transformers say of a small training without a GPU.
+# Ignore the warnings of Lightning and transformers about a small training without a GPU.
 @pytest.mark.cases(usual=3)
 @pytest.mark.filterwarnings(
     "ignore:The 'train_dataloader' does not have many workers",
     "ignore:`isinstance.treespec, LeafSpec.` is deprecated:FutureWarning",
-    "ignore:`is_gradient_checkpointing` is deprecated:FutureWarning",  # of which peft asks
+    "ignore:`is_gradient_checkpointing` is deprecated:FutureWarning",  # peft reads this attribute
     "ignore:'pin_memory' argument is set as true",
 )
-# The tutorial trains for as long as all other pages together.
+# The tutorial takes as long as all other pages together.
 @pytest.mark.parametrize(
     "page", [pytest.param(page, marks=[pytest.mark.full] if page == "docs/tutorial.md" else []) for page in PAGES]
 )

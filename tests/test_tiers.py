@@ -1,4 +1,4 @@
-"""Each kind of run has its tests, a FULL run also the slice of the weekly ones that its commit asks for."""
+"""Each kind of run selects its tests; a FULL run also has the slice of the weekly tests that its commit chooses."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def ask_for(monkeypatch):
 
 
 class Collected:
-    """What pytest collects of a file of tests, test_some.py: names of tests without its path, in their order."""
+    """The tests that pytest collects from a file test_some.py: names without the path, in order."""
 
     def __init__(self, pytester: pytest.Pytester, source: str) -> None:
         self.pytester = pytester
@@ -45,7 +45,7 @@ def name(item: pytest.Item) -> str:
 @pytest.fixture
 def collected(pytester, monkeypatch):
     monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
-    pytester.makeini("[pytest]")  # of these files: no path of this project, no marks that are not told
+    pytester.makeini("[pytest]")  # ignore this project's configuration
     return lambda source: Collected(pytester, source)
 
 
@@ -77,7 +77,7 @@ def test_marks_say_in_which_runs_a_test_is(run, expected, ask_for, collected):
     assert sorted(expected + tests.left_out) == ["test_quick", "test_slow", "test_slowest"]
 
 
-# Of each dimension values that are equal, or that cannot be hashed.
+# Dimensions with equal values and with values that are not hashable.
 PRODUCT = """
 @pytest.fixture(params=[[1], [1]], ids=["first", "second"])
 def made(request): return request.param
@@ -102,7 +102,7 @@ SOME = """
 @pytest.mark.parametrize("n", range(20))
 def test_some(n): pass
 """
-# pairwise is thinned before pytest collects.
+# pairwise drops rows before pytest collects the tests.
 PAIRWISE = """
 from pairwise import pairwise
 @pytest.mark.cases(full=5)
@@ -178,7 +178,7 @@ def test_nothing(a, b): pass
 
 
 def test_tests_of_one_function_need_not_be_neighbours(ask_for, collected):
-    """As pytest puts the tests together that share a fixture of a module."""
+    """Check the order of tests that pytest regroups because they share a module's fixture."""
     ask_for("NEITHER")
     tests = collected("""
 @pytest.fixture(params=["x", "y", "z"], scope="module")
@@ -239,7 +239,7 @@ class TestClass:
     assert tests(argument) == expected
 
 
-CASES = "this mark takes usual= and full=, of which usual is not more and full not 0"
+CASES = "this mark takes usual= and full= with 0 <= usual <= full and full > 0"
 WEEKLY_MARK = "this mark takes in_slices=False or nothing"
 BAD = [
     ("cases(usal=3)", f"cases{{'usal': 3}}, but {CASES}"),
@@ -266,7 +266,7 @@ def test_a_mark_that_is_wrong_or_would_be_ignored_fails_its_test(run, ask_for, c
         f"@pytest.mark.{mark}\ndef test_{i}({'n' * ('param' in mark)}): pass" for i, (mark, _) in enumerate(BAD)
     )
     result = collected(f"{tests}\ndef test_good(): pass").pytester.runpytest_inprocess("-p", "tiers")
-    result.assert_outcomes(errors=len(BAD), passed=2)  # n=2 has no such mark
+    result.assert_outcomes(errors=len(BAD), passed=2)  # only n=1 has the misplaced mark
     for i, (_, message) in enumerate(BAD):
         assert re.search(rf"test_some\.py::test_{i}\b.*: .*{re.escape(message)}", result.stdout.str())
 
@@ -328,7 +328,7 @@ def test_the_commit_chooses_the_slice(ask_for, monkeypatch):
     assert tiers.pytest_report_header() == "run: full, with slice 3 of 24 of the weekly tests (SLICE=27)"
     answer.returncode, answer.stdout = 128, ""
     assert tiers.slice_number() is None
-    assert tiers.pytest_report_header().startswith("run: full, without a slice of the weekly tests: git does not tell")
+    assert tiers.pytest_report_header().startswith("run: full, without a slice of the weekly tests: git reports no")
     ask_for("NEITHER")
     assert tiers.pytest_report_header() == "run: usual"
 

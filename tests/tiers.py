@@ -1,10 +1,10 @@
-"""Select the tests of a run: `make test` runs few, FULL=1 more, and WEEKLY=1 all.
+"""A selection of the tests of a run: `make test` runs few, FULL=1 more, and WEEKLY=1 all.
 
 The usual run leaves out tests marked `full`, and only the weekly run has all tests marked `weekly`. A test marked
 `cases(usual=3, full=10)` has that many of its cases in these runs, evenly spread. Several `parametrize` decorators on
-one test make a product: FULL has every two values together, and the usual run has each value at least once. The usual
-run is a subset of FULL. A FULL run also has one slice of the weekly tests, which the commit's hash chooses, so that all
-of them run over time.
+one test make a product: FULL combines every two values, and the usual run has each value at least once. The usual run
+is a subset of FULL. A FULL run also has one slice of the weekly tests, chosen by the commit's hash, so that all of them
+run over time.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ import pytest
 from _pytest.skipping import evaluate_skip_marks
 
 ROOT = Path(__file__).parents[1]
-# A slice ends when it has taken SLICE_SECONDS of a process; the tests that remain are skipped.
+# After SLICE_SECONDS in a process, the remaining tests of the slice are skipped.
 SLICES = 24
 SLICE_SECONDS = 300
 
 
-# What is wrong with a test's marks.
+# The error in a test's marks.
 PROBLEM = pytest.StashKey[str]()
 
 
 class Tier(IntEnum):
-    """A kind of run. Its number is the strength of the covering that products are thinned to; weekly runs have all."""
+    """A kind of run. Its number is the strength of the covering that products are reduced to; weekly runs have all."""
 
     USUAL = 1
     FULL = 2
@@ -43,7 +43,7 @@ class Tier(IntEnum):
 
 
 def tier() -> Tier:
-    """Return the kind of run that the environment variables WEEKLY and FULL ask for. WEEKLY includes FULL."""
+    """Return the kind of run that the environment variables WEEKLY and FULL select. WEEKLY includes FULL."""
     for name in ("WEEKLY", "FULL"):
         value = os.environ.get(name, "")
         if value not in ("", "1"):
@@ -56,12 +56,12 @@ def tier() -> Tier:
 def covering(rows: Sequence[tuple], strength: int = 2, start: Iterable[int] = ()) -> list[int]:
     """Return the indices of few rows that contain every combination of `strength` values that occurs in any row.
 
-    Greedy: takes the row with the most combinations that are still missing, and of several the one whose values have
-    been taken least often. The same rows give the same result.
+    The search is greedy and deterministic: it takes the row with the most missing combinations, and in a tie the row
+    with the values that have been taken least often.
 
     Args:
-        rows: tuples of equal length, of values that are hashable.
-        strength: of how many columns the values are combined; 1 has each value in a row.
+        rows: tuples of equal length with hashable values.
+        strength: the number of columns to combine; with 1, each value occurs in a row.
         start: indices of rows to include in any case.
 
     Returns:
@@ -100,7 +100,7 @@ def pytest_report_header() -> str:
         return f"run: {now.name.lower()}"
     number = slice_number()
     if number is None:
-        return "run: full, without a slice of the weekly tests: git does not tell a commit; SLICE=0 to 23 chooses one"
+        return "run: full, without a slice of the weekly tests: git reports no commit; SLICE=0 to 23 chooses a slice"
     return f"run: full, with slice {number % SLICES} of {SLICES} of the weekly tests (SLICE={number})"
 
 
@@ -130,18 +130,18 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def _named(config: pytest.Config) -> tuple[str, ...]:
-    """Return how the ids of the tests begin that the command line names, as path::name or path::name[case]."""
+    """Return the prefixes of the ids of tests that the command line names as path::name or path::name[case]."""
     found = []
     for argument in config.args:
         path, colons, rest = argument.partition("::")
         if colons:
             path = os.path.relpath(config.invocation_params.dir / path, config.rootpath).replace(os.sep, "/")
-            found += [f"{path}::{rest}[", f"{path}::{rest}::"]  # of a function, and of a class
+            found += [f"{path}::{rest}[", f"{path}::{rest}::"]  # prefixes for a function and for a class
     return tuple(found)
 
 
 def _problem(item: pytest.Item) -> str | None:
-    """Return what is wrong with the marks of a test: their arguments are invalid, or would be ignored."""
+    """Return a message if the arguments of a test's marks are invalid or would be ignored; otherwise None."""
     of_case = item.callspec.marks if hasattr(item, "callspec") else []
     of_function = [mark for mark in item.iter_markers() if mark not in of_case]
     names = [mark.name for mark in of_function]
@@ -155,7 +155,7 @@ def _problem(item: pytest.Item) -> str | None:
             usual, full = mark.kwargs.get("usual", 0), mark.kwargs.get("full", 1 << 30)
             known = not mark.args and mark.kwargs and mark.kwargs.keys() <= {"usual", "full"}
             if not (known and type(usual) is type(full) is int and 0 <= usual <= full > 0):
-                problem = "takes usual= and full=, of which usual is not more and full not 0"
+                problem = "takes usual= and full= with 0 <= usual <= full and full > 0"
             elif mark in of_case or names.count("cases") > 1:
                 problem = "belongs on a function, once"
             elif "weekly" in names or ("full" in names and "usual" in mark.kwargs):
@@ -166,7 +166,7 @@ def _problem(item: pytest.Item) -> str | None:
 
 
 def _thinned(items: list[pytest.Item], now: Tier) -> list[pytest.Item]:
-    """Return the tests of one function that a run has: a covering of its parameters, and as many as its marks allow."""
+    """Return one function's tests in a run: a covering of its parameters, with at most as many as its marks allow."""
     mark = items[0].get_closest_marker("cases")
     limits = mark.kwargs if mark and PROBLEM not in items[0].stash else {}
     items = [item for item in items if not item.get_closest_marker("weekly")]
@@ -178,14 +178,14 @@ def _thinned(items: list[pytest.Item], now: Tier) -> list[pytest.Item]:
 def _chosen(
     items: list[pytest.Item], strength: int, most: int | None, start: Sequence[pytest.Item] = ()
 ) -> list[pytest.Item]:
-    """Return a covering of a product without tests that are skipped, or all tests of a list of cases.
+    """Return a covering of a product without skipped tests, or all tests of a list of cases.
 
-    The arguments of one `parametrize` are one dimension, and a list of cases has no other.
+    Each `parametrize` is one dimension; a list of cases has only one.
 
     Args:
         items: tests of one function.
-        strength: of the covering.
-        most: the maximal number of tests. They are evenly spread over all.
+        strength: the strength of the covering.
+        most: the maximal number of tests, which are spread evenly.
         start: tests to include in any case.
     """
     rest = [item for item in items if item not in start]
@@ -207,7 +207,7 @@ _spent = 0.0
 
 
 def slice_number() -> int | None:
-    """Return the number that chooses a slice: SLICE of the environment, or of the commit; None outside of git."""
+    """Return the number that chooses a slice, from SLICE or the commit's hash; None outside a git repository."""
     given = os.environ.get("SLICE")
     if given:
         if not given.isdecimal():
@@ -221,7 +221,7 @@ def slice_number() -> int | None:
 
 
 def _slice(items: list[pytest.Item]) -> list[pytest.Item]:
-    """Return the tests of the commit's slice. Commits begin at different tests, as its time may end before the last."""
+    """Return the tests of the commit's slice, starting at a different test in each commit: its time may run out."""
     number = slice_number()
     if number is None:
         return []

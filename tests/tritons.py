@@ -1,4 +1,4 @@
-"""Processes that compile Triton's kernels ahead of time, by this Triton or by the oldest that is supported."""
+"""Processes that compile Triton kernels ahead of time with the installed or the oldest supported Triton."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ import pytest
 ROOT = Path(__file__).parents[1]
 OLDEST = ROOT / "build" / "triton-3.6"
 needs_oldest = pytest.mark.skipif(
-    not OLDEST.exists(), reason="Triton 3.6 is not there; make build/triton-3.6 fetches it"
+    not OLDEST.exists(), reason="Triton 3.6 is not installed; make build/triton-3.6 fetches it"
 )
 
 
 def compiling(*command: str | Path, triton: Path | None = None, **settings: str) -> str:
-    """What Python writes to standard output; its kernels are not interpreted.
+    """Return the standard output of a Python process that compiles Triton kernels instead of interpreting them.
 
     Args:
-        triton: the folder of another Triton than this environment's.
-        settings: of the environment.
+        triton: the folder of a Triton version to use instead of the installed one.
+        settings: environment variables to set.
     """
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     environment |= settings

@@ -1,25 +1,24 @@
-"""The benchmark suite: speed and memory against what a user would pick instead. Run `python -m partbench --help`.
+"""Benchmarks of speed and memory against the alternatives that users have. Run `python -m partbench --help`.
 
-It measures the partkernels and partnets that Python imports, and needs no checkout but where a module says so.
+The package measures the importable partkernels and partnets, and needs a checkout only where a module says so.
 
-    peers       what is measured, and against what: a layer and its tensors, models, and the ways to write them
+    peers       layers and their tensors, models, and the implementations that are compared
     suites      speed, step and optim, which are timed, and memory, which counts bytes
-    measuring   clocks, peers that take turns, wrong results refused, peaks of memory, the machine, intervals
-    presets, cli            what is measured by which command
-    results     a file of samples (the module), and what was measured with it (the folder)
-    figures, summary        what samples say, as pandas' tables
+    measuring   clocks, alternating peers, checks of results, peaks of memory, the machine, intervals
+    presets, cli            the work that each command measures
+    results     a file of samples (the module), and committed measurements (the folder)
+    figures, summary        estimates from samples, as pandas tables
     compare, report         two files side by side; a page; the tables of docs/benchmarks.md
-    bars        what the kernels for CPUs and for GPUs are held to
-    overhead    what a call of a small layer costs beyond torch's own: Python and dispatch
-    packing     what it costs to take one partition's entries out of a weight, and to put them back
-    tune        which of Triton's plans is the fastest for the layers that speed measures
-    gpu         what `make gpu` does: steps, a smoke of every operator, a page on all
-    compiled_kernels        the kernels for GPUs as they are compiled, without one
+    bars        targets of the CPU and GPU kernels
+    overhead    the cost of calling a small layer, compared with torch: Python and dispatch
+    packing     the cost of gathering one partition's entries from a weight, and of scattering them back
+    tune        the fastest Triton plan for each layer that speed measures
+    gpu         everything that `make gpu` does: steps, a smoke test of every operator, a summary page
+    compiled_kernels        the compiled GPU kernels, examined without a GPU
     paper       the paper's experiments
 
-A new kernel needs no line here: as a backend that is ready, it is measured in every case and checked against the
-reference. A new shape goes into presets, a new peer into peers.operators, training or schemes, a new model into
-peers.models.
+A new kernel needs no line here: every available backend is measured in every case and checked against the reference.
+A new shape goes into presets, a new peer into peers.operators, training or schemes, a new model into peers.models.
 """
 
 import logging
@@ -29,7 +28,7 @@ from contextlib import contextmanager
 
 @contextmanager
 def needing(extra: str) -> Iterator[None]:
-    """Says of a library that is missing inside which of partkernels' extras brings it."""
+    """Raise ImportError that names the extra of partkernels to install if an import in the block fails."""
     try:
         yield
     except ModuleNotFoundError as error:
@@ -41,7 +40,7 @@ def needing(extra: str) -> Iterator[None]:
 
 @contextmanager
 def quiet(logger: str, level: int) -> Iterator[None]:
-    """Hears of that logger only what is at `level` or above, in here."""
+    """Set the level of a logger within the block."""
     told = logging.getLogger(logger)
     before = told.level
     told.setLevel(level)

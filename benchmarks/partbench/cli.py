@@ -28,7 +28,7 @@ from partbench.suites.options import Options, default_backends
 from partkernels.arguments import sizes
 from partkernels.backend.dispatch import backends
 
-# The C of --bits, which fills that many bits but for 8, where a byte a weight must hold the peers' ids too.
+# C for each choice of --bits: the most that fit, except for 8, where the peers' ids must fit in a byte as well.
 COUNTS = {1: 2, 2: 4, 4: 16, 8: 32}
 DTYPES = {
     str(dtype).removeprefix("torch."): dtype for dtype in (torch.float32, torch.float64, torch.bfloat16, torch.half)
@@ -36,7 +36,7 @@ DTYPES = {
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Runs one command; returns 1 if a figure was refused, a peer failed, or `compare` found something slower."""
+    """Run one command; return 1 if a figure was refused, a peer failed, or `compare` found something worse."""
     parser = _parser()
     given = parser.parse_args(arguments)
     try:
@@ -89,7 +89,7 @@ def _add_measuring(parser: argparse.ArgumentParser, suite: str) -> None:
     add("--minutes", type=_minutes, help="no pass begins after them")
     add("--commit", help="of the library, if this is no git checkout")
     convolution = "as in 200x20x14x14,50x20x5x5,padding=2; also stride, dilation, groups"
-    others = argparse.ArgumentParser(add_help=False)  # what this suite does not take, and would ignore
+    others = argparse.ArgumentParser(add_help=False)  # options of other suites, which this one would ignore
     add = (parser if suite in ("speed", "all") else others).add_argument_group("layers (speed)").add_argument
     add("--linear", type=_linear, action="append", metavar="MxNxK", help="as in 256x1024x1024")
     add("--conv2d", type=_conv2d, action="append", metavar="X,WEIGHT[,name=value]", help=convolution)
@@ -108,12 +108,12 @@ def _add_measuring(parser: argparse.ArgumentParser, suite: str) -> None:
 
 
 def _some_of(known: Iterable[str]) -> Callable[[str], tuple[str, ...]]:
-    """Reads names separated by commas."""
+    """Return a parser of known names separated by commas."""
 
     def read(text: str) -> tuple[str, ...]:
         names = tuple(text.split(","))
         if wrong := [name for name in names if name not in known]:
-            raise argparse.ArgumentTypeError(f"{wrong[0]!r} is none of {', '.join(known)}")
+            raise argparse.ArgumentTypeError(f"{wrong[0]!r} is unknown; pass some of {', '.join(known)}")
         return names
 
     return read
@@ -171,10 +171,10 @@ def _conv2d(text: str) -> Conv2d:
 
 
 def options(given: argparse.Namespace) -> Options:
-    """What the command line asks for: a preset, and what was given instead of its choices.
+    """Return the options of a command line: a preset with the given values in place of its own.
 
     Raises:
-        ValueError: a choice cannot be had here.
+        ValueError: a value is invalid or not available on this machine.
     """
     preset = PRESETS[given.preset]
     changed = {"actives": given.active, "dtypes": given.dtypes and tuple(DTYPES[name] for name in given.dtypes)}
@@ -203,7 +203,7 @@ def options(given: argparse.Namespace) -> Options:
         if name in obstacles():
             raise ValueError(f"the backend {name!r} cannot run here: {obstacles()[name]}.")
     for each in proportions:
-        sizes(0, each)  # raises if they are none
+        sizes(0, each)  # raises if they are invalid
     largest = max(map(len, proportions))
     if given.active and max(given.active) > largest:
         raise ValueError(f"--active has {max(given.active)}, but there are {largest} partitions; pass 1..{largest}.")
@@ -239,7 +239,7 @@ def _measure(given: argparse.Namespace) -> int:
         results.records = records
         runs = merged([*kept, results])
         if len(runs) > 1:
-            raise ValueError(f"{out} has some of these figures, or others of other circumstances; pass another --out.")
+            raise ValueError(f"{out} has some of these figures, or ones of other circumstances; pass another --out.")
         runs[0].save(out)
 
     save(measure(list(SUITES) if given.suite == "all" else [given.suite], chosen, save=save))
@@ -267,8 +267,8 @@ def _compare(given: argparse.Namespace) -> int:
     found = compare.changes(before, after, given.smallest)
     if not any(change.comparable for change in found):
         raise ValueError(
-            f"{given.before} and {given.after} have no figure in common that can be compared: of the same work and"
-            " circumstances, after two passes or more."
+            f"{given.before} and {given.after} have no figure in common that can be compared; measure the same work in"
+            " both, with two passes or more."
         )
     print(compare.text(before, after, found))
     if given.out:

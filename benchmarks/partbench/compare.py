@@ -1,4 +1,4 @@
-"""compare: two files of results side by side; what changed beyond noise is marked."""
+"""compare: two files of results side by side, with changes beyond noise marked."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ class Change:
     """A figure in two files.
 
     Attributes:
-        record: of the later file; of the earlier one if only that has it.
-        quantity: "ratio" to the case's first peer, which cancels how fast the machine was at the time; "seconds" for
-            that peer itself; "bytes".
-        before, after: None where a file has no such figure.
-        relative: by how much it changed, as 0.2 for 20 % more, if that is beyond noise; None otherwise.
-        comparable: whether a change would say something of the code.
+        record: from the later file, or from the earlier one if only that has it.
+        quantity: "ratio" to the case's first peer, which cancels the machine's speed at the time; "seconds" for that
+            peer itself; "bytes".
+        before, after: None if the file has no such figure.
+        relative: the relative change (0.2 for 20 % more) if it is beyond noise; None otherwise.
+        comparable: whether a change would say something about the code.
     """
 
     record: Record
@@ -34,7 +34,7 @@ class Change:
 
     @property
     def mark(self) -> str:
-        """What a reader should look at: slower, larger, faster, smaller, refused, failed; or empty."""
+        """Return the mark for readers: slower, larger, faster, smaller, refused, failed; or an empty string."""
         if self.record.problem in ("refused", "failed"):
             return self.record.problem
         words = ("larger", "smaller") if self.quantity == "bytes" else ("slower", "faster")
@@ -42,16 +42,16 @@ class Change:
 
     @property
     def worse(self) -> bool:
-        """Whether whoever changed the code should look at it."""
+        """Return whether the change is for the worse, so that its author should look at it."""
         return self.mark in ("slower", "larger", "refused", "failed")
 
 
 def changes(before: Results, after: Results, smallest: float = SMALLEST_CHANGE) -> list[Change]:
-    """Every figure of either file, in the order of the later one.
+    """Compare every figure of either file, in the order of the later one.
 
-    Ratios and bytes are compared. The seconds of a case's first peer are not: they tell how fast the machine was at the
-    time. Nor is a ratio after one pass, which has no interval, or one of a case whose first peer has a figure in one
-    file only. Bytes have no noise but the pages of a process.
+    Only ratios and bytes are compared. The seconds of a case's first peer depend on the machine's speed at the time.
+    Ratios are not compared after a single pass, which gives no interval, or if the case's first peer has a figure in
+    one file only. The only noise in bytes is the page size of a process.
 
     Args:
         before, after: two runs.
@@ -79,7 +79,7 @@ def _figures(results: Results) -> dict[tuple, tuple[str, Estimate]]:
 
 
 def text(before: Results, after: Results, found: Sequence[Change]) -> str:
-    """What changed, a line for each figure that did."""
+    """Return a line for each figure that changed, between a heading and a total."""
     compared, marked = sum(change.comparable for change in found), [change for change in found if change.mark]
     lines = [f"{before.version} on {before.device}  →  {after.version} on {after.device}: {compared} figures compared"]
     for each in marked:

@@ -1,4 +1,4 @@
-"""What federated rounds cost: seconds, memory, and bytes beside plain federated averaging, with Flower's own.
+"""Cost of federated rounds: seconds, memory and bytes, relative to federated averaging, including Flower's overhead.
 
 python -m partbench.federated
 python -m partbench.federated --clients 1000
@@ -29,7 +29,7 @@ ROUNDS = 3
 
 
 def make_model(proportions: Sequence[float]) -> tuple[nn.Module, nn.Module | None]:
-    """The digits' network of partbench.paper with augmentation, 38 thousand weights; undivided, it has none."""
+    """Build the digits' network of partbench.paper (38 thousand weights), augmented if it has several partitions."""
     torch.manual_seed(0)
     network = nn.Sequential(
         nn.Conv2d(1, 16, 5, stride=2, padding=2), nn.ReLU(), nn.Conv2d(16, 32, 3, stride=2, padding=1), nn.ReLU(),
@@ -49,7 +49,7 @@ def load_data(number: int, clients: int) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def measured(method: str, clients: int) -> dict:
-    """A few rounds in this process: their seconds, its peak of memory, and the bytes that went up and down in one."""
+    """Run a few rounds in this process and measure their seconds, peak memory, and bytes sent and received a round."""
     with needing("federated"):
         from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects
 
@@ -58,7 +58,7 @@ def measured(method: str, clients: int) -> dict:
     proportions, whole = METHODS[method], 0
 
     def count(message, context, call):
-        """A mod: the bytes of whole replies, as they are sent, object by object."""
+        """Count the bytes of whole replies, as they are sent object by object (a Flower mod)."""
         nonlocal whole
         reply = call(message, context)
         whole += sum(len(one.deflate()) for one in get_all_nested_objects(reply).values())
@@ -103,7 +103,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--clients", type=lambda text: [*map(int, text.split(","))], default=[20, 100, 1000])
     given = parser.parse_args(arguments)
     jobs = [(method, clients) for clients in given.clients for method in METHODS]
-    # Each in a process of its own, whose memory no other has used.
+    # Each job runs in a new process, so that its peak memory does not depend on other jobs.
     with get_context("spawn").Pool(1, maxtasksperchild=1) as pool:
         found = pool.starmap(measured, jobs, chunksize=1)
     print(table(pd.DataFrame(found)))

@@ -1,4 +1,4 @@
-"""Figures: what records say, as a table of estimates beside the peer that everything is held against."""
+"""Figures: a table of estimates from records, with ratios to each case's base peer."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from partbench.measuring.estimates import Estimate, passes, ratios
 from partbench.results import Record
 
 COLUMNS = ("peer", "record", "key", "value", "ratio", "faster")
-# Of cases, in any suite.
+# Columns of cases, in any suite.
 ENTRIES = (
     "operator",
     "work",
@@ -28,11 +28,11 @@ ENTRIES += ("optimizer", "update", "figure")
 
 
 def figures(records: Iterable[Record], suite: str) -> pd.DataFrame:
-    """A row for each record of a suite that has samples.
+    """Return a row for each record of a suite that has samples.
 
-    Columns: the entries of its case; `peer`; `record`; `key`, which those of one case share; and as Estimates, or None,
-    `value` [s or B]; `ratio`, to the base: the case's first peer, which a user has today; `faster`, how many times
-    faster than torch.where.
+    Columns: the entries of its case; `peer`; `record`; `key`, shared by the records of a case; and as Estimates, or
+    None, `value` [s or B]; `ratio` to the base, the case's first peer, which users have today; `faster`, the speed-up
+    over torch.where.
     """
     cases: dict[tuple, dict[str, Record]] = {}
     for record in records:
@@ -50,12 +50,12 @@ def figures(records: Iterable[Record], suite: str) -> pd.DataFrame:
 
 
 def table(rows: Sequence[Mapping], columns: Sequence[str]) -> pd.DataFrame:
-    """Rows as a table, which has these columns without any row too."""
+    """Return rows as a table that has these columns even without rows."""
     return pd.DataFrame(rows) if rows else pd.DataFrame(columns=list(columns), dtype=object)
 
 
 def over(record: Record | None, other: Record | None) -> Estimate | None:
-    """The ratio to another peer of the same case, from samples taken side by side; None if there are none."""
+    """Return the ratio to another peer of the same case, from samples taken side by side; None without such samples."""
     if record is None or other is None or not record.samples or len(other.samples) != len(record.samples):
         return None
     if record.unit == "B" and not other.samples[0][0]:
@@ -64,17 +64,17 @@ def over(record: Record | None, other: Record | None) -> Estimate | None:
 
 
 def ours(peers: Iterable[str]) -> list[str]:
-    """Those of the peers that are ours."""
+    """Return the peers that are ours."""
     return [peer for peer in peers if peer.startswith(("partkernels", "partnets"))]
 
 
 def unforced(peers: Iterable[str]) -> list[str]:
-    """Those of ours that compute by the plan that they choose, as "partkernels triton": what a user gets."""
+    """Return our peers that choose their plan themselves, such as "partkernels triton", as they do for users."""
     return [peer for peer in ours(peers) if len(peer.partition(",")[0].split()) < 3]
 
 
 def markdown(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """A table in Markdown. pandas has one only with a package more.
+    """Format a table in Markdown, for which pandas would need another package.
 
     Example:
         >>> print(markdown(["a", "b"], [["1", "2"]]))

@@ -1,4 +1,4 @@
-"""What steps of ψ that look ahead take, over direct ones: time, and memory beside a training step of the dense model.
+"""Cost of lookahead steps of ψ: time over that of direct steps, and memory over that of a dense training step.
 
 python -m partbench.lookahead
 """
@@ -28,9 +28,9 @@ from partnets import hyper, optim
 
 MODELS = {"mnist-cnn": 128, "resnet-8": 64, "mlp": 256, "vit-tiny": 32}
 SCHEMES = ("weight", "nested")
-# Where ψ acts: on the loss of training, on a term that is added to it, and on the inputs.
+# Where ψ acts: on the training loss, on a term added to it, or on the inputs.
 KINDS = ("smoothing", "decay", "inputs")
-# Direct steps are of the inputs, as of an augmentation: there is no other direct ψ that takes a whole backward pass.
+# Direct steps learn noise on the inputs, like an augmentation: no other direct ψ needs a whole backward pass.
 PEERS = ("dense step", "step of w", "direct", "exact", "differences", "3 steps", "implicit")
 BY = {
     "exact": partnets.Lookahead(),
@@ -42,7 +42,7 @@ PLAN = Plan(passes=3, rounds=3, sample=5e-2, seconds=3.0)
 
 
 class Noise(hyper.Hyperparameter):
-    """What an augmentation is to the rest of a network: something in front of it."""
+    """Noise on the inputs of a network, in place of an augmentation."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -122,7 +122,7 @@ def workload(name: str, scheme: str, kind: str) -> Workload:
 
 
 def memory(name: str, scheme: str, kind: str) -> dict[str, float]:
-    """Of each peer its peak over that of the dense step, both with weights, and moments of the optimiser."""
+    """Return each peer's peak memory over the dense step's, both with weights and the optimiser's moments."""
     training = Training.made(name, scheme, kind, 0)
     direct = Training.made(name, scheme, "direct", 0)
     found = {}
@@ -134,7 +134,7 @@ def memory(name: str, scheme: str, kind: str) -> dict[str, float]:
 
 
 def table(records: Sequence[Record]) -> str:
-    """Markdown: a row for each case; medians of passes over those of the direct step."""
+    """Return a Markdown table with a row for each case: medians of passes over those of the direct step."""
     rows: dict[tuple, dict[str, float]] = {}
     for record in records:
         if record.problem:

@@ -1,4 +1,4 @@
-"""What a call of a small layer costs beyond torch's own: Python and dispatch; the arithmetic is a few microseconds.
+"""Overhead of calling a small layer, over torch's: Python and dispatch; the arithmetic takes a few microseconds.
 
 python -m partbench.overhead
 """
@@ -32,7 +32,7 @@ HEAD = ("layer", "live", "work", "torch", "partnets", "beyond it", "least of tor
 
 
 def workload(layer: Layer, active: int, work: str) -> Workload:
-    """torch's layer and ours with subnetwork and partition `active`; x needs no gradient, as of a first layer."""
+    """Return the workload of torch's layer and ours, with update=active; x needs no gradient, as in a first layer."""
     case = {"layer": f"{layer.operator} {layer.shape}", "live": f"{active} of {THREE.count}", "work": work}
     peers = {peer: partial(_run, peer, active, work) for peer in PEERS}
     return Workload("overhead", case, partial(Tensors, layer, THREE), peers)
@@ -58,10 +58,11 @@ def _call(module: nn.Module, tensors: Tensors, work: str) -> Callable[[], object
 
 
 def overheads(layers: Sequence[Layer], plan: Plan = PLAN) -> pd.DataFrame:
-    """For each layer, each work with the second and with all partitions live; the latter draws no defaults.
+    """Measure each work of each layer with the second and with all partitions active; the latter draws no defaults.
 
-    Columns: `layer`, `live`, `work`; in microseconds `dense` and `ours`, medians; `beyond`, the median of ours - dense
-    of samples taken side by side, an Estimate; `least_dense` and `least_ours`, to which what else runs adds little.
+    Columns: `layer`, `live`, `work`; in microseconds, the medians `dense` and `ours`; `beyond`, an Estimate of the
+    median of ours - dense, from samples taken side by side; `least_dense` and `least_ours`, the minima, to which other
+    processes add little.
     """
     cases = [workload(layer, active, work) for layer in layers for active in (2, THREE.count) for work in WORKS]
     records = iter(measure([Batch(cases, WallClock(CPU, plan.sample), plan)]))
@@ -69,7 +70,7 @@ def overheads(layers: Sequence[Layer], plan: Plan = PLAN) -> pd.DataFrame:
 
 
 def overhead(dense: Record, ours: Record) -> dict:
-    """A row of overheads."""
+    """Return a row of overheads."""
     for record in (dense, ours):
         if record.problem:
             raise RuntimeError(f"{record.label}: {record.refused or record.missing}")
@@ -82,7 +83,7 @@ def overhead(dense: Record, ours: Record) -> dict:
 
 
 def table(found: pd.DataFrame) -> str:
-    """Markdown: a row for each; microseconds."""
+    """Return a Markdown table of overheads in microseconds."""
     found = found.assign(least=found.least_ours - found.least_dense)
     shown = ["dense", "ours", "beyond", "least_dense", "least_ours", "least"]
     rows = [[row.layer, row.live, row.work, *(f"{row[name]:.1f}" for name in shown)] for _, row in found.iterrows()]
@@ -93,7 +94,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m partbench.overhead", description=__doc__.partition("\n")[0])
     parser.add_argument("--passes", type=int, default=PLAN.passes, help="over all cases")
     given = parser.parse_args()
-    torch.set_num_threads(1)  # so small a layer wakes no other
+    torch.set_num_threads(1)  # so small a layer uses no other thread
     print(table(overheads((LINEAR, CONV2D), replace(PLAN, passes=given.passes))))
 
 

@@ -1,4 +1,4 @@
-"""What it costs to take one partition's entries out of a weight, and to put them back: nanoseconds an entry.
+"""Cost of gathering one partition's entries from a weight, and of scattering them back: nanoseconds an entry.
 
 python -m partbench.packing
 """
@@ -24,10 +24,10 @@ from partbench.peers.layer import CPU, THREE
 from partbench.results import Record
 from partkernels.arguments import sizes
 
-# Of 1, 4 and 64 MiB: in a core's cache, near it, and out of all.
+# Weights of 1, 4 and 64 MiB: in a core's cache, just beyond it, and beyond all caches.
 SHAPES = ((512, 512), (1024, 1024), (4096, 4096))
 WORKS = ("gather", "scatter")
-# A copy of the whole weight reads and writes all memory that any of them can.
+# A copy of the whole weight reads and writes all the memory that the other peers may touch.
 PEERS = ("masks", "copy of all", "partkernels")
 PLAN = Plan(passes=6, rounds=20, sample=2e-3, seconds=0.5)
 HEAD = ("weight", "share", "work", *PEERS)
@@ -35,7 +35,7 @@ HEAD = ("weight", "share", "work", *PEERS)
 
 @dataclass(frozen=True)
 class Data:
-    """A weight that is partitioned at random, the entries of one partition, and which they are."""
+    """A randomly partitioned weight, and the number, mask and values of one partition."""
 
     weight: Tensor
     partition: pk.Partition
@@ -84,7 +84,7 @@ def _call(peer: str, work: str, data: Data, target: Tensor) -> Callable[[], obje
 
 
 def table(records: Sequence[Record]) -> str:
-    """Markdown: a row for each case; nanoseconds for each entry of the partition, medians of passes."""
+    """Return a Markdown table with a row for each case: nanoseconds an entry of the partition, medians of passes."""
     rows: dict[tuple, list[str]] = {}
     for record in records:
         if record.problem:
@@ -95,7 +95,7 @@ def table(records: Sequence[Record]) -> str:
 
 
 def records(shapes: Sequence[tuple[int, int]], plan: Plan = PLAN) -> list[Record]:
-    """Of each shape, for the first and the second partition, gathering and scattering by each peer."""
+    """Measure gathering and scattering by each peer, for the first and the second partition of each shape."""
     cases = [workload(shape, number, work) for shape in shapes for number in (1, 2) for work in WORKS]
     return measure([Batch(cases, WallClock(CPU, plan.sample), plan)])
 

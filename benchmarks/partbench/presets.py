@@ -1,4 +1,4 @@
-"""Presets: what each suite measures unless the command line says otherwise, and for how long."""
+"""Presets: the measurements of each suite, unless the command line changes them, and their duration."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from partbench.measuring.timing import Plan
 from partbench.peers.operators import WORKS as OPERATOR_WORKS
 
 WORKS = (*OPERATOR_WORKS, "training")
-# Where torch.compile may be among the peers.
+# Works for which torch.compile may be among the peers.
 COMPILED = tuple(f"{operator} {work}" for operator in ("linear", "conv2d") for work in WORKS)
 Linear = tuple[int, int, int]  # M, N, K
-# Input, weight, and what is not torch's default of the geometry.
+# Input, weight, and any geometry that is not torch's default.
 Conv2d = tuple[tuple[int, ...], tuple[int, ...], dict[str, int]]
 
 
 def same(batch: int, channels: int, size: int, kernel: int = 3, out: int = 0) -> Conv2d:
-    """A convolution that keeps the image's size."""
+    """Return a convolution that keeps the image's size."""
     weight = (out or channels, channels, kernel, kernel)
     return (batch, channels, size, size), weight, {"padding": kernel // 2}
 
@@ -38,18 +38,20 @@ LINEAR = ((1, 4096, 4096), (8, 4096, 4096), (32, 1024, 1024), (256, 1024, 1024),
 
 @dataclass(frozen=True)
 class Preset:
-    """Attributes:
-    about: one line for --help.
-    device: "cpu" or "cuda"; where the suites run by default.
-    plan: for speed and optim; step takes fewer rounds, for its calls are long.
-    linear, conv2d, dtypes, actives, works, compiled: of speed; forward_only, forward_defaults: further dtypes and kinds
-        of defaults, of which only the forward pass of linear layers is measured.
-    memory: names in partbench.peers.models and batches; arithmetic: names of models too large to make; fused: names of
-        those that are measured by Triton's fused plan as well.
-    step: models, batches, and samples of the augmentation.
-    series: whether step measures growth with width, depth, C and batch as well.
-    paper: whether step measures the paper's scheme as well.
-    optim: models.
+    """The measurements of each suite and their duration.
+
+    Attributes:
+        about: one line for --help.
+        device: "cpu" or "cuda"; the default of the suites.
+        plan: for speed and optim; step takes fewer rounds, because its calls are long.
+        linear, conv2d, dtypes, actives, works, compiled: of speed; forward_only, forward_defaults: further dtypes and
+            kinds of defaults, for which only the forward pass of linear layers is measured.
+        memory: names in partbench.peers.models and batches; arithmetic: names of models too large to build; fused:
+            names of models that are also measured with Triton's fused plan.
+        step: models, batches, and samples of the augmentation.
+        series: whether step also measures growth with width, depth, C and batch.
+        paper: whether step also measures the paper's scheme.
+        optim: models.
     """
 
     about: str
@@ -127,7 +129,7 @@ PRESETS = {
     "gpu": Preset(
         about="what partbench.bars.gpu holds the kernels for GPUs to; five minutes on an H200",
         device="cuda",
-        # The time of the optimisers' steps includes the host's, which many calls in a row hide as training does.
+        # The optimisers' steps are timed with the host's work, which many calls in a row hide, as in training.
         plan=Plan(rounds=10, sample=3e-3, seconds=0.1, minutes=2.5),
         step_plan=Plan(rounds=3, seconds=0.2, minutes=0.75),
         dtypes=(torch.bfloat16,),

@@ -1,4 +1,4 @@
-"""What best-response layers cost: time over torch's own layer, and what is kept for the backward pass.
+"""Cost of best-response layers: time over torch's layer, and memory kept for the backward pass.
 
 python -m partbench.responses
 python -m partbench.responses --device cuda --dtype bfloat16
@@ -50,7 +50,7 @@ CASES = (
 
 
 class Composed(nn.Module):
-    """The same layer as one writes it: W x + b + (V λ) ⊙ W_hyper x + (C λ) ⊙ b_hyper."""
+    """The same layer in plain PyTorch: W x + b + (V λ) ⊙ W_hyper x + (C λ) ⊙ b_hyper."""
 
     def __init__(self, layer: stn.HyperLayer) -> None:
         super().__init__()
@@ -76,7 +76,7 @@ class Composed(nn.Module):
 
 
 class Setup:
-    """A layer, it as a best response, an input and the gradient of the output."""
+    """A layer, its best-response version, an input and the gradient of the output."""
 
     def __init__(self, case: Case, device: str, dtype: torch.dtype, seed: int) -> None:
         torch.manual_seed(seed)
@@ -90,7 +90,7 @@ class Setup:
         self.modules = {"torch": copy.deepcopy(ordinary), "composed": Composed(layer), "each": layer, "one": layer}
 
     def at(self, peer: str):
-        """The context in which a peer computes."""
+        """Return the context in which a peer computes."""
         if peer == "torch":
             return nullcontext()
         return self.vector.at(self.value[0] if peer == "one" else self.value)
@@ -110,7 +110,7 @@ class Setup:
                 return forward()
 
         def backward() -> tuple[Tensor, ...]:
-            # Where the hyperparameters learn, the weights are constants.
+            # If the hyperparameters learn, the weights are constants.
             for parameter in parameters:
                 parameter.requires_grad_(work == "forward and backward")
             return torch.autograd.grad(forward(), wanted, self.grad)
@@ -125,7 +125,7 @@ class Setup:
                 torch.testing.assert_close(self.modules[peer](self.x), expected(self.x), rtol=most, atol=most)
 
     def kept(self, peer: str) -> int:
-        """Bytes that autograd keeps between the passes, beside parameters."""
+        """Return the bytes that autograd keeps between the passes, without parameters."""
         parameters = {p.untyped_storage().data_ptr() for p in self.modules["each"].parameters()}
         parameters |= {p.untyped_storage().data_ptr() for p in self.modules["torch"].parameters()}
         found = {}
@@ -154,7 +154,7 @@ def workload(case: Case, work: str, device: str, dtype: torch.dtype) -> Workload
 
 
 def ratios(cases: Sequence[Case], device: str, dtype: torch.dtype, plan: Plan = PLAN) -> pd.DataFrame:
-    """For each layer and work the time of each peer over torch's, medians of samples taken side by side."""
+    """Return each peer's time over torch's for each layer and work: medians of samples taken side by side."""
     workloads = [workload(case, work, device, dtype) for case in cases for work in WORKS]
     where = torch.device(device)
     clock = EventClock(where) if where.type == "cuda" else WallClock(where, plan.sample)

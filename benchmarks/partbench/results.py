@@ -1,4 +1,4 @@
-"""Results: what one run of the suite found, where, and how, as a JSON file."""
+"""Results: the figures of one run of the suite with its circumstances, as a JSON file."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ class Record:
 
     Attributes:
         suite: speed, memory, step or optim.
-        case: what was measured: names and values that, with suite and peer, tell records of a file apart.
-        peer: who was measured.
+        case: names and values that, with suite and peer, identify a record in a file.
+        peer: the measured implementation.
         unit: of the samples: "s" for seconds a call, "B" for bytes.
         samples: a list for each pass. Within a pass, the i-th samples of a case's peers were taken side by side.
         refused: why there is no figure although the peer ran: its result differs from the reference's.
         missing: why there is no figure: the peer does not run here.
-        facts: further figures that need no samples, as floating-point operations a call.
+        facts: further figures without samples, such as floating-point operations a call.
     """
 
     suite: str
@@ -38,17 +38,17 @@ class Record:
 
     @property
     def key(self) -> tuple:
-        """Equal for the same figure in two files."""
+        """Return a key that is equal for the same figure in two files."""
         return self.suite, *self.case.items(), self.peer
 
     @property
     def label(self) -> str:
-        """The same in a line."""
+        """Return the key as one line of text."""
         return f"{' '.join(map(str, (self.suite, *self.case.values())))}, {self.peer}"
 
     @property
     def problem(self) -> str:
-        """Why there is no figure, in a word: refused, failed or missing; empty if there is one."""
+        """Return the kind of problem, "refused", "failed" or "missing"; an empty string if there is a figure."""
         if self.refused or self.missing.startswith("failed"):
             return "refused" if self.refused else "failed"
         return "" if self.samples else "missing"
@@ -56,15 +56,15 @@ class Record:
 
 @dataclass
 class Results:
-    """One run.
+    """One run of the suite.
 
     Attributes:
-        command: as it was given.
-        commit, modified: of the library; modified if its files differed from the commit's.
+        command: the command line.
+        commit, modified: of the library; modified if its files differed from the commit.
         date: of the start, UTC, ISO 8601.
         machine, versions, settings: names and values.
-        rooflines: what this machine reached at most: copy [B/s], matmul float32 [FLOP/s], ...
-        records: in the order in which they were measured.
+        rooflines: peak rates of this machine: copy [B/s], matmul float32 [FLOP/s], ...
+        records: in the order of measurement.
     """
 
     command: str
@@ -80,21 +80,21 @@ class Results:
 
     @property
     def device(self) -> str:
-        """The hardware that did the work."""
+        """Return the hardware that did the work."""
         return str(self.machine.get("gpu") or self.machine["processor"])
 
     @property
     def version(self) -> str:
-        """The commit, with a '+' if files differed from it."""
+        """Return the commit, followed by '+' if files differed from it."""
         return self.commit[:9] + "+" * self.modified
 
     def save(self, path: str | os.PathLike) -> None:
-        """Writes a file, whole or not at all."""
+        """Write the file atomically."""
         path = Path(path)
         path.parent.mkdir(parents=True, exist_ok=True)
         head = dataclasses.asdict(dataclasses.replace(self, records=[]))
         del head["records"]
-        # A line for each record, so that a difference between two files can be read.
+        # A line for each record, so that a difference between two files is readable.
         lines = ",\n".join(json.dumps(_without_defaults(record)) for record in self.records)
         text = json.dumps(head, indent=1).removesuffix("\n}") + ',\n "records": [\n' + lines + "\n]}\n"
         temporary = path.with_name(path.name + ".partial")
@@ -103,10 +103,10 @@ class Results:
 
     @classmethod
     def load(cls, path: str | os.PathLike) -> Results:
-        """Reads a file that save wrote.
+        """Read a file that `save` wrote.
 
         Raises:
-            ValueError: the file is no such file, or of another format.
+            ValueError: the file has other contents or another format.
         """
         try:
             content = json.loads(Path(path).read_text())
@@ -122,9 +122,9 @@ class Results:
 
 
 def merged(files: Iterable[Results]) -> list[Results]:
-    """The same figures in fewer runs: suites that were measured one by one, of one library in one place, become one.
+    """Merge runs of different suites that have the same library, machine and settings.
 
-    Files that have a figure in common stay apart, since they are to be seen side by side.
+    Files that have a figure in common stay apart, so that they can be compared.
     """
     runs: list[Results] = []
     for file in files:

@@ -1,4 +1,4 @@
-"""The summary: a few numbers for each suite, of which the page's head and the tables of docs/benchmarks.md are made."""
+"""The summary: a few numbers for each suite, for the page's head and for the tables of docs/benchmarks.md."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from partbench.figures import figures, ours, over, table
 from partbench.measuring.estimates import Estimate, ratios
 from partbench.results import Record
 
-# Of the paper's Table 8, on an RTX 3080: updates of the weights and of the hyperparameters over a dense update.
+# The paper's Table 8, on an RTX 3080: updates of the weights and of the hyperparameters over a dense update.
 PAPER = {"MNIST CNN": (1.08, 1.08), "ResNet-8": (1.17, 1.08), "ResNet-14": (1.21, 1.09)}
 UPDATES = ("parameters", "hyperparameters")
-# What a kind of work on layers is.
+# The columns that identify a kind of work on layers.
 KIND = ["operator", "work", "dtype", "bits", "defaults"]
 KEPT = ["parameters", "map", "defaults", "state"]
 MODEL = ["model", "batch", "optimizer", "device", "proportions", "kind"]
 
 
 def speed(records: Sequence[Record]) -> pd.DataFrame:
-    """A row for each of KIND and backend of ours, over all shapes; of each the live subnetwork that costs most.
+    """Return a row for each KIND and backend of ours, over all shapes, each with its slowest active subnetwork.
 
-    Columns: KIND, `peer`; of ours over dense `mean` (geometric), `low`, `high`; `where`, times faster than eager
-    torch.where, NaN if unknown; `shapes`, how many, and `of`, of how many.
+    Columns: KIND, `peer`; `mean` (geometric), `low` and `high` of ours over dense; `where`, the speed-up over eager
+    torch.where, NaN if unknown; `shapes`, the number of shapes with a figure, and `of`, the number of all shapes.
     """
     found = figures(records, "speed")
     mine = found[found.peer.isin(ours(found.peer)) & found.ratio.notna()]
@@ -40,18 +40,18 @@ def speed(records: Sequence[Record]) -> pd.DataFrame:
 
 
 def mean(values: Iterable[float]) -> float:
-    """The geometric mean, that of ratios; NaN of nothing, and what is NaN does not count."""
+    """Return the geometric mean, which suits ratios, of all values that are not NaN; NaN without any."""
     logs = [math.log(value) for value in values if not math.isnan(value)]
     return math.exp(sum(logs) / len(logs)) if logs else math.nan
 
 
 def memory(records: Sequence[Record]) -> pd.DataFrame:
-    """A row for each model and peer.
+    """Return a row for each model and peer.
 
-    Columns: `model`, `batch`, `optimizer`, `peer`; KEPT in bytes a parameter of the ordinary model, `all`, their sum,
-    and `scheme`, that without the optimiser's state, which no scheme changes; `map_bits` a weight that is partitioned;
-    `peak`, of the whole step over the dense model's, by "allocator" and "process" where they were measured;
-    `partitioned`, the share of parameters that are; `dense_layers`, kinds of layer that are not; `by_arithmetic`.
+    Columns: `model`, `batch`, `optimizer`, `peer`; KEPT in bytes a parameter of the dense model; `all`, their sum;
+    `scheme`, the sum without the optimiser's state, which no scheme changes; `map_bits` a partitioned weight; `peak` of
+    the whole step over the dense model's, by "allocator" and "process" if measured; `partitioned`, the share of
+    partitioned parameters; `dense_layers`, the kinds of layer without partitions; `by_arithmetic`.
     """
     found = figures(records, "memory")
     found = found.assign(kind=found.defaults, bytes=[value.value for value in found.value])
@@ -73,12 +73,12 @@ def memory(records: Sequence[Record]) -> pd.DataFrame:
 
 
 def step(records: Sequence[Record]) -> pd.DataFrame:
-    """A row of Table 8 for each model, or point of a series, and scheme.
+    """Return a row of Table 8 for each scheme and each model or point of a series.
 
-    Columns: the entries of the case but `active`; `series`, empty for what is no point of one, and `place` on it;
-    `scheme`; `parameters` and `hyperparameters`, an update of them over a dense one, the mean over live subnetworks
-    weighted by how often training draws each, as Estimates or None; `iteration`, both together, or what makes them in
-    one pass; `paper`, the paper's of both, or None.
+    Columns: the entries of the case but `active`; `series`, empty outside of a series, and `place` on it; `scheme`;
+    `parameters` and `hyperparameters`, an update of them over a dense one: the mean over active subnetworks, weighted
+    by how often training draws each, as Estimates or None; `iteration`, both together, or an iteration in one pass;
+    `paper`, the paper's figures for both, or None.
     """
     found = figures(records, "step")
     found = found[(found.peer != "dense") & found.ratio.notna()]
@@ -101,7 +101,7 @@ def step(records: Sequence[Record]) -> pd.DataFrame:
 
 
 def _expected(measured: Sequence[Record], update: str, bases: dict[tuple, Record]) -> Estimate | None:
-    """The mean over the live subnetworks that were measured."""
+    """Return the weighted mean over the measured active subnetworks."""
     shares = [record.facts[f"share of {update}"] for record in measured]
     if not sum(shares):
         return None
@@ -110,7 +110,7 @@ def _expected(measured: Sequence[Record], update: str, bases: dict[tuple, Record
 
 
 def optim(records: Sequence[Record]) -> pd.DataFrame:
-    """A row for each model, optimiser, partition and peer of ours: an optimiser's step over torch's fastest.
+    """Return a row for each model, optimiser, partition and peer of ours: an optimiser's step over torch's fastest.
 
     Columns: the entries of the case, `share` of the weights, `peer`, `ratio`, an Estimate.
     """

@@ -1,7 +1,7 @@
-"""tune: measures Triton's plans for the linear layers of a preset, so that the suites run with the fastest ones.
+"""tune: measurements of Triton's plans for the linear layers of a preset, so that the suites use the fastest ones.
 
-usage: python -m partbench.tune --out FOLDER, then the suites with PARTKERNELS_CACHE=FOLDER. A file in there that is
-moved to partkernels/backend/triton/measured serves every GPU of its name.
+usage: python -m partbench.tune --out FOLDER, then the suites with PARTKERNELS_CACHE=FOLDER. A file in FOLDER that is
+moved to partkernels/backend/triton/measured applies to every GPU of its name.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from partbench.peers.layer import THREE, Division, Layer, Tensors
 from partbench.presets import PRESETS, Preset
 from partbench.suites.speed import linear_layers
 
-# The first subnetwork; the others take the same kernels.
+# The first subnetwork; the others use the same kernels.
 ACTIVE = 1
-# Of the time that there is, for compiling: what has not begun by then is compiled as it is measured.
+# Share of the time for compiling; kernels that have not begun by then are compiled when they are measured.
 COMPILING = 0.5
 
 
@@ -47,16 +47,16 @@ class Work:
 
 
 def works(preset: Preset, device: torch.device) -> list[Work]:
-    """The products of a preset's suite of speed whose plan Triton chooses."""
+    """Return the products of a preset's speed suite for which Triton chooses a plan."""
     kinds = (THREE, *(Division(defaults=kind) for kind in preset.forward_defaults))
     return [Work(layer, division) for layer in linear_layers(preset, preset.dtypes, device) for division in kinds]
 
 
 def tune(works: Sequence[Work], minutes: float) -> tuple[int, list[str]]:
-    """Keeps which plan is the fastest for each product where PARTKERNELS_CACHE says; none begins after so many minutes.
+    """Store the fastest plan for each product in the folder PARTKERNELS_CACHE; begin none after this many minutes.
 
     Returns:
-        how many are known then, and which could not be tuned and why.
+        the number of products with a known plan, and a message for each product that failed.
     """
     from partkernels.backend.triton.operators import tuning
 
@@ -71,13 +71,13 @@ def tune(works: Sequence[Work], minutes: float) -> tuple[int, list[str]]:
             try:
                 work()
                 known += 1
-            except Exception as error:  # what one product cannot do must not lose the others
+            except Exception as error:  # one product's failure must not lose the others
                 problems.append(f"{work}: {type(error).__name__}: {str(error)[:500]}")
     return known, problems
 
 
 def _compile(works: Sequence[Work], deadline: float) -> None:
-    """Fills Triton's cache on disk with all that tuning measures, by a process for each core."""
+    """Fill Triton's cache on disk with all kernels that tuning measures, by a process for each core."""
     processes = min(len(works), os.cpu_count() or 1)
     # CUDA does not survive a fork.
     how = {"mp_context": get_context("spawn"), "initializer": _only_compile}
@@ -88,7 +88,7 @@ def _compile(works: Sequence[Work], deadline: float) -> None:
 
 
 def _only_compile(scratch: str) -> None:
-    """In this process tuning goes by a clock that measures nothing, and kernels are compiled but not launched."""
+    """Make tuning in this process compile kernels without launching them, by a clock that measures nothing."""
     from triton.runtime.jit import JITFunction
 
     from partkernels.backend.triton import plans
@@ -106,7 +106,7 @@ def _only_compile(scratch: str) -> None:
 def _compile_one(work: Work, deadline: float) -> None:
     from partkernels.backend.triton.operators import tuning
 
-    # What fails here fails again when it is measured, and is told there.
+    # A failure here occurs again in the measurement, and is reported there.
     with suppress(Exception), tuning():
         if time.time() < deadline:
             work()

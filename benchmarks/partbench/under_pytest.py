@@ -1,4 +1,4 @@
-"""The same suites under pytest-benchmark, so that its storage, comparison and histograms work.
+"""The suites under pytest-benchmark, for its storage, comparison and histograms.
 
 usage: [PARTBENCH_PRESET=tiny] python -m pytest --pyargs partbench.under_pytest --benchmark-only [--benchmark-autosave]
 """
@@ -20,10 +20,10 @@ from partbench.suites.options import Options, default_backends
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    # No option of pytest's: a conftest.py beside an installed module comes too late for one.
+    # An environment variable, because a conftest.py beside an installed module is loaded too late for a pytest option.
     name = os.environ.get("PARTBENCH_PRESET", "quick")
     if name not in PRESETS:
-        raise pytest.UsageError(f"PARTBENCH_PRESET={name} is no preset; known are {', '.join(PRESETS)}.")
+        raise pytest.UsageError(f"PARTBENCH_PRESET={name} is not a preset; pass one of {', '.join(PRESETS)}.")
     preset = PRESETS[name]
     device = torch.device(preset.device)
     options = Options(preset, device, torch.get_num_threads(), backends=default_backends(device))
@@ -43,7 +43,7 @@ def _group(workload: Workload) -> str:
 
 
 def test_speed_step_and_optim(workload, peer, benchmark):
-    """Seconds a call."""
+    """Measure seconds a call."""
     benchmark.group = _group(workload)
     try:
         run = workload.peers[peer](workload.setup(0))
@@ -55,7 +55,7 @@ def test_speed_step_and_optim(workload, peer, benchmark):
 
 
 def test_memory(job: Job, benchmark):
-    """Seconds a training step; its peaks by the allocator, in bytes, are among the extra information."""
+    """Measure seconds a training step; its peaks by the allocator, in bytes, are among the extra information."""
     benchmark.group = f"memory {job.model} {job.batch}"
     benchmark.extra_info.update(by_allocator(job))
     with pk.use_backend(job.backend):

@@ -1,4 +1,4 @@
-// What each dtype is accumulated in.
+// The type in which each dtype is accumulated.
 #pragma once
 
 #include "partkernels/bfloat16.h"

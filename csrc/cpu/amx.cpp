@@ -18,7 +18,7 @@ bool is_permitted() {
   constexpr long kAskForPermission = 0x1023, kTileData = 18;  // ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA
   return syscall(SYS_arch_prctl, kAskForPermission, kTileData) == 0;
 #else
-  return false;  // nobody has tried
+  return false;  // not tested on other systems
 #endif
 }
 

@@ -1,20 +1,20 @@
-// What the products ask of AMX, an instruction a function: inline assembly is here alone.
+// The AMX instructions that the products use, one function each. No other file has inline assembly for AMX.
 //
-// GCC 12's own functions do not tell it that they read memory, so it may move what is written there behind them.
+// GCC 12's intrinsics do not declare that they read memory, so GCC may move stores to that memory behind them.
 #pragma once
 
 #include <cstdint>
 
 namespace partkernels::cpu::amx {
 
-// Whether the processor and the system have tiles, and their products of bfloat16.
+// Whether the processor and the operating system support tiles, and products of bfloat16 tiles.
 bool has_tiles();
 bool has_products();
 
-// Asks the system to let this process use tiles: all its threads, and its children.
+// Asks the operating system for permission to use tiles, for all threads and children of this process.
 bool is_permitted();
 
-// What the tiles are, as the processor reads it: up to 16 rows of up to 64 bytes each.
+// The tile configuration in the processor's format: up to 16 rows of up to 64 bytes per tile.
 struct alignas(64) Configuration {
   uint8_t palette = 0, start_row = 0, reserved[14] = {};
   uint16_t row_bytes[16] = {};
@@ -33,13 +33,13 @@ PARTKERNELS_INSTRUCTION void zero() {
   asm volatile("tilezero %%tmm%c0" : : "i"(kTile));
 }
 
-// Rows of a tile from and to memory, where they are `stride` bytes apart.
+// Loads or stores the rows of a tile, which are `stride` bytes apart in memory.
 template <int kTile>
 PARTKERNELS_INSTRUCTION void load(const void* from, int64_t stride) {
   asm volatile("tileloadd (%0,%1,1), %%tmm%c2" : : "r"(from), "r"(stride), "i"(kTile) : "memory");
 }
 
-// The same of rows that are not read again soon: they take no place in the first-level cache from those that are.
+// The same for rows that are not read again soon: they do not evict other rows from the first-level cache.
 template <int kTile>
 PARTKERNELS_INSTRUCTION void load_once(const void* from, int64_t stride) {
   asm volatile("tileloaddt1 (%0,%1,1), %%tmm%c2" : : "r"(from), "r"(stride), "i"(kTile) : "memory");

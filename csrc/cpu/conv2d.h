@@ -24,7 +24,7 @@ struct Group {
 constexpr int64_t kUnfolded = 16;
 
 // Calls use(first, rows, matrix) with depth rows first .. first + rows of an unfolded image, `count` pixels wide;
-// unfold(r, out) makes row r.
+// unfold(r, out) writes row r.
 template <class T, class Unfold, class Use>
 void for_unfolded_rows(int64_t depth, int64_t count, const Unfold& unfold, const Use& use) {
   static_assert(kRows <= kCols);
@@ -36,7 +36,7 @@ void for_unfolded_rows(int64_t depth, int64_t count, const Unfold& unfold, const
   }
 }
 
-// out[p] = what the tap of column `col` of the weight multiplies to make output pixel begin + p.
+// out[p] = the input pixel that column `col` of the weight is multiplied with for output pixel begin + p.
 template <class T, class W, class Y>
 void unfold(const Images<const T>& x, const Weight<W>& weight, const Group& group, const Convolution& conv,
             const Images<Y>& y, int64_t col, int64_t begin, int64_t count, T* out) {
@@ -51,8 +51,8 @@ void unfold(const Images<const T>& x, const Weight<W>& weight, const Group& grou
   });
 }
 
-// With strides, an input pixel is read through some taps only: those of its phase, its position modulo the strides.
-// The pixels of one phase are an image of their own, and a convolution of stride 1 leads to it.
+// With strides, an input pixel is read through only those taps that match its phase, its position modulo the strides.
+// The pixels of one phase form an image, and its gradient is a convolution with stride 1.
 template <class T>
 struct Phase {
   // A tap, and the output pixel that reads the phase's pixel (0, 0) through it.
@@ -81,7 +81,8 @@ struct Phase {
   }
 };
 
-// out[p] = what output channel `channel` and a reader multiply to make the phase's pixel begin + p.
+// out[p] = the entry of grad_y, in output channel `channel`, that a reader's tap is multiplied with for the phase's
+// pixel begin + p.
 template <class T>
 void unfold_transposed(const Images<const T>& grad_y, const Phase<T>& phase, const typename Phase<T>::Reader& reader,
                        int64_t channel, int64_t begin, int64_t count, T* out) {
@@ -95,11 +96,11 @@ void unfold_transposed(const Images<const T>& grad_y, const Phase<T>& phase, con
   });
 }
 
-// Stores a block of a product whose rows are the pixels begin .. begin + count, and whose columns are channels.
+// Stores a block of a product with the pixels begin .. begin + count as rows and channels as columns.
 template <class T>
 void store_pixels(const Images<T>& images, int64_t begin, int64_t count, int64_t channel, int64_t channels,
                   const Accumulator<T>* product, const T* bias) {
-  // A few channels at a time: their part of a row of the product is a cache line.
+  // A few channels at a time: their part of a row of the product is one cache line.
   constexpr int64_t kChannels = 16;
   for (int64_t c = 0; c < channels; c += kChannels) {
     const int64_t some = std::min(kChannels, channels - c);
@@ -180,7 +181,7 @@ void conv2d_grad_input(Images<const T> grad_y, const Subnetwork<T>& w, Convoluti
             alignas(64) T scratch[kUnfolded][kCols];
             for (int64_t first = 0; first < d; first += kUnfolded) {
               const int64_t rows = std::min(kUnfolded, d - first);
-              for (int64_t r = 0; r < rows;) {  // as many rows as share a tap
+              for (int64_t r = 0; r < rows;) {  // the rows that share a tap
                 const auto& tap = phase.readers[(k + first + r) / group.outs];
                 const int64_t out = (k + first + r) % group.outs;
                 const int64_t same = std::min(rows - r, group.outs - out);

@@ -1,15 +1,15 @@
-// The input gradient of a convolution of stride 1 whose input has few channels: a network's first, through which every
-// update of a hyperparameter of the input passes. Vectors run over pixels, so that none of their lanes is idle.
+// The input gradient of a convolution with stride 1 and few input channels: a network's first layer, through which
+// every update of an input hyperparameter passes. Vectors run over pixels, so that no lane is idle.
 #pragma once
 
 #include "conv2d_indexing.h"
 
 namespace partkernels::cpu::PARTKERNELS_ISA {
 
-// One thread's part of the output gradient, with zeros around it.
+// The size of one thread's part of the output gradient, with zeros around it.
 constexpr int64_t kPaddedBytes = 256 << 10;
 
-// How the images of a convolution's output gradient are padded, so that each tap is an offset into them.
+// The zero padding around a convolution's output gradient with which each tap is a constant offset.
 struct Padded {
   int64_t width;                 // of a padded row
   int64_t top, left;             // where the image starts; negative if it is cropped
@@ -61,7 +61,7 @@ void sum_over_taps(const Acc* planes, int64_t plane, int64_t some, const std::ve
   }
 }
 
-// w is a dense weight, rebuilt for this, of at most 4 input channels; one group, stride 1.
+// w is a dense (rebuilt) weight of at most 4 input channels; one group, stride 1.
 template <class T>
 void few_channels_grad_input(Images<const T> grad_y, Weight<const T> w, Convolution conv, Images<T> grad_x,
                              const ParallelFor& parallel_for) {
@@ -75,7 +75,7 @@ void few_channels_grad_input(Images<const T> grad_y, Weight<const T> w, Convolut
     });
   }
 
-  // A tile of pixels has as many vectors as leave room for two sums of each.
+  // A tile has the largest number of pixel vectors for which two sums per vector fit in registers.
   constexpr int64_t kWidth = kVectorBytes / sizeof(Acc);
   constexpr int kMost = 3 * kVectorRegisters / 8;
   const int64_t tile = kMost / ins * kWidth;
@@ -84,8 +84,8 @@ void few_channels_grad_input(Images<const T> grad_y, Weight<const T> w, Convolut
                    : ins == 3 ? sum_over_taps<Acc, 3, kMost / 3>
                               : sum_over_taps<Acc, 4, kMost / 4>;
 
-  // A strip of rows of an image is a task. Its planes fit the second-level cache: those of all output channels, or
-  // where already one row is too long for that, of some of them at a time.
+  // Each task is a strip of rows of an image. Its planes fit the second-level cache: the planes of all output channels,
+  // or of some at a time if even one row of all would be too large.
   const int64_t reach = (w.height - 1) * conv.dilation[0];
   const int64_t fit = kPaddedBytes / static_cast<int64_t>(sizeof(Acc)) / padded.width;  // padded rows
   const int64_t strip = std::clamp<int64_t>(fit / outs - reach, 1, std::max<int64_t>(1, grad_x.height));
@@ -94,7 +94,7 @@ void few_channels_grad_input(Images<const T> grad_y, Weight<const T> w, Convolut
   parallel_for(grad_x.batch * strips, [&](int64_t begin, int64_t end) {
     const int64_t plane = (strip + reach) * padded.width + tile + padded.width;
     const int64_t length = blocks_of(strip * padded.width, tile) * tile;
-    thread_local std::vector<Acc> planes, sums;  // kept from call to call
+    thread_local std::vector<Acc> planes, sums;  // kept between calls
     planes.resize(some * plane);
     for (int64_t task = begin; task < end; ++task) {
       const int64_t image = task / strips, first = task % strips * strip;

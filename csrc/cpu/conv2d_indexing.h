@@ -1,17 +1,18 @@
-// Where the pixels of images are, and the entries of a convolution's weight that meet them.
+// The positions of pixels in images, and of the weight's entries that are multiplied with them.
 #pragma once
 
 #include "pack.h"
 
 namespace partkernels::cpu::PARTKERNELS_ISA {
 
-// The pixels of an image batch, numbered over (image, row, column), are one dimension of every product here.
+// The number of pixels of an image batch. Pixels, numbered over (image, row, column), are one dimension of every
+// product here.
 template <class T>
 int64_t pixels(const Images<T>& images) {
   return images.batch * images.height * images.width;
 }
 
-// A stretch of pixels of one image row.
+// A run of pixels in one image row.
 struct Run {
   int64_t image, row, col, count;
 };
@@ -29,7 +30,7 @@ void for_each_run(const Images<T>& images, int64_t begin, int64_t count, const U
   }
 }
 
-// The taps of a kernel, numbered as the columns of a weight: (y, x, i).
+// The taps of a kernel, numbered like the columns of a weight: (y, x, i).
 struct Tap {
   int64_t y, x, in;
 };

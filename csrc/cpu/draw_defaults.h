@@ -1,4 +1,4 @@
-// Drawing the defaults of a tile: bit for bit those of partkernels/defaults.h, 16 Philox calls at a time.
+// Draws the defaults of a tile, 16 Philox calls at a time, with the same bits as partkernels/defaults.h.
 #pragma once
 
 #include "isa.h"
@@ -8,12 +8,13 @@
 
 namespace partkernels::cpu::PARTKERNELS_ISA {
 
-// The defaults of a tile. Every drawn default is a bfloat16 number.
+// The drawn defaults of a tile; each is exact in bfloat16.
 struct alignas(64) Drawn {
   bfloat16 row[kTileRows][kTileCols];
 };
 
-// Of each lane its number, and, where a tile's rows take kUniformGroups lanes each, its row and its number in that.
+// The number of each lane; and, if each row of a tile takes kUniformGroups lanes, the lane's row and its number within
+// the row.
 struct LaneNumbers {
   uint32_t lane[kLanes], row[kLanes], in_row[kLanes];
   constexpr LaneNumbers() : lane(), row(), in_row() {
@@ -28,7 +29,8 @@ struct LaneNumbers {
 constexpr LaneNumbers kNumbers;
 
 #if defined(PARTKERNELS_AVX512_BF16)
-// Where Drawer::uniform_values finds its bytes in 8 lanes of two words: lane 4 s + q has call q of row s of a pair.
+// The order in which Drawer::uniform_values picks its bytes from 8 lanes of two words; lane 4 s + q has call q of row s
+// of a pair.
 struct PairOrder {
   alignas(64) uint8_t byte[64];
   constexpr PairOrder() : byte() {
@@ -53,7 +55,8 @@ class Drawer {
     }
   }
 
-  // For DefaultKind::uniform and normal: what the tiles of a strip of columns share, and those of four rows.
+  // For DefaultKind::uniform and normal: the part of the draws that is shared by the tiles of a strip of columns;
+  // rows() computes the part that is shared by a tile's four rows.
   ColumnPart columns(int64_t col) const {
     static_assert(kTileCols == kUniformColumns && kTileCols == kLanes * kNormalColumns);
     col += defaults_.col;
@@ -66,14 +69,14 @@ class Drawer {
   }
 
   struct Rows {
-    RowPart part[kTileRows];  // of uniform defaults, only the first
+    RowPart part[kTileRows];  // uniform defaults use only the first
   };
 
   Rows rows(const Tile& tile) const {
     const auto row_at = [&](int64_t r) { return static_cast<uint32_t>(defaults_.row + tile.row_at(r)); };
     Rows result;
     if (defaults_.kind == DefaultKind::uniform) {
-      // Four calls make a row's part of a tile, so a vector makes the four rows.
+      // Four calls give a tile's row, so a vector gives all four rows.
       Lanes lanes;
       if (tile.ids == nullptr && tile.rows == kTileRows) {
         lanes = plus(same_lanes(row_at(0)), load_lanes(kNumbers.row));
@@ -104,7 +107,7 @@ class Drawer {
   }
 
  private:
-  // Lane i holds the draws of columns 4 i .. 4 i + 3, a word each.
+  // Lane i holds the draws of columns 4 i .. 4 i + 3, one word each.
 #if defined(PARTKERNELS_AVX512)
   void normal_values(const Lanes words[4], bfloat16 row[kTileCols]) const {
     for (int half = 0; half < 2; ++half) {
@@ -114,12 +117,12 @@ class Drawer {
     }
   }
 
-  // The lower words of 64 bits, and in the upper ones those of another.
+  // The lower 32-bit words of `low`, and the lower words of `high` as upper words.
   static __m512i joined(__m512i low, __m512i high) {
     return _mm512_mask_mov_epi32(low, 0xAAAA, _mm512_slli_epi64(high, 32));
   }
 
-  // Of two words in 64 bits, in their lower half. Sums are finite, and rounded as such numbers are.
+  // The values of two words in 64 bits, in the lower half. Sums are finite, so rounding needs no case for NaN.
   __m512i two_normal_values(__m512i words) const {
     const __m512i bytes = _mm512_set1_epi16(0xFF);
     const __m512i pairs =
@@ -158,9 +161,9 @@ class Drawer {
     const __m512i sign = _mm512_set1_epi8(-128);
     for (int p = 0; p < 2; ++p) {
       for (int part = 0; part < 2; ++part) {  // columns 32 part .. 32 part + 31
-        // In each 128 bits, 8 columns of the one row, and then of the other.
+        // In each 128 bits, 8 columns of the first row, then of the second.
         const __m512i bytes = _mm512_permutexvar_epi8(order, pairs[part].half[p]);
-        // The index looks at the lower 7 bits, which are the magnitude.
+        // The index uses the lower 7 bits, the magnitude.
         const __m512i low = _mm512_permutex2var_epi8(low0, bytes, low1);
         const __m512i high = _mm512_permutex2var_epi8(high0, bytes, high1);
         const __m512i with_sign = _mm512_ternarylogic_epi32(high, bytes, sign, 0xF8);
@@ -193,7 +196,7 @@ class Drawer {
 #endif
 
   Defaults defaults_;
-  alignas(64) uint8_t low_[128];  // the bytes of the bfloat16 of each magnitude
+  alignas(64) uint8_t low_[128];  // low byte of the bfloat16 number of each magnitude
   alignas(64) uint8_t high_[128];
 };
 

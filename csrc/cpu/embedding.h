@@ -1,4 +1,5 @@
-// embedding: rows of a subnetwork's weight, four at a time, which share a vector of Philox calls as neighbours do.
+// embedding: rows of a subnetwork's weight, four at a time, so that they share a vector of Philox calls like
+// neighbouring rows.
 #pragma once
 
 #include "subnetwork_weight.h"

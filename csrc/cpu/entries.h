@@ -1,5 +1,5 @@
-// The entries of one partition as a vector, and back: in the order of a contiguous weight, row by row and the taps of a
-// channel together, whatever the weight's strides.
+// Gathers the entries of one partition into a vector, and scatters them back: in the order of a contiguous weight, row
+// by row with the taps of a channel together, whatever the weight's strides.
 #pragma once
 
 #include "mask.h"
@@ -8,7 +8,7 @@
 
 namespace partkernels::cpu::PARTKERNELS_ISA {
 
-// Which entries of a row one partition owns, as bits: j % 64 of word j / 64, none beyond the last entry.
+// The entries of a row that one partition owns, as bits: j % 64 of word j / 64, zeros beyond the last entry.
 class OwnedOfRow {
  public:
   OwnedOfRow(const Owners& owners, int64_t in, int64_t taps, int partition)
@@ -46,7 +46,7 @@ class OwnedOfRow {
   std::vector<uint64_t> columns_, bits_;
 };
 
-// How many entries of a row one partition owns. Rows are padded to whole words.
+// The number of entries of a row that one partition owns. Rows are padded to whole words.
 template <int bits>
 int64_t count_of_row(const uint8_t* ids, int64_t cols, int partition) {
   constexpr uint64_t kLowest = ~uint64_t{0} / ((uint64_t{1} << bits) - 1);  // bit of each id
@@ -87,17 +87,17 @@ inline void count_entries(int64_t rows, int64_t cols, const Owners& owners, int 
   std::partial_sum(starts, starts + rows + 1, starts);
 }
 
-// Calls use(k, j) for each bit j of a word that is set, the k-th of them.
+// Calls use(k, j) for each set bit j of a word, the k-th set bit.
 template <class Use>
 void for_each_bit(uint64_t word, const Use& use) {
   for (int64_t k = 0; word != 0; word &= word - 1) use(k++, std::countr_zero(word));
 }
 
 #if defined(PARTKERNELS_AVX512)
-// Up to so many entries of 64 are faster moved one by one than 16 at a time.
+// Up to this many of 64 entries are faster moved one by one than 16 at a time.
 constexpr int kFew = 12;
 
-// Calls use(k, j, mask) for the 16 bits of a word from j on, of which k are set before.
+// Calls use(k, j, mask) for each 16 bits of a word; j is the first of them, and k counts the set bits before.
 template <class Use>
 void for_each_16_bits(uint64_t word, const Use& use) {
   int64_t k = 0;
@@ -108,11 +108,11 @@ void for_each_16_bits(uint64_t word, const Use& use) {
   }
 }
 
-// As many ones as a mask has.
+// A mask with its ones moved to the lowest bits.
 inline __mmask16 first_of(__mmask16 mask) { return static_cast<__mmask16>((1u << std::popcount(mask)) - 1); }
 #endif
 
-// The owned ones of 64 entries that lie one after another. A compressing store is slow (Zen 4); a masked one is not.
+// Gathers the owned entries among 64 contiguous ones. A compressing store is slow (Zen 4); a masked one is not.
 template <class T>
 void gather_word(const T* entries, uint64_t bits, T* out) {
 #if defined(PARTKERNELS_AVX512)
@@ -145,8 +145,8 @@ void scatter_word(const T* values, uint64_t bits, T* entries) {
   for_each_bit(bits, [&](int64_t k, int64_t j) { entries[j] = values[k]; });
 }
 
-// Calls use(k, bits, entries, offsets) for each 64 entries of a row: the vector has those that a partition owns of them
-// from k on. The offsets are those from `entries` in memory, or null if one lies after another.
+// Calls use(k, bits, entries, offsets) for each 64 entries of a row. The owned ones among them begin at index k of the
+// vector. `offsets` are relative to `entries` in memory, or null if the entries are contiguous.
 template <class T, class Use>
 void for_each_owned_word(const Weight<T>& w, const Owners& owners, int partition, const int64_t* starts,
                          const ParallelFor& parallel_for, const Use& use) {

@@ -1,7 +1,7 @@
-// A blocked matrix product whose operands are packed, and whose result is stored, by the caller's functions.
+// A blocked matrix product. The caller's functions pack the operands and store the result.
 //
-// An operator says what its operands are by packing blocks of them: read from a tensor, gathered from an image, or
-// rebuilt from a packed map. No operand ever exists whole.
+// An operator defines its operands by packing blocks of them: read from a tensor, gathered from an image, or rebuilt
+// from a packed map. No operand is ever materialised.
 #pragma once
 
 #include "microkernel.h"
@@ -12,19 +12,20 @@
 
 namespace partkernels::cpu::PARTKERNELS_ISA {
 
-// A block of a product has kBatch x kCols entries, made kRows x kCols at a time from kDepth units of depth. The left
-// block takes 96 KiB, the right one 256 and the product 360: they stay in the second-level cache. Beside AMX it has 2
-// MiB, and a product is made so fast that its operands are packed for more rows: there they take 96, 128 and 704.
+// A block of a product has kBatch x kCols entries, computed kRows x kCols at a time from kDepth units of depth. The
+// left block takes 96 KiB, the right one 256 and the product 360, so that they stay in the second-level cache.
+// Processors with AMX have 2 MiB of it, and compute a product so fast that packing an operand must serve more rows:
+// there the sizes are 96, 128 and 704.
 constexpr int64_t kCols = 256;
 template <class Unit>
 constexpr int64_t kBatch = (kHasTiles ? 2816 : 1440) / sizeof(Unit);
 // Column blocks start at multiples of a tile's width.
 static_assert(kRows % kTall == 0 && kBatch<double> % kTall == 0 && kCols % kTileCols == 0);
 
-// Left blocks that there is room for: gemm_in_output.h packs all of a batch's rows.
+// The number of left blocks with memory: gemm_in_output.h packs all rows of a batch.
 constexpr int64_t kLeftBlocks = kHasTiles ? 1 : 8;
 
-// One thread's blocks. Kept from call to call: allocating it costs more than a small product.
+// One thread's blocks, kept between calls: allocating them costs more than a small product.
 template <class Unit>
 struct alignas(64) Workspace {
   static_assert(kTileCols % kPanel<Unit> == 0);
@@ -46,12 +47,12 @@ inline int64_t even_block(int64_t total, int64_t unit, int64_t most) {
   return blocks_of(units, blocks_of(units, most / unit)) * unit;
 }
 
-// What the threads share of a product: its columns, Unit of them at a time, for each batch of rows. There are many, so
-// that many threads have some; those of a thread that follow each other in the same rows are taken together.
+// The tasks of a product: Unit columns of a batch of rows each. They are small, so that many threads get some; a thread
+// computes its consecutive tasks in the same rows together.
 template <int64_t Unit>
 class Tasks {
  public:
-  // batch: the rows of each batch.
+  // batch: the number of rows of a batch.
   Tasks(int64_t rows, int64_t batch, int64_t cols)
       : rows_(rows), batch_(batch), cols_(cols), across_(blocks_of(cols, Unit)) {}
 
@@ -74,10 +75,11 @@ class Tasks {
 
 // product[rows, cols] = left[rows, depth] right[depth, cols], depth in entries.
 //
-// most: rows of a block. kBatch, so that the right operand is packed as seldom as possible; where packing is cheap,
-// kRows, so that the product stays nearer. pack_left(i, m, k, d, block): packs left[i : i + m, k : k + d] in the
-// layout. pack_right(k, d, j, n, block): packs right[k : k + d, j : j + n] in panels. j is a multiple of kTileCols.
-// store(i, m, j, n, block): takes product[i : i + m, j : j + n], rows kCols apart.
+// most: rows of a block. kBatch, so that the right operand is packed as rarely as possible; or kRows if packing is
+// cheap, so that the product stays in a closer cache.
+// pack_left(i, m, k, d, block): packs left[i : i + m, k : k + d] in the layout.
+// pack_right(k, d, j, n, block): packs right[k : k + d, j : j + n] in panels. j is a multiple of kTileCols.
+// store(i, m, j, n, block): stores product[i : i + m, j : j + n], rows kCols apart.
 template <class Unit, Layout layout, class PackLeft, class PackRight, class Store>
 void gemm(int64_t rows, int64_t cols, int64_t depth, int64_t most, const PackLeft& pack_left,
           const PackRight& pack_right, const Store& store, const ParallelFor& parallel_for) {
@@ -90,8 +92,8 @@ void gemm(int64_t rows, int64_t cols, int64_t depth, int64_t most, const PackLef
     const auto multiply_block = [&](int64_t first, int64_t last, int64_t j, int64_t n) {
       if (depth == 0) std::memset(space.product, 0, sizeof(space.product));
       if (rows <= kTall) {
-        // The left operand is small, and several blocks of its depth are kept. So the right one, which comes from
-        // memory, is read in longer stretches.
+        // The left operand is small, so several blocks of its depth are kept. The right one, which comes from memory,
+        // is then read in longer runs.
         constexpr int64_t kBlock = kTall * left_row_stride<Unit, layout>;
         constexpr int64_t kStretch = kRows / kTall * kStep;
         for (int64_t start = 0; start < depth; start += kStretch) {

@@ -1,5 +1,6 @@
-// A product of bfloat16 by AMX. The left operand is packed once, in tiles, and stays in the second-level cache; panels
-// of the right one are made one after another, and each meets all of it from the first-level cache.
+// A bfloat16 product with AMX. The left operand is packed once, in tiles, and stays in the second-level cache. Panels
+// of the right operand are made one after another, and each is multiplied with all of the left operand from the
+// first-level cache.
 #pragma once
 
 #include "gemm.h"
@@ -9,14 +10,15 @@ namespace partkernels::cpu::PARTKERNELS_ISA {
 
 constexpr int64_t kPanelCols = kPanel<Pair>;
 constexpr int64_t kTwo = 2 * kTile;  // rows of two tiles
-// The left operand is packed for so many rows, or half of them and twice the depth; both sums and it then fit the
+// The left operand is packed for this many rows, or for half of them with twice the depth; it and the sums then fit the
 // second-level cache.
 constexpr int64_t kMostRows = 512;
 constexpr int64_t kPackedEntries = kMostRows * 1024;
-// Where it is packed several times, sums of so many columns are kept meanwhile, or of twice as many and half the rows.
+// If it is packed several times, the sums of this many columns are kept meanwhile, or of twice as many for half the
+// rows.
 constexpr int64_t kKeptCols = 256;
 
-// So many columns of the right operand are made at once, at most; their panels lie so many units apart.
+// The maximum number of columns of the right operand that are made at once, and the distance of their panels in units.
 constexpr int64_t kMostMade = 2 * kTileCols;
 constexpr int64_t kPanelUnits = kStrip / kUnitDepth<Pair> * kPanelCols;
 
@@ -31,21 +33,21 @@ inline TilesWorkspace& tiles_workspace() {
   return *own;
 }
 
-// Of the left operand, two tiles of rows of each step of depth, one tile after the other.
+// The packed left operand: two tiles of rows for each step of depth, one after the other.
 constexpr LeftBlock kPackedTiles{kTile, kTile * kTile, kTwo * kTile, true};
 
-// Where the tile of rows r and of a step of depth begins, or the row r of it.
+// The begin of the tile of row r and a step of depth, or of row r within it.
 inline bfloat16* packed_tile(bfloat16* packed, int64_t steps, int64_t r, int64_t step) {
   return packed + ((r / kTwo * steps + step) * kTwo + r % kTwo) * kTileEntries;
 }
 
 // product[rows, cols] = left[rows, depth] right[depth, cols]; the depth, in entries, is not 0.
 //
-// pack_left(i, m, k, d, packed): packs left[i : i + m, k : k + d] in tiles. make_panels(k, d, j, n, next, panels):
-// packs right[k : k + d, j : j + n] in panels, of kMade columns at once; what is made after it begins `next` further.
-// Both put zeros behind the depth, up to whole tiles. store(i, m, j, n, sums): takes product[i : i + m, j : j + n],
-// kStored columns at once, rows kStored apart. j is a multiple of kTileCols, or of what is taken at once, if that is
-// less.
+// pack_left(i, m, k, d, packed): packs left[i : i + m, k : k + d] in tiles.
+// make_panels(k, d, j, n, next, panels): packs right[k : k + d, j : j + n] in panels, kMade columns at once. The block
+// that is made next begins `next` further on. Like pack_left, it appends zeros to the depth, up to whole tiles.
+// store(i, m, j, n, sums): stores product[i : i + m, j : j + n], kStored columns at once, rows kStored apart.
+// j is a multiple of kTileCols, or of the number of columns at once if that is smaller.
 template <int64_t kMade, int64_t kStored, class PackLeft, class MakePanels, class Store>
 void gemm_by_tiles(int64_t rows, int64_t cols, int64_t depth, const PackLeft& pack_left, const MakePanels& make_panels,
                    const Store& store, const ParallelFor& parallel_for) {
@@ -58,7 +60,7 @@ void gemm_by_tiles(int64_t rows, int64_t cols, int64_t depth, const PackLeft& pa
   parallel_for(tasks.count(), [&](int64_t begin, int64_t end) {
     TilesWorkspace& space = tiles_workspace();
     const Tiles tiles;
-    // Panels of n columns, of a part of the depth that is packed, by all m rows.
+    // Multiplies panels of n columns with all m rows, over the part of the depth that is packed.
     const auto multiply_panels = [&](int64_t i, int64_t m, int64_t j, int64_t n, int64_t start, int64_t stop,
                                      float* sums) {
       const int64_t steps = blocks_of(stop - start, kTileEntries);
@@ -67,7 +69,7 @@ void gemm_by_tiles(int64_t rows, int64_t cols, int64_t depth, const PackLeft& pa
         const Offset next = k + kStrip < stop ? Offset{kStrip, 0} : Offset{start - k, kMade};
         make_panels(k, d, j, n, next, space.panels);
         for (int64_t c = 0; c < n; c += kPanelCols) {
-          // The first of the columns that are stored with the panel's, how many they are, and their sums.
+          // The first of the columns that are stored together with the panel, their number, and their sums.
           const int64_t together = c / kStored * kStored, stored = std::min(kStored, n - together);
           float* const to = sums + together * blocks_of(m, kTwo) * kTwo;
           const bool is_last = k + d == depth && c + kPanelCols >= together + stored;

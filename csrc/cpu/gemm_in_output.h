@@ -1,20 +1,20 @@
-// A blocked matrix product whose sums are added up where the output is.
+// A blocked matrix product that accumulates in the output.
 //
-// For an output of the sums' type that lies in rows. Against gemm.h, no sum is copied; and a thread's column blocks
-// take the depth together, so that it packs the left operand once for all of them.
+// For an output of the accumulator's type with contiguous rows. Compared with gemm.h, no sum is copied, and a thread's
+// column blocks are computed together along the depth, so that the left operand is packed once for all of them.
 #pragma once
 
 #include "gemm.h"
 
 namespace partkernels::cpu::PARTKERNELS_ISA {
 
-// Columns of the output whose sums are finished at once.
+// Columns of the output that are finished at once.
 constexpr int64_t kMostCols = 4 * kCols;
 
-// What is stored of the sums of a few rows: those that are marked.
+// Marks the sums of a few rows that are stored.
 struct Marks {
   uint64_t words[kTall][kMarksOfRow / 8];
-  uint64_t end;  // marks are read a word of 4 bytes at a time
+  uint64_t end;  // padding: marks are read 4 bytes at a time
   static_assert(kMostCols <= 8 * kMarksOfRow);
 
   StoreMarked at(int64_t col) const {
@@ -22,7 +22,7 @@ struct Marks {
   }
 };
 
-// Or all of them; also as what gives this for any rows.
+// All sums are stored; also a function that returns this for any rows.
 struct NoMarks {
   StoreAll at(int64_t) const { return {}; }
   NoMarks operator()(int64_t, int64_t, int64_t, int64_t) const { return {}; }
@@ -30,18 +30,19 @@ struct NoMarks {
 
 // output[rows, cols] = left[rows, depth] right[depth, cols]; the depth, in entries, is not 0.
 //
-// panel_depth: units of depth that panels of the right block have room for, kDepth or the depth if that is less.
-// pack_left, pack_right: as of gemm. marks(i, m, j, n): Marks or NoMarks of output[i : i + m, j : j + n], a few rows of
-// a task's columns. finish(i, m, j, n): these are stored, and still near.
+// panel_depth: units of depth for which the right block's panels have memory: kDepth, or the depth if that is smaller.
+// pack_left, pack_right: as in gemm.
+// marks(i, m, j, n): Marks or NoMarks of output[i : i + m, j : j + n], a few rows of a task's columns.
+// finish(i, m, j, n): called when these are stored and still in a close cache.
 template <class Unit, Layout layout, class PackLeft, class PackRight, class MarksOf, class Finish>
 void gemm_in_output(int64_t depth, const Matrix<Unit>& output, int64_t panel_depth, const PackLeft& pack_left,
                     const PackRight& pack_right, const MarksOf& marks, const Finish& finish,
                     const ParallelFor& parallel_for) {
   static_assert(kLeftBlocks * kRows * kPanel<Unit> * sizeof(Unit) <= sizeof(Workspace<Unit>::product));
-  // Where there are few columns, threads share the rows.
+  // If there are few columns, threads share the rows.
   const int64_t most = output.cols <= kCols ? kBatch<Unit> : kLeftBlocks * kRows;
   const Tasks<kTileCols> tasks(output.rows, even_block(output.rows, kTall, most), output.cols);
-  // Where the depth is small, there is room for more columns: longer pieces of rows are stored in less time.
+  // If the depth is small, more columns fit into the workspace: longer pieces of rows are stored in less time.
   const int64_t most_cols = std::min(kMostCols, kCols * kDepth<Unit> / panel_depth / kTileCols * kTileCols);
 
   parallel_for(tasks.count(), [&](int64_t begin, int64_t end) {
@@ -51,7 +52,7 @@ void gemm_in_output(int64_t depth, const Matrix<Unit>& output, int64_t panel_dep
       for (int64_t k = 0; k < depth; k += kDepth<Unit>) {
         const int64_t d = std::min(kDepth<Unit>, depth - k);
         const bool is_last = k + d == depth;
-        // Some rows of a panel of n columns. If it is not whole, its sums are added up elsewhere.
+        // Multiplies some rows with a panel of n columns. The sums of an incomplete panel are accumulated elsewhere.
         const auto multiply_panel = [&](const Unit* left, const Unit* right, int64_t i, int64_t m, int64_t j, int64_t n,
                                         const auto& stored) {
           Unit* const to = output.data + i * output.row_stride + j;
@@ -71,7 +72,7 @@ void gemm_in_output(int64_t depth, const Matrix<Unit>& output, int64_t panel_dep
             const int64_t m = std::min(kRows, last - i);
             Unit* const left = space.left + (i - first) * kDepth<Unit>;
             if (block == start) pack_left(i, m, k, d, left);
-            // A few rows after another: each is in a page of its own.
+            // A few rows at a time, since each row is in a different page.
             for (int64_t r = 0; r < m; r += kTall) {
               const int64_t few = std::min(kTall, m - r);
               const auto multiply_panels = [&](const auto& stored) {

@@ -1,5 +1,5 @@
-// Rows of a contiguous convolution's weight, whose taps lie together, from what is known of them in the order of the
-// map's columns: which entries are live, and the defaults of the others.
+// Computes rows of a contiguous convolution weight, with the taps of a channel together, from marks in the order of the
+// map's columns: active entries, and the defaults of the others.
 #pragma once
 
 #include "accumulator.h"
@@ -60,7 +60,7 @@ inline void interleave(const bfloat16* from, int64_t in, int64_t taps, bfloat16*
   }
 }
 
-// What stands for a live entry among defaults: a NaN, which none of them is.
+// Marks an active entry among defaults: a NaN, which no default is.
 constexpr bfloat16 kLive = {0xFFFF};
 
 // out[j] = live bit j ? kLive : dead[j] for j in [0, n), n at most 64.
@@ -81,7 +81,7 @@ inline void mark_live(uint64_t live, const bfloat16* dead, int64_t n, bfloat16* 
 template <class T, class Others>
 void select_marked(const bfloat16* marked, const T* weight, int64_t n, T* out, const Others& others) {
   for (int64_t j = 0; j < n; ++j) {
-    const T entry = weight[j], other = others(j, marked[j]);  // both are read: so the loop has no branch
+    const T entry = weight[j], other = others(j, marked[j]);  // reads both, so that the loop has no branch
     if constexpr (std::is_same_v<T, bfloat16>) {
       out[j].bits = marked[j].bits == kLive.bits ? entry.bits : other.bits;
     } else {

@@ -1,7 +1,7 @@
-// What is compiled once for each instruction set: everything in namespace PARTKERNELS_ISA.
+// Code in the namespace PARTKERNELS_ISA is compiled once for each instruction set.
 //
-// Such a header is included by the isa_*.cpp alone, after they have set the instruction set for the functions that
-// follow. They define PARTKERNELS_AVX2 and so on, since the compiler's own macros do not follow a pragma in C++.
+// Only the isa_*.cpp files include these headers, after they have set the instruction set for the functions that
+// follow. They define PARTKERNELS_AVX2 and so on, since the compiler's macros do not follow a pragma in C++.
 #pragma once
 
 #ifndef PARTKERNELS_ISA
@@ -10,7 +10,7 @@
 
 namespace partkernels::cpu::PARTKERNELS_ISA {
 
-// Bytes of a vector, and how many of them an operation may keep in registers.
+// The size of a vector in bytes, and the number of vector registers.
 #if defined(PARTKERNELS_AVX512)
 constexpr int kVectorBytes = 64;
 constexpr int kVectorRegisters = 32;
@@ -25,7 +25,7 @@ constexpr int kVectorBytes = 16;
 constexpr int kVectorRegisters = 16;
 #endif
 
-// Whether bfloat16 is multiplied in tiles of AMX; nothing but its products is compiled then.
+// Whether bfloat16 is multiplied in AMX tiles; only bfloat16 products are compiled then.
 #if defined(PARTKERNELS_AMX)
 constexpr bool kHasTiles = true;
 #else

@@ -14,7 +14,7 @@
 
 namespace partkernels::cpu {
 
-// avx512_bf16's, but for products of bfloat16.
+// The operators of avx512_bf16, except for bfloat16 products.
 const Operators& avx512_amx_operators() {
   static const Operators operators = [] {
     Operators all = avx512_bf16_operators();
@@ -30,7 +30,7 @@ const Operators& avx512_amx_operators() {
   return operators;
 }
 
-// A product that is exact in float, of two blocks of which no two rows or columns are alike, made twice and added.
+// Computes a product that is exact in float, of two blocks in which all rows and columns differ, twice and adds both.
 bool avx512_amx_multiplies_rightly() {
   using namespace avx512_amx;
   constexpr int64_t kSize = 32, kUnits = 17;

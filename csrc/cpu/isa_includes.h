@@ -1,5 +1,5 @@
-// What the operators take from elsewhere. Included before an isa_*.cpp sets its instruction set, so that inline
-// functions that several files share are the same in all of them.
+// Headers that the operators use. Included before an isa_*.cpp sets its instruction set, so that inline functions that
+// several files share are the same in all of them.
 #pragma once
 
 #include <algorithm>

@@ -1,5 +1,5 @@
-// linear and its gradients. The operand that is spread over vectors is the weight's, in all three products; so it is
-// packed, and rebuilt, once for hundreds of rows of x.
+// linear and its gradients. In linear and its input gradient, the weight is the right operand, which vectors run over,
+// so that it is rebuilt and packed once for hundreds of rows of x.
 #pragma once
 
 #include "gemm_in_output.h"
@@ -15,11 +15,11 @@
 
 namespace partkernels::cpu::PARTKERNELS_ISA {
 
-// output = a product of operands that are packed.
+// output = a product of packed operands.
 //
-// may_add_there: whether sums may be added up in the output, in an order that takes the depth of all columns together.
-// store(i, m, j, n, sums, stride): output[i : i + m, j : j + n] from its sums, whose rows are `stride` apart, and which
-// may lie where they are stored.
+// may_add_there: whether sums may be accumulated in the output, in an order that takes the depth of all columns
+// together. store(i, m, j, n, sums, stride): stores output[i : i + m, j : j + n] from its sums, which have rows
+// `stride` apart and may already be in place.
 template <class T, class PackLeft, class PackRight, class Store>
 void multiply_packed(int64_t depth, const Matrix<T>& output, bool may_add_there, const PackLeft& pack_left,
                      const PackRight& pack_right, const Store& store, const ParallelFor& parallel_for) {
@@ -41,7 +41,7 @@ void multiply_packed(int64_t depth, const Matrix<T>& output, bool may_add_there,
       parallel_for);
 }
 
-// multiply_packed's store, for y with a bias.
+// The store function of multiply_packed for y with a bias.
 template <class T>
 auto add_bias(const Matrix<T>& y, const T* bias) {
   return [&y, bias](int64_t i, int64_t m, int64_t j, int64_t n, const auto* sums, int64_t stride) {
@@ -55,7 +55,8 @@ template <class T>
 void linear(Matrix<const T> x, const Subnetwork<T>& w, const T* bias, Matrix<T> y, const ParallelFor& parallel_for) {
   using Unit = typename UnitOf<T>::type;
 #if defined(PARTKERNELS_AMX)
-  // A weight that is all live is read where it lies, and for a row or two as fast as memory gives it only row by row.
+  // If all entries are active, the weight is read in place; for one or two rows of x, only reading it row by row
+  // reaches the memory's speed.
   if (x.rows > (w.active == w.count ? 2 : 0) && x.cols > 0) {
     (x.rows <= kFewRowsOfTiles ? linear_of_few_rows_by_tiles : linear_by_tiles)(x, w, bias, y, parallel_for);
     return;
@@ -79,12 +80,12 @@ void linear(Matrix<const T> x, const Subnetwork<T>& w, const T* bias, Matrix<T> 
         },
         block);
   };
-  // For a few rows of x the weight is best read row by row.
+  // For a small batch, the weight is best read row by row.
   const bool may_add_there = x.rows > kRows / 2;
   multiply_packed(x.cols, y, may_add_there, pack_left, pack_right, add_bias(y, bias), parallel_for);
 }
 
-// grad_x = grad_y w: w lies as the panels need it.
+// grad_x = grad_y w: w already has the layout of the panels.
 template <class T>
 void linear_grad_input(Matrix<const T> grad_y, const Subnetwork<T>& w, Matrix<T> grad_x,
                        const ParallelFor& parallel_for) {

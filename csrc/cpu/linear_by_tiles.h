@@ -1,4 +1,4 @@
-// linear and its gradients in bfloat16 by AMX, for more than a few rows of x.
+// linear and its gradients in bfloat16 with AMX, for all but small batches.
 #pragma once
 
 #include "gemm_by_tiles.h"
@@ -9,7 +9,7 @@
 
 namespace partkernels::cpu::PARTKERNELS_ISA {
 
-// x[row : row + rows, k : k + d] in tiles.
+// Packs x[row : row + rows, k : k + d] in tiles.
 inline void pack_tiles(const Matrix<const bfloat16>& x, int64_t row, int64_t rows, int64_t k, int64_t d,
                        bfloat16* packed) {
   for (int64_t r = 0; r < rows; ++r) {
@@ -27,7 +27,7 @@ inline void pack_tiles(const Matrix<const bfloat16>& x, int64_t row, int64_t row
   }
 }
 
-// The transpose of x[k : k + d, col : col + cols] in tiles.
+// Packs the transpose of x[k : k + d, col : col + cols] in tiles.
 inline void pack_transposed_tiles(const Matrix<const bfloat16>& x, int64_t k, int64_t d, int64_t col, int64_t cols,
                                   bfloat16* packed) {
   for (int64_t r = 0; r < d; r += kTileEntries) {
@@ -41,7 +41,7 @@ inline void pack_transposed_tiles(const Matrix<const bfloat16>& x, int64_t k, in
   }
 }
 
-// y = x w^T + bias: rows of w are made a tile at a time and transposed.
+// y = x w^T + bias: rows of w are rebuilt a tile at a time and transposed.
 inline void linear_by_tiles(const Matrix<const bfloat16>& x, const Subnetwork<bfloat16>& w, const bfloat16* bias,
                             const Matrix<bfloat16>& y, const ParallelFor& parallel_for) {
   const Rebuilder<bfloat16> rebuild(w);
@@ -65,7 +65,7 @@ inline void linear_by_tiles(const Matrix<const bfloat16>& x, const Subnetwork<bf
       parallel_for);
 }
 
-// grad_x = grad_y w: w lies as the panels need it.
+// grad_x = grad_y w: w already has the layout of the panels.
 inline void linear_grad_input_by_tiles(const Matrix<const bfloat16>& grad_y, const Subnetwork<bfloat16>& w,
                                        const Matrix<bfloat16>& grad_x, const ParallelFor& parallel_for) {
   const Rebuilder<bfloat16> rebuild(w);
@@ -88,11 +88,11 @@ inline void linear_grad_input_by_tiles(const Matrix<const bfloat16>& grad_y, con
       parallel_for);
 }
 
-// For so many rows of x there is little to multiply for each entry of the output, and gemm.h's longer pieces of it are
-// stored in less time.
+// Up to this many rows of x, an entry of the output takes few multiplications, and gemm.h, which writes longer pieces
+// of the output, stores them faster.
 constexpr int64_t kFewRowsOfDepth = 64;
 
-// grad_w = grad_y^T x, of one partition. Its rows are far apart in memory, and are written in long pieces.
+// grad_w = grad_y^T x, for one partition. Its rows are far apart in memory and are written in long pieces.
 inline void linear_grad_weight_by_tiles(const Matrix<const bfloat16>& grad_y, const Matrix<const bfloat16>& x,
                                         const MaskedStore<bfloat16>& store, const ParallelFor& parallel_for) {
   gemm_by_tiles<kMostMade, kMostMade>(

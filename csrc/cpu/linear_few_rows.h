@@ -1,5 +1,5 @@
-// linear for a few rows of x: each row of the weight is rebuilt and multiplied by them as it lies, so that the weight
-// is read once, in its own order, and never packed.
+// linear for a small batch (GEMV): each row of the weight is rebuilt and multiplied with the rows of x in place, so
+// that the weight is read once, in its own order, and never packed.
 #pragma once
 
 #include "pack.h"
@@ -7,15 +7,15 @@
 
 namespace partkernels::cpu::PARTKERNELS_ISA {
 
-// Rows of x at most: with more, adding up the lanes of so many sums costs as much as packing.
+// The maximum number of rows of x: with more, adding up the lanes of this many sums costs as much as packing.
 constexpr int64_t kFewRows = 8;
-// Rows of the weight that are rebuilt together, and that share a load of x.
+// Rows of the weight that are rebuilt together, and rows that share a load of x.
 constexpr int64_t kRebuiltRows = 8;
 constexpr int64_t kSharing = 4;
 static_assert(kRebuiltRows % kSharing == 0 && kSharing == kTileRows);
 
 // sums[r * kFewRows + i] += the products of w's row r and x's row i, lane by lane, for kSharing rows r and Few rows i,
-// and whole vectors of [0, n) entries.
+// over the whole vectors in [0, n).
 template <class Unit, int Few, class T>
 void add_lanes(const T* w, int64_t w_stride, const T* x, int64_t x_stride, int64_t n, Vector<Sum<Unit>>* sums) {
   constexpr int64_t kEntries = kVectorBytes / sizeof(T);
@@ -34,7 +34,7 @@ void add_lanes(const T* w, int64_t w_stride, const T* x, int64_t x_stride, int64
   }
 }
 
-// The same for any number of rows up to 6, which is as many as there are registers for.
+// The same for any number of rows up to 6, the most for which there are enough registers.
 template <class Unit, class T, int Few = 6>
 void add_lanes_of(int64_t few, const T* w, int64_t w_stride, const T* x, int64_t x_stride, int64_t n,
                   Vector<Sum<Unit>>* sums) {
@@ -47,8 +47,8 @@ void add_lanes_of(int64_t few, const T* w, int64_t w_stride, const T* x, int64_t
   }
 }
 
-// The same for `rows` rows of w, all `few` of x, and all of [0, n). Rows of w up to a multiple of kSharing are read,
-// and their sums become anything.
+// The same for `rows` rows of w, all `few` rows of x, and all of [0, n). Rows of w up to a multiple of kSharing are
+// read; the sums of the extra rows are undefined.
 template <class Unit, class T>
 void add_products(const Rows<T>& w, int64_t rows, const Rows<T>& x, int64_t few, int64_t n, Vector<Sum<Unit>>* sums) {
   constexpr int64_t kEntries = kVectorBytes / sizeof(T);
@@ -90,7 +90,8 @@ void linear_of_few_rows(const Matrix<const T>& x, const Subnetwork<T>& w, const 
   using Unit = typename UnitOf<T>::type;
   using V = Vector<Sum<Unit>>;
   constexpr int64_t kBlock = 64;  // outputs of a task
-  // Of x, so much of the depth is packed at once, and the weight rebuilt: chains of 32 entries of float, or 16 pairs.
+  // The depth for which x is packed at once, and for which the weight is rebuilt at once: chains of 32 entries of
+  // float, or 16 pairs.
   constexpr int64_t kPacked = 16 * kDepth<Unit> * kUnitDepth<Unit>, kStrip = 32 * kVectorBytes / sizeof(Sum<Unit>);
   // Rows a power of two apart would share sets of the cache.
   constexpr int64_t kApart = kVectorBytes / sizeof(T), kPackedStride = kPacked + kApart, kStripStride = kStrip + kApart;
@@ -99,11 +100,11 @@ void linear_of_few_rows(const Matrix<const T>& x, const Subnetwork<T>& w, const 
   const Rebuilder<T> rebuild(w);
   const int64_t few = x.rows, depth = x.cols;
 
-  // Adds what the depth [start, stop), which is packed, gives to some outputs.
+  // Adds the products of the depth [start, stop), for which x is packed, to some outputs.
   const auto add_outputs = [&](int64_t out, int64_t rows, int64_t start, int64_t stop, const T* packed, V* sums) {
     for (int64_t k = start; k < stop; k += kStrip) {
       const int64_t d = std::min(kStrip, stop - k);
-      alignas(64) T rebuilt[kRebuiltRows][kStripStride];  // has as many rows as are read
+      alignas(64) T rebuilt[kRebuiltRows][kStripStride];  // with all rows that are read
       const Offset next = k + kStrip < stop ? Offset{0, kStrip} : Offset{kRebuiltRows, start - k};
       const Rows<T> made = rebuild.rows_of(out, rows, k, d, rebuilt[0], kStripStride, next);
       add_products<Unit>(made, rows, Rows<T>{packed + (k - start), kPackedStride}, few, d, sums);

@@ -1,6 +1,6 @@
-// linear for a few rows of x, in bfloat16 by AMX: rows of the weight are rebuilt and multiplied as they lie, 16 at a
-// time, so that the weight is never packed and a product of tiles costs little beside rebuilding it. The tiles of sums
-// are the output's transpose.
+// linear for a small batch, in bfloat16 with AMX: rows of the weight are rebuilt and multiplied in place, 16 at a time,
+// so that the weight is never packed and a product of tiles costs little beside rebuilding it. The tiles of sums are
+// the output's transpose.
 #pragma once
 
 #include "pack.h"
@@ -9,13 +9,13 @@
 
 namespace partkernels::cpu::PARTKERNELS_ISA {
 
-// Rows of x at most: with more, x's tiles take longer than a weight's packing.
+// The maximum number of rows of x: with more, packing x in tiles takes longer than packing the weight.
 constexpr int64_t kFewRowsOfTiles = 2 * kTile;
 
-// x's tiles lie as pairs, kTile of them by kTile rows.
+// A tile of x has kTile pairs by kTile rows.
 constexpr int64_t kTileUnits = kTile * kTile;
 
-// One step of depth: tiles Columns * chain + c of sums += a tile of the weight times tile c of x.
+// One step of depth: tile Columns * chain + c of the sums += a tile of the weight times tile c of x.
 template <int Columns, int chain>
 void add_step(const bfloat16* w, int64_t w_stride, const Pair* x) {
   constexpr int kWeight = 4 + chain % 2;
@@ -29,7 +29,7 @@ void add_step(const bfloat16* w, int64_t w_stride, const Pair* x) {
   if constexpr (Columns > 1) add_column(std::integral_constant<int, 1>{});
 }
 
-// So many steps, in chains of sums that do not wait for each other.
+// `steps` steps, in chains of sums that do not wait for each other.
 template <int Columns>
 void add_steps(const bfloat16* w, int64_t w_stride, const Pair* x, int64_t steps) {
   const auto add = [&]<int chain>(std::integral_constant<int, chain>, int64_t step) __attribute__((always_inline)) {
@@ -51,15 +51,15 @@ template <int Columns>
 void linear_of_tiles(const Matrix<const bfloat16>& x, const Subnetwork<bfloat16>& w, const bfloat16* bias,
                      const Matrix<bfloat16>& y, const ParallelFor& parallel_for) {
   constexpr int64_t kBlock = 64;  // outputs of a task
-  // Of x, so much of the depth is packed at once.
+  // The depth for which x is packed at once.
   constexpr int64_t kPacked = kBatch<Pair> * kCols / (Columns * kTileUnits) * kTileEntries / kStrip * kStrip;
   static_assert(sizeof(TileRows) <= sizeof(Workspace<Pair>::right));
   static_assert(kFewRowsOfTiles * kCols * sizeof(float) <= sizeof(Workspace<Pair>::left));
   const Rebuilder<bfloat16> rebuild(w);
   const int64_t depth = x.cols;
 
-  // packed[step][column]: a tile of pairs of each kTileEntries entries of the depth and kTile rows of x, zeros where
-  // there are none.
+  // packed[step][column]: a tile of pairs for each kTileEntries entries of the depth and kTile rows of x, zeros beyond
+  // them.
   const auto pack = [&](int64_t start, int64_t stop, Pair* packed) {
     for (int64_t k = start; k < stop; k += kTileEntries) {
       const int64_t d = std::min(kTileEntries, stop - k);
@@ -73,7 +73,7 @@ void linear_of_tiles(const Matrix<const bfloat16>& x, const Subnetwork<bfloat16>
     }
   };
 
-  // product[m][r] (+)= what the depth [start, stop), which is packed, gives to kTile outputs from `out` on.
+  // product[m][r] (+)= the products of the depth [start, stop), for which x is packed, for kTile outputs from `out` on.
   const auto multiply_rows_of_weight = [&](int64_t out, int64_t rows, int64_t start, int64_t stop, const Pair* packed,
                                            TileRows& rebuilt, float* product) {
     amx::zero<0>();

@@ -1,4 +1,4 @@
-// Decoding the packed map: which entries of a tile, or of a row, belong to a range of partitions, as bits.
+// Decodes the packed map: the entries of a tile, or of a row, in a range of partitions, as bits.
 #pragma once
 
 #include "isa.h"
@@ -8,7 +8,7 @@
 
 namespace partkernels::cpu::PARTKERNELS_ISA {
 
-// Bit j of row[r]: whether the entry (r, j) of a tile is in it.
+// Bit j of row[r]: whether entry (r, j) of a tile is selected.
 struct TileMask {
   uint64_t row[kTileRows];
 };
@@ -18,7 +18,7 @@ constexpr int64_t kStretch = kTileRows * kTileCols;
 
 class MaskDecoder {
  public:
-  // Selects the entries of partitions first..last of a weight of so many columns.
+  // Selects the entries of partitions first..last of a weight with `cols` columns.
   MaskDecoder(const Owners& owners, int64_t cols, int first, int last)
       : owners_(owners),
         row_bytes_(row_bytes(cols, owners.bits)),
@@ -36,8 +36,8 @@ class MaskDecoder {
     return decode(parts);
   }
 
-  // Bit j % 64 of mask[j / 64]: whether the entry (row, col + j) is in it, for j in [0, cols). col is a multiple of
-  // kTileCols. Writes whole stretches of kStretch columns; what is beyond `cols` is anything.
+  // Bit j % 64 of mask[j / 64]: whether entry (row, col + j) is selected, for j in [0, cols). col is a multiple of
+  // kTileCols. Writes whole multiples of kStretch columns; bits beyond `cols` are undefined.
   void operator()(int64_t row, int64_t col, int64_t cols, uint64_t* mask) const {
     const int64_t part_bytes = kTileCols * owners_.bits / 8;
     const int64_t last = (row_bytes_ - 1) / part_bytes * part_bytes;
@@ -51,7 +51,7 @@ class MaskDecoder {
   }
 
  private:
-  // The ids of kTileCols columns of a row, of which the end of the row may cut off some.
+  // The ids of kTileCols columns of a row; fewer at the end of a row.
   struct Part {
     const uint8_t* ids;
     int64_t bytes;
@@ -73,8 +73,8 @@ class MaskDecoder {
     return mask;
   }
 
-  // A byte an id. The bits of eight ids are copied to a word, and each of its bytes is shifted by as much as it needs.
-  // Rows are padded to 16 bytes, so that only larger parts are cut off.
+  // One byte per id. The bits of eight ids are copied to a word, and each of its bytes is shifted into place. Rows are
+  // padded to 16 bytes, so that only larger parts are cut off.
   __m512i ids(const Part& part) const {
     const auto exist = static_cast<__mmask64>(~uint64_t{0} >> (64 - part.bytes));
     switch (owners_.bits) {
@@ -107,7 +107,7 @@ class MaskDecoder {
       for (int r = 0; r < kTileRows; ++r) mask.row[r] = choose(word(parts[r].ids), selected_[1], selected_[0]);
       return mask;
     }
-    // A part is as many 64-bit words as an id has bits.
+    // A part has as many 64-bit words as an id has bits.
     uint64_t words[kTileRows * 8] = {};
     for (int64_t r = 0; r < kTileRows; ++r) std::memcpy(words + r * owners_.bits, parts[r].ids, parts[r].bytes);
     if (owners_.bits == 4) {
@@ -130,7 +130,8 @@ class MaskDecoder {
     return b ^ (which & (a ^ b));
   }
 
-  // 32 ids at once, from their two bit planes; then the even bits move together. Words is a vector of words, or one.
+  // 32 ids at once, from their two bit planes; then the even bits are compacted. Words is a vector of words, or one
+  // word.
   template <class Words>
   Words of_two_bits(Words ids) const {
     const Words high = ids >> 1;
@@ -146,7 +147,7 @@ class MaskDecoder {
 
   void of_two_bits(const Part parts[kTileRows], uint64_t mask[kTileRows]) const {
 #if defined(PARTKERNELS_AVX512)
-    // Joined in registers: four stores that a wider load then spans would stall it.
+    // Joined in registers: a wide load that spans four recent stores would stall.
     typedef uint64_t Words __attribute__((vector_size(64)));
     const auto load = [&](int r) { return _mm_loadu_si128(reinterpret_cast<const __m128i*>(parts[r].ids)); };
     __m512i ids = _mm512_castsi128_si512(load(0));
@@ -162,7 +163,7 @@ class MaskDecoder {
 #endif
   }
 
-  // The high bit of each byte below 128 that is at least `least`, which is at most 128.
+  // Sets the high bit of each byte that is at least `least`, for bytes below 128 and `least` at most 128.
   static uint64_t at_least(uint64_t bytes, uint64_t least) {
     return ((bytes | 0x8080808080808080) - least * 0x0101010101010101) & 0x8080808080808080;
   }
@@ -197,7 +198,7 @@ class MaskDecoder {
   Owners owners_;
   int64_t row_bytes_;
   uint8_t low_, span_;
-  uint64_t selected_[4];  // by id: all bits set, or none
+  uint64_t selected_[4];  // by id: all bits set or cleared
 };
 
 // to[j] = mask bit j ? from[j] : 0 for j in [0, n), n at most 64.

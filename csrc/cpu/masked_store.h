@@ -1,4 +1,4 @@
-// The epilogue of a weight's gradient: the entries of one partition are stored, and zeros elsewhere.
+// The epilogue of a weight's gradient: stores the entries of one partition, and zeros elsewhere.
 #pragma once
 
 #include "gemm_in_output.h"
@@ -29,7 +29,7 @@ class MaskedStore {
     });
   }
 
-  // The same entries, for gemm_in_output.h.
+  // The marks of the same entries, for gemm_in_output.h.
   Marks marks(int64_t row, int64_t rows, int64_t col, int64_t cols) const {
     Marks found;
     for_each_tile(row, rows, col, cols, [&](const Tile& tile) {

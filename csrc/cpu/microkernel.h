@@ -1,7 +1,7 @@
-// The multiplication of two packed blocks: the only place where floating-point work is done.
+// Multiplies two packed blocks: the floating-point work of the blocked products.
 //
-// Blocks hold units: an entry of float or double, or in bfloat16, where the processor multiplies them, a pair of
-// entries that follow each other along the depth. So all types share one shape of code.
+// Blocks consist of units. A unit is one entry of float or double; for bfloat16, on processors that multiply it, a unit
+// is a pair of entries that are adjacent along the depth. So all types share the same code.
 #pragma once
 
 #include "accumulator.h"
@@ -28,47 +28,48 @@ struct UnitOf<bfloat16> {
   using type = std::conditional_t<kMultipliesBfloat16, Pair, float>;
 };
 
-// How many entries along the depth a unit holds.
+// The number of entries along the depth in a unit.
 template <class Unit>
 constexpr int64_t kUnitDepth = std::is_same_v<Unit, Pair> ? 2 : 1;
 
 template <class Unit>
 using Sum = std::conditional_t<std::is_same_v<Unit, double>, double, float>;
 
-// A block of a product takes at most so many units of depth, 1 KiB of them: a panel and the left operands of a register
-// tile then fit the first-level cache together. AMX's register tiles are taller.
+// The maximum number of units of depth in a block, 1 KiB: a panel and the left operands of a register tile then fit the
+// first-level cache together. Register tiles for AMX are taller.
 template <class Unit>
 constexpr int64_t kDepth = (kHasTiles ? 512 : 1024) / sizeof(Unit);
 
-// The right block lies in panels of two vectors' width, each a unit of depth after the other.
+// The right block consists of panels that are two vectors wide, stored one unit of depth after another.
 template <class Unit>
 constexpr int64_t kPanel = 2 * kVectorBytes / sizeof(Unit);
 
-// Rows of a register tile: with two vectors each, their sums leave room for the operands.
+// Rows of a register tile: with two vectors each, their sums leave registers for the operands.
 constexpr int64_t kTall = kHasTiles ? 32 : kVectorRegisters == 32 ? 12 : 6;
 
-// Whether a block's products are added one after another. Results in bfloat16 are rounded far above what that errs.
+// Whether a block's products are added in a single chain. bfloat16's rounding error is far larger than that of the
+// chain.
 template <class Unit>
 constexpr bool kInOneChain = std::is_same_v<Unit, Pair>;
 
-// Otherwise the length of a chain of them; sums of chains are then added, and then those of blocks. One chain over the
-// whole depth has up to 2.4 times the error of MKL's product at depth 392, and at depth 42, where oneDNN's convolutions
-// add few terms in a row, even chains of 32 err too much.
+// Otherwise, the length of a chain: products are added in chains, then the chains of a block, then the blocks. A single
+// chain over the whole depth has up to 2.4 times the error of MKL's product at depth 392. At depth 42, where oneDNN's
+// convolutions add few terms in a row, even chains of 32 have too large an error.
 constexpr int64_t chain_of(int64_t depth) { return depth < 128 ? 16 : 32; }
 
-// How the left block, of kRows rows, lies in memory: a row after the other, or a unit of depth of all rows after the
-// other. Known to the compiler, since a register tile takes all of the registers that addresses would need.
+// The memory layout of the left block of kRows rows: row after row, or for each unit of depth all rows. It is a
+// template argument, since a register tile takes all of the registers that variable addresses would need.
 enum class Layout { row_major, depth_major };
 
 constexpr int64_t kRows = kHasTiles ? 192 : 96;
 
-// How far apart two rows, and two units of depth, lie in it.
+// The distance of two rows, and of two units of depth, in the left block.
 template <class Unit, Layout layout>
 constexpr int64_t left_row_stride = layout == Layout::row_major ? kDepth<Unit> : 1;
 template <Layout layout>
 constexpr int64_t left_depth_stride = layout == Layout::row_major ? 1 : kRows;
 
-// A vector that may lie at any multiple of its entries' size.
+// A vector aligned to the size of its entries only.
 template <class T>
 struct VectorOf {
   typedef T type __attribute__((vector_size(kVectorBytes), aligned(sizeof(T)), may_alias));
@@ -77,7 +78,7 @@ struct VectorOf {
 template <class T>
 using Vector = typename VectorOf<T>::type;
 
-// A vector of units, and what multiplies two of them unit by unit.
+// A vector of units, and the multiplication of two of them unit by unit.
 template <class Unit>
 struct Operand {
   using type = Vector<Unit>;
@@ -116,7 +117,7 @@ struct Operand<Pair> {
 };
 #endif
 
-// What is stored of a register tile's sums: all of them,
+// Stores all sums of a register tile.
 struct StoreAll {
   template <class V>
   V operator()(const V& sums, int, int) const {
@@ -124,11 +125,12 @@ struct StoreAll {
   }
 };
 
-// or those that are marked, and zeros elsewhere. Rows of marks, a bit an entry, lie kMarksOfRow bytes apart.
+// Stores the marked sums of a register tile, and zeros elsewhere. Rows of marks, one bit per entry, are kMarksOfRow
+// bytes apart.
 constexpr int64_t kMarksOfRow = 128;
 struct StoreMarked {
   const uint8_t* marks;
-  int shift;  // of the first sum's bit
+  int shift;  // position of the first sum's bit
 
   // The v-th vector of a row.
   template <class V>
@@ -152,14 +154,15 @@ struct StoreMarked {
   }
 };
 
-// sum[r][panel] (+)= left[r] times one panel of the right block, for Rows rows; sum's rows are sum_stride apart.
+// sum[r][panel] (+)= left[r] times one panel of the right block, for Rows rows; rows of sum are sum_stride apart.
 template <class Unit, Layout layout, int Rows, class Stored>
 void multiply_tile(const Unit* left, const Unit* right, int64_t depth, bool accumulate, Sum<Unit>* sum,
                    int64_t sum_stride, const Stored& stored) {
   using V = Vector<Sum<Unit>>;
   constexpr int64_t kWidth = kVectorBytes / sizeof(Unit);
   using Sums = V[Rows][2];
-  // Calls use(row of sums, r). Rows are found one after another: all their addresses at once would take registers.
+  // Calls use(row of sums, r). Each row's address is computed from the one before: keeping all of them would take
+  // registers.
   const auto for_rows = [&](const auto& use) __attribute__((always_inline)) {
     Sum<Unit>* row = sum;
     for (int r = 0; r < Rows; ++r, row += sum_stride) {
@@ -171,7 +174,7 @@ void multiply_tile(const Unit* left, const Unit* right, int64_t depth, bool accu
     for (int v = 0; v < 2; ++v) __builtin_prefetch(row + v * kWidth, 1);
   });
   const auto add_products = [&](int64_t count, Sums& chain) __attribute__((always_inline)) {
-#pragma GCC unroll 2  // where two threads share a core, what counts is how many instructions there are
+#pragma GCC unroll 2  // where two threads share a core, the number of instructions limits the speed
     for (int64_t k = 0; k < count; ++k) {
       const auto first = Operand<Unit>::load(right);
       const auto second = Operand<Unit>::load(right + kWidth);
@@ -186,7 +189,7 @@ void multiply_tile(const Unit* left, const Unit* right, int64_t depth, bool accu
   };
   Sums total;
   V zeros = {};
-  asm("" : "+m"(zeros));  // else the compiler calls for memory to be cleared, which takes as long as a short chain
+  asm("" : "+m"(zeros));  // otherwise the compiler calls memset, which takes as long as a short chain
   for (int r = 0; r < Rows; ++r) {
     for (int v = 0; v < 2; ++v) total[r][v] = zeros;
   }
@@ -212,8 +215,8 @@ void multiply_tile(const Unit* left, const Unit* right, int64_t depth, bool accu
 }
 
 #if defined(PARTKERNELS_NEON_BF16)
-// The same by bfmmla, which multiplies two rows by two columns, two pairs deep, and takes as long as bfdot for a half
-// of that. A last row that has no neighbour is multiplied with whatever lies behind it, in sums that nobody reads.
+// The same with bfmmla, which multiplies two rows with two columns, two pairs deep, in the time in which bfdot does
+// half of that. An odd last row is multiplied together with the memory behind it, in sums that are not used.
 template <Layout layout, int Rows>
 void multiply_tile_of_pairs(const Pair* left, const Pair* right, int64_t depth, bool accumulate, float* sum,
                             int64_t sum_stride) {
@@ -221,7 +224,7 @@ void multiply_tile_of_pairs(const Pair* left, const Pair* right, int64_t depth, 
   static_assert(kPanel<Pair> == 8);
   const auto words = [](const Pair* from) { return reinterpret_cast<const uint32_t*>(from); };
   const auto multiplicand = [](uint32x4_t pairs) { return vreinterpretq_bf16_u32(pairs); };
-  // Rows 2 * two and 2 * two + 1 at two units of depth, or at one and zeros.
+  // Rows 2 * two and 2 * two + 1 at two units of depth, or at one unit and zeros.
   const auto rows_of = [&]<bool kBoth>(int two, std::bool_constant<kBoth>) __attribute__((always_inline)) {
     const Pair* const first = left + 2 * two * left_row_stride<Pair, layout>;
     if constexpr (layout == Layout::depth_major) {
@@ -301,7 +304,7 @@ void multiply(const Unit* left, const Unit* right, int64_t rows, int64_t cols, i
   }
 }
 
-// What a thread holds while it multiplies: nothing, but for AMX.
+// A thread's state while it multiplies; empty except with AMX.
 struct Tiles {};
 #endif
 

@@ -1,6 +1,7 @@
-// The multiplication of two packed blocks of pairs by AMX, which multiplies tiles: 16 rows of 16 pairs or sums.
+// Multiplies two packed blocks of pairs with AMX, in tiles of 16 rows of 16 pairs or sums.
 //
-// Panels of the right block lie as the right operand must, rows of the left block as the left one.
+// Panels of the right block already have the layout of AMX's right operand, and rows of the left block that of the left
+// one.
 #pragma once
 
 #include "amx.h"
@@ -11,10 +12,11 @@
 namespace partkernels::cpu::PARTKERNELS_ISA {
 
 constexpr int64_t kTile = 16;
-constexpr int64_t kTileEntries = kTile * kUnitDepth<Pair>;  // of a row of a left one
+constexpr int64_t kTileEntries = kTile * kUnitDepth<Pair>;  // entries of a row of a left tile
 static_assert(kTall == 2 * kTile && kPanel<Pair> == 2 * kTile && kDepth<Pair> % kTile == 0);
 
-// While this lives, the thread's tiles are whole ones. Other users of tiles, such as oneDNN, configure their own.
+// Configures the thread's tiles to full size, and releases them when destroyed. Other users of tiles, such as oneDNN,
+// set their own configuration.
 class Tiles {
  public:
   Tiles() {
@@ -34,17 +36,18 @@ class Tiles {
 // Entries of the depth that are rebuilt at once. A panel of them takes 32 KiB, and stays in the first-level cache.
 constexpr int64_t kStrip = 512;
 
-// How a left block lies, in pairs: how far it is from a row to the next, a tile of rows, and a step of depth. And
-// whether it comes from the second-level cache while the right one stays in the first; else it is the one that stays.
+// The layout of a left block, in pairs: the distance between rows, between tiles of rows, and between steps of depth.
+// passes_by: whether it comes from the second-level cache while the right block stays in the first; otherwise the left
+// block stays.
 struct LeftBlock {
   int64_t row, tile, step;
   bool passes_by;
 };
 constexpr LeftBlock kRowsOfDepth{kDepth<Pair>, kTile * kDepth<Pair>, kTile, false};
 
-// sum[r][panel] (+)= left[r] times one panel of the right block, for Tall tiles of rows r; depth is of whole tiles.
-// Tiles 0 to 3 are sums, 4 and 5 of the left block, 6 and 7 of the right one: four chains of products hide the time
-// that each takes.
+// sum[r][panel] (+)= left[r] times one panel of the right block, for Tall tiles of rows r; depth is a multiple of the
+// tile's. Tiles 0 to 3 hold sums, 4 and 5 the left block, 6 and 7 the right one. Four chains of products hide the
+// latency of each.
 template <int Tall, LeftBlock kLeft>
 void multiply_tiles(const Pair* left, const Pair* right, int64_t depth, bool accumulate, float* sum,
                     int64_t sum_stride) {
@@ -93,8 +96,8 @@ void multiply_tiles(const Pair* left, const Pair* right, int64_t depth, bool acc
   }
 }
 
-// Zeros in panels of a right block behind a depth of so many units, up to whole tiles: memory that nothing was written
-// to may hold NaN, and that times zero is NaN.
+// Appends zeros to the depth of a right block's panels, up to whole tiles: uninitialised memory may contain NaN, and
+// NaN times zero is NaN.
 inline void end_panels(int64_t depth, int64_t cols, Pair* panels, int64_t panel_units) {
   const int64_t missing = blocks_of(depth, kTile) * kTile - depth;
   for (int64_t j = 0; j < cols; j += kPanel<Pair>, panels += panel_units) {
@@ -102,8 +105,8 @@ inline void end_panels(int64_t depth, int64_t cols, Pair* panels, int64_t panel_
   }
 }
 
-// As microkernel.h has it, in whole tiles: of rows and columns that do not exist, sums become anything, for which the
-// product has room. Units of depth that do not exist become zeros in both blocks.
+// As in microkernel.h, in whole tiles. Sums in padding rows and columns are undefined, but the product must have memory
+// for them. Padding units of depth are set to zero in both blocks.
 template <class Unit, Layout layout>
 void multiply(Unit* left, Unit* right, int64_t rows, int64_t cols, int64_t depth, bool accumulate, Sum<Unit>* product,
               int64_t product_stride) {

@@ -1,5 +1,5 @@
-// The public functions, which call those of an instruction set: the best that the processor has, or what
-// PARTKERNELS_CPU_ISA asks for.
+// The public functions, which call those of an instruction set: the best one that the processor supports, or the one
+// that PARTKERNELS_CPU_ISA names.
 #include "operators.h"
 
 #include <cstdlib>
@@ -26,7 +26,7 @@ struct InstructionSet {
   const char* name;
   const Operators& (*operators)();
   std::span<const Feature> needs;
-  // Asked where the processor has all of that: why the set cannot be taken still, or an empty text.
+  // Called if the processor has all of these features: the reason why the set still cannot be used, or an empty string.
   const char* (*problem)() = nullptr;
 };
 
@@ -41,7 +41,8 @@ constexpr Feature kFeatures[] = {
 #undef PARTKERNELS_FEATURE
 constexpr auto first_features(size_t n) { return std::span(kFeatures).first(n); }
 
-// Asked for once. A product is tried before it is taken: a system that gives tiles may still be wrong about them.
+// Computed once. A trial product is checked before AMX is used: a system that permits tiles may still emulate them
+// wrongly.
 const char* problem_of_amx() {
   static const char* const problem = !amx::is_permitted()               ? "amx-tile (the system does not permit it)"
                                      : !avx512_amx_multiplies_rightly() ? "amx-bf16 (a trial product was wrong)"
@@ -52,7 +53,7 @@ const char* problem_of_amx() {
 constexpr Feature kFeatures[] = {{"bf16", [] { return (getauxval(AT_HWCAP2) & HWCAP2_BF16) != 0; }}};
 #endif
 
-// The best one first; what it needs, all below need in part.
+// The best one first; each set needs a part of the features of the one before.
 constexpr InstructionSet kInstructionSets[] = {
 #if defined(PARTKERNELS_X86_TARGETS)
     {"avx512_amx", avx512_amx_operators, first_features(10), problem_of_amx},
@@ -65,7 +66,7 @@ constexpr InstructionSet kInstructionSets[] = {
     {"portable", portable_operators, {}},
 };
 
-// The features that this processor lacks for a set, with commas.
+// The features that this processor lacks for a set, separated by commas.
 std::string lacking(const InstructionSet& set) {
   std::string names;
   for (const Feature& feature : set.needs) {
@@ -77,7 +78,7 @@ std::string lacking(const InstructionSet& set) {
 const InstructionSet& choose() {
   const char* const asked = std::getenv("PARTKERNELS_CPU_ISA");
   const bool takes_any = asked == nullptr || *asked == '\0';
-  for (const InstructionSet& set : kInstructionSets) {  // of a set that is not wanted nothing is asked
+  for (const InstructionSet& set : kInstructionSets) {  // sets that were not asked for are not checked
     if ((takes_any || set.name == std::string(asked)) && lacking(set).empty()) return set;
   }
   std::string here;
@@ -87,7 +88,7 @@ const InstructionSet& choose() {
     if (lacking(set).empty()) here += std::string(here.empty() ? "" : ", ") + set.name;
   }
   throw std::runtime_error("PARTKERNELS_CPU_ISA='" + std::string(asked) +
-                           (is_known ? "' cannot run on this processor" : "' is no instruction set") +
+                           (is_known ? "' cannot run on this processor" : "' is not an instruction set") +
                            "; unset it, or set it to one of " + here + ".");
 }
 

@@ -1,12 +1,12 @@
-// The one list of the CPU's operators, and the table of them that is made for each instruction set.
+// The list of the CPU operators, and the table of them for each instruction set.
 //
-// An isa_*.cpp includes this twice: by isa_includes.h, before it sets its instruction set, for the table's type; and
-// after, for the kernels.
+// An isa_*.cpp includes this file twice: through isa_includes.h, before it sets its instruction set, for the table's
+// type; and afterwards for the kernels.
 #if !defined(PARTKERNELS_OPERATORS)
 
 #include "partkernels/cpu.h"
 
-// Those of a dtype: use(linear) use(linear_grad_input) and so on.
+// The operators for each dtype: use(linear) use(linear_grad_input) and so on.
 // clang-format off
 #define PARTKERNELS_OPERATORS(use) \
   use(linear)                      \
@@ -25,7 +25,7 @@
   use(adam_step)
 // clang-format on
 
-// Whether the compiler can make functions for instruction sets beyond its own target.
+// Whether the compiler supports functions for instruction sets beyond its own target.
 #if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__)
 #define PARTKERNELS_X86_TARGETS
 #elif defined(__aarch64__) && defined(__linux__) && defined(__GNUC__) && !defined(__clang__)

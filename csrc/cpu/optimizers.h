@@ -1,5 +1,5 @@
-// An optimiser's step over the entries of one partition, in one pass: parameter, gradient and state are read once and
-// written once, and cache lines of which it owns no entry are not written.
+// An optimiser step for the entries of one partition, in one pass: parameter, gradient and state are read and written
+// once, and cache lines without an entry of the partition are not written.
 #pragma once
 
 #include "accumulator.h"
@@ -14,35 +14,35 @@ namespace partkernels::cpu::PARTKERNELS_ISA {
 constexpr int64_t kGroup = 16;
 // Columns of a row that are decoded before they are stepped.
 constexpr int64_t kPiece = 2 * kStretch;
-// What a thread should at least have to do.
+// The minimum number of entries of a task.
 constexpr int64_t kEntriesPerTask = 1 << 15;
-// Bytes. The processor's own prefetching stops at the end of a page; this made steps of 2048x2048 weights about
-// 10 % faster (Zen 5), and 4 and 8 KiB did less.
+// The prefetch distance in bytes. The processor's own prefetching stops at the end of a page; this made steps of
+// 2048x2048 weights about 10 % faster (Zen 5); 4 and 8 KiB gained less.
 constexpr int64_t kAhead = 2048;
 
-// What the step of a group computes in, and the integer of its size: with lanes of one width, GCC 12 makes one vector
-// of a group; beside bytes it would use a quarter of a vector.
+// An integer type of the accumulator's size for masks. With lanes of one width, GCC 12 makes a group one vector; with
+// byte masks it would use a quarter of a vector.
 template <class T>
 using Lane = std::conditional_t<std::is_same_v<T, double>, uint64_t, uint32_t>;
 
-// Ones for the entry j of a group if it is stepped, else zeros.
+// All ones if entry j of a group is stepped, otherwise zeros.
 template <class Lane>
 Lane mask_of(Lane kept, Lane j) {
   return -(kept >> j & 1);
 }
 
-// mask ? yes : no, by bit operations. A conditional expression becomes masked loads, and those, of memory that is not
-// in a cache, made Adam's step take 2.3 times as long (Zen 5).
+// mask ? yes : no, by bit operations. A conditional expression compiles to masked loads. For memory that is not in a
+// cache, they made Adam's step take 2.3 times as long (Zen 5).
 template <class T>
 T blend(Lane<T> mask, T yes, T no) {
   return std::bit_cast<T>((std::bit_cast<Lane<T>>(yes) & mask) | (std::bit_cast<Lane<T>>(no) & ~mask));
 }
 
-// Each entry of a group is computed, and others' are rewritten with their own bits.
+// All entries of a group are computed; those of other partitions are rewritten with their own bits.
 template <class Acc>
 struct SgdStep {
   SgdFactors<Acc> by;
-  Lane<Acc> decays, nesterov;  // ones if it does, else zeros
+  Lane<Acc> decays, nesterov;  // all ones if true, otherwise zeros
 
   explicit SgdStep(const Sgd& sgd) : by(sgd), decays(-Lane<Acc>{by.decays}), nesterov(-Lane<Acc>{by.nesterov}) {}
 
@@ -99,7 +99,7 @@ inline void widen_group(const bfloat16* group, float* wide) {
   for (int64_t j = 0; j < kGroup; ++j) wide[j] = to_float(group[j]);
 }
 
-// Selects once more: a NaN on its way through float32 does not keep its bits.
+// Selects again by mask, because a NaN does not keep its bits on its way through float32.
 inline void narrow_group(const float* wide, uint32_t kept, bfloat16* group) {
   for (uint32_t j = 0; j < kGroup; ++j) {
     const uint32_t mask = mask_of(kept, j);
@@ -107,8 +107,7 @@ inline void narrow_group(const float* wide, uint32_t kept, bfloat16* group) {
   }
 }
 
-// Entries that lie one after another: of the N tensors that a step writes (the parameter and its state), and of the
-// gradient.
+// Contiguous entries of the N tensors that a step writes (the parameter and its state) and of the gradient.
 template <class T, size_t N>
 struct Slice {
   std::array<T*, N> written;
@@ -138,7 +137,7 @@ __attribute__((always_inline)) inline void step_group(const Slice<T, N>& slice, 
   }
 }
 
-// Steps those of n entries whose bit is set: bit j % 64 of kept[j / 64].
+// Steps those of n entries that have a set bit: bit j % 64 of kept[j / 64].
 template <class T, size_t N, class Step>
 void step_slice(const Slice<T, N>& slice, const uint64_t* kept, int64_t n, const Step& step) {
   const auto kept_from = [kept](int64_t j) { return static_cast<uint16_t>(kept[j / 64] >> j % 64); };
@@ -160,10 +159,10 @@ void step_slice(const Slice<T, N>& slice, const uint64_t* kept, int64_t n, const
   for (size_t i = 0; i < N; ++i) std::copy_n(values[i], n - start, rest.written[i]);
 }
 
-// How the entries of a row lie in memory.
+// The memory layout of the entries of a row.
 enum class Order {
-  columns,    // one after another in the order of the map's columns: linear and channels_last weights
-  taps,       // one after another, the taps of a channel together: a contiguous convolution's
+  columns,    // contiguous in the order of the map's columns: linear and channels_last weights
+  taps,       // contiguous with the taps of a channel together: contiguous convolution weights
   scattered,  // neither
 };
 
@@ -189,7 +188,7 @@ struct Tensors {
   }
 };
 
-// Steps n entries of a row, at most kPiece, that lie anywhere: through buffers.
+// Steps n entries of a row, at most kPiece, with any strides, through buffers.
 template <class T, size_t N, class Step>
 void step_scattered(const Tensors<T, N>& tensors, int64_t row, int64_t col, int64_t n, const uint64_t* kept,
                     const Step& step) {

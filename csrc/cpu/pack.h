@@ -1,4 +1,4 @@
-// Packing blocks of matrices into units: as they lie, transposed, or two rows of bfloat16 interleaved into pairs.
+// Packs blocks of matrices into units: unchanged, transposed, or with two rows of bfloat16 interleaved into pairs.
 #pragma once
 
 #include "gemm.h"
@@ -23,7 +23,7 @@ void copy(const T* from, int64_t stride, int64_t n, To* to) {
   }
 }
 
-// to[i] = (even[i * stride], odd[i * stride]); odd may be null, and stands for zeros then.
+// to[i] = (even[i * stride], odd[i * stride]); a null odd stands for zeros.
 inline void interleave(const bfloat16* even, const bfloat16* odd, int64_t stride, int64_t n, Pair* to) {
   int64_t i = 0;
 #if defined(PARTKERNELS_AVX512)
@@ -39,8 +39,8 @@ inline void interleave(const bfloat16* even, const bfloat16* odd, int64_t stride
   for (; i < n; ++i) to[i] = {{even[i * stride], odd == nullptr ? bfloat16{0} : odd[i * stride]}};
 }
 
-// Packs the units of depth [k, k + d) of x, whose rows are the depth, at columns [col, col + n); where(unit) says where
-// its n units go.
+// Packs the units of depth [k, k + d) of x at columns [col, col + n), for x with rows along the depth; where(unit)
+// returns the destination of a unit's n entries.
 template <class Unit, class T, class Where>
 void pack_depth_rows(const Matrix<const T>& x, int64_t k, int64_t d, int64_t col, int64_t n, const Where& where) {
   const T* from = x.data + k * x.row_stride + col * x.col_stride;
@@ -59,7 +59,7 @@ void pack_rows(const Matrix<const T>& x, int64_t row, int64_t rows, int64_t col,
   for (int64_t r = 0; r < rows; ++r) {
     const T* from = x.data + (row + r) * x.row_stride + col * x.col_stride;
     Unit* const to = block + r * kDepth<Unit>;
-    if (x.col_stride == 1) {  // a row is too short for the processor to see where the next one will be
+    if (x.col_stride == 1) {  // rows are too short for the processor to predict the next one
       for (int64_t c = 0; c < cols; c += 64 / sizeof(T)) __builtin_prefetch(from + 4 * x.row_stride + c);
     }
     if constexpr (std::is_same_v<Unit, Pair>) {
@@ -76,13 +76,13 @@ void pack_rows(const Matrix<const T>& x, int64_t row, int64_t rows, int64_t col,
   }
 }
 
-// A depth-major left block, and a right block, of a matrix whose rows are the depth.
+// A depth-major left block of a matrix with rows along the depth.
 template <class Unit, class T>
 void pack_left_depth(const Matrix<const T>& x, int64_t k, int64_t d, int64_t col, int64_t cols, Unit* block) {
   pack_depth_rows<Unit>(x, k, d, col, cols, [&](int64_t unit) { return block + unit * kRows; });
 }
 
-// Panels of a right block are panel_units apart, kPanel * kDepth where not said.
+// A right block of such a matrix. Its panels are panel_units apart.
 template <class Unit, class T>
 void pack_right_depth(const Matrix<const T>& x, int64_t k, int64_t d, int64_t col, int64_t cols, Unit* block,
                       int64_t panel_units = kPanel<Unit> * kDepth<Unit>) {
@@ -93,7 +93,7 @@ void pack_right_depth(const Matrix<const T>& x, int64_t k, int64_t d, int64_t co
   }
 }
 
-// The same of rows of bfloat16 that are made a few at a time: make(r, rows, out, stride) writes r .. r + rows of them.
+// The same for rows of bfloat16 that are made a few at a time: make(r, rows, out, stride) writes rows r .. r + rows.
 template <class Unit, class Make>
 void pack_right_of_rows(int64_t d, int64_t cols, const Make& make, Unit* block,
                         int64_t panel_units = kPanel<Unit> * kDepth<Unit>) {
@@ -107,7 +107,7 @@ void pack_right_of_rows(int64_t d, int64_t cols, const Make& make, Unit* block,
   }
 }
 
-// A right block of entries as a place where a weight is rebuilt; its rows are the depth.
+// A right block of entries as the destination of a rebuilt weight, with rows along the depth.
 template <class T>
 struct InPanels {
   static constexpr int64_t kPiece = kPanel<T>;
@@ -129,7 +129,7 @@ void transpose_into_panels(const Unit* from, int64_t from_stride, int64_t first,
   int64_t c = 0;
   if constexpr (sizeof(Unit) == 4) {
     for (; kPanel<Unit> % 16 == 0 && c + 16 <= cols; c += 16) {
-      for (int64_t k = 0; k < units; k += 16) {  // past the last unit there is room, up to kDepth
+      for (int64_t k = 0; k < units; k += 16) {  // there is memory past the last unit, up to kDepth
         transpose16(reinterpret_cast<const uint32_t*>(from + c * from_stride + k), from_stride,
                     reinterpret_cast<uint32_t*>(unit(c) + k * kPanel<Unit>), kPanel<Unit>);
       }
@@ -140,9 +140,9 @@ void transpose_into_panels(const Unit* from, int64_t from_stride, int64_t first,
   }
 }
 
-// A right block from the rows of its transpose, which are made a few at a time: make(c, rows, out, stride) says where
-// columns c .. c + rows of the block are, d entries each: written to `out`, in rows `stride` apart, or elsewhere, if
-// there are words of 4 bytes, up to a multiple of 32 entries.
+// A right block from the rows of its transpose, which are made a few at a time. make(c, rows, out, stride) returns the
+// location of columns c .. c + rows of the block, d entries each. It writes them to `out`, in rows `stride` apart, or
+// returns other memory if this is readable in words of 4 bytes, up to a multiple of 32 entries.
 template <class T, class Make>
 void pack_right_transposed(int64_t cols, int64_t d, const Make& make, typename UnitOf<T>::type* block) {
   using Unit = typename UnitOf<T>::type;

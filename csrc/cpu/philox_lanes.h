@@ -10,8 +10,8 @@ constexpr int kLanes = 16;
 
 #if defined(PARTKERNELS_AVX512)
 
-// Each lane has 64 bits, of which the upper half means nothing: a product's halves are then words as they are, and a
-// shift away.
+// A lane has 64 bits; its upper half is undefined. So the low word of a product is used as it is, and the high word
+// after a shift.
 struct Lanes {
   __m512i half[2];
 };
@@ -35,7 +35,7 @@ inline Lanes plus(const Lanes& a, const Lanes& b) {
   return {{_mm512_add_epi32(a.half[0], b.half[0]), _mm512_add_epi32(a.half[1], b.half[1])}};
 }
 
-// The words of the products of each lane and a constant.
+// The high and low words of the product of each lane and a constant.
 inline void multiply_wide(const Lanes& a, uint32_t b, Lanes* high, Lanes* low) {
   for (int h = 0; h < 2; ++h) {
     low->half[h] = _mm512_mul_epu32(a.half[h], _mm512_set1_epi32(static_cast<int>(b)));
@@ -51,7 +51,7 @@ inline Lanes xor3(const Lanes& a, const Lanes& b, uint32_t c) {
 
 #else
 
-// Plain loops over 16 words, which every compiler turns into whatever vectors there are.
+// Simple loops over 16 words, which every compiler vectorises for its target.
 struct Lanes {
   uint32_t lane[kLanes];
 };
@@ -92,8 +92,8 @@ inline Lanes xor3(const Lanes& a, const Lanes& b, uint32_t c) {
 
 #endif
 
-// The first two rounds take a counter's words c0 and c1 apart: what they make of a column's c0, and of a row's c1, is
-// computed once for all rows, and for all columns.
+// The first two rounds process a counter's words c0 and c1 independently: the part that depends on a column's c0 is
+// computed once for all rows, and the part that depends on a row's c1 once for all columns.
 struct ColumnPart {
   Lanes c0, c1, c2;
 };
@@ -120,7 +120,7 @@ inline RowPart row_part(Lanes c1, uint32_t c2, uint64_t seed) {
   return part;
 }
 
-// A counter between two rounds, and the keys of the next one.
+// A counter between two rounds, and the keys of the next round.
 struct PhiloxRound {
   Lanes c0, c1, c2, c3;
   uint32_t k0, k1;
@@ -138,7 +138,7 @@ struct PhiloxRound {
   }
 };
 
-// After so many rounds, of which the first two are done.
+// The state after `rounds` rounds. The column and row parts include the first two.
 inline PhiloxRound philox_rounds(const ColumnPart& column, const RowPart& row, uint64_t seed, int rounds) {
   PhiloxRound state{column.c0,
                     column.c1,
@@ -160,8 +160,8 @@ inline void philox_lanes(const ColumnPart& column, const RowPart& row, uint64_t 
 }
 
 #if defined(PARTKERNELS_AVX512_BF16)
-// The same as pairs: words 0 and 1, and 2 and 3, in the upper and lower halves of 64 bits. The last round's products
-// have them there, but for what they are xor-ed with.
+// The same in pairs: words 0 and 1, and words 2 and 3, in the upper and lower halves of 64 bits. The products of the
+// last round already have this layout; only the xor remains.
 inline void philox_pairs(const ColumnPart& column, const RowPart& row, uint64_t seed, Lanes pairs[2]) {
   const PhiloxRound last = philox_rounds(column, row, seed, kPhiloxRounds - 1);
   const auto pair = [](const Lanes& factor, uint32_t multiplier, const Lanes& other, uint32_t key) {

@@ -6,11 +6,11 @@
 
 namespace partkernels::cpu::PARTKERNELS_ISA {
 
-// The fourth counter word of a map's draws; ASCII "part", which keeps them apart from defaults.
+// The fourth counter word of a map's draws: ASCII "part", which separates them from defaults.
 constexpr uint32_t kDomain = 0x70617274;
 constexpr int kHighBits = 16;
 
-// An entry's place in the order: its word, then its index.
+// The sort key of an entry: its word, then its index.
 using Rank = std::pair<uint32_t, int64_t>;
 
 // Calls use(index, word) for the entries [begin, end).
@@ -31,7 +31,7 @@ void draw(int64_t begin, int64_t end, uint64_t seed, const Use& use) {
   }
 }
 
-// Calls use(begin, end) for slices that cover [0, total), large beside a histogram.
+// Calls use(begin, end) for slices that cover [0, total), large compared with a histogram.
 template <class Use>
 void for_each_slice(int64_t total, const ParallelFor& parallel_for, const Use& use) {
   constexpr int64_t kSlice = int64_t{1} << 20;
@@ -51,8 +51,8 @@ inline std::vector<int64_t> histogram_of_high_bits(int64_t total, uint64_t seed,
   return histogram;
 }
 
-// The first entry of each partition after the first, by radix selection: count the high bits, then sort only the
-// bins in which a boundary lies.
+// The first entry of each partition after the first, by radix selection: counts the high bits, then sorts only the bins
+// that contain a boundary.
 inline std::vector<Rank> boundaries(int64_t total, const std::vector<int64_t>& sizes, uint64_t seed,
                                     const ParallelFor& parallel_for) {
   const std::vector<int64_t> histogram = histogram_of_high_bits(total, seed, parallel_for);
@@ -84,7 +84,7 @@ inline std::vector<Rank> boundaries(int64_t total, const std::vector<int64_t>& s
   std::vector<Rank> result;
   for (const int64_t rank : ranks) {
     if (rank == total) {
-      result.emplace_back(UINT32_MAX, INT64_MAX);  // beyond every entry: the partitions after it are empty
+      result.emplace_back(UINT32_MAX, INT64_MAX);  // after every entry: the following partitions are empty
       continue;
     }
     const auto bin = bin_of(rank);

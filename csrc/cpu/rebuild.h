@@ -1,4 +1,4 @@
-// Rebuilding blocks of a subnetwork's weight: the seam between the packed map and a multiplication.
+// Rebuilds blocks of a subnetwork's weight: the interface between the packed map and a multiplication.
 #pragma once
 
 #include "accumulator.h"
@@ -13,7 +13,7 @@ namespace partkernels::cpu::PARTKERNELS_ISA {
 constexpr bfloat16 kZeros[kTileCols] = {};
 
 #if defined(PARTKERNELS_AVX512)
-// Whole vectors of a tile's row: all of it, or what of it lies in a panel.
+// Whole vectors of a tile's row: the complete row, or its part in a panel.
 template <int64_t n>
 void select_vectors(uint64_t live, const float* weight, const bfloat16* dead, float* out) {
   for (int j = 0; j < n; j += 16) {
@@ -31,15 +31,15 @@ void select_vectors(uint64_t live, const bfloat16* weight, const bfloat16* dead,
 }
 #endif
 
-// The bits of a piece of a row that begins at j. GCC 12 takes this shift and those of select together, and makes code
-// that reads wrong bits for all but the first vector; so it is not to see where the bits come from.
+// The bits of a piece of a row that begins at j. The asm hides their origin: GCC 12 merges this shift with those in
+// select, and its code reads wrong bits for all but the first vector.
 inline uint64_t bits_from(uint64_t bits, int64_t j) {
   bits >>= j;
   asm("" : "+r"(bits));
   return bits;
 }
 
-// out[j] = live bit j ? weight[j] : dead[j] for j in [0, n), n at most `most`, for which there is a loop of its own.
+// out[j] = live bit j ? weight[j] : dead[j] for j in [0, n), n at most `most`; n == most has a faster loop.
 template <int64_t most = kTileCols, class T, class Dead>
 void select(uint64_t live, const T* weight, const Dead* dead, int64_t n, T* out) {
 #if defined(PARTKERNELS_AVX512)
@@ -56,7 +56,7 @@ void select(uint64_t live, const T* weight, const Dead* dead, int64_t n, T* out)
   }
 }
 
-// The same where all are live, for whole vectors: a loop that is unrolled, and no call.
+// The same if all entries are active, for whole vectors: an unrolled loop without a call.
 template <int64_t n, class T>
 void copy_vectors(const T* weight, T* out) {
   for (int64_t j = 0; j < n; j += kVectorBytes / sizeof(T)) {
@@ -64,15 +64,15 @@ void copy_vectors(const T* weight, T* out) {
   }
 }
 
-// Where a block is made: in rows. Other places lie in other ways, and a row of a tile in pieces of kPiece entries
-// there.
+// The destination of a block, in rows. Other destinations have other layouts, in which a row of a tile is divided into
+// pieces of kPiece entries.
 template <class T>
 struct InRows {
   static constexpr int64_t kPiece = kTileCols;
   T* data;
   int64_t stride;
 
-  // Where the entry (row, col) goes; col is a multiple of kPiece.
+  // The address of entry (row, col); col is a multiple of kPiece.
   T* at(int64_t row, int64_t col) const { return data + row * stride + col; }
   InRows from(int64_t row, int64_t col) const { return {at(row, col), stride}; }
 };
@@ -95,17 +95,17 @@ class Rebuilder {
         live_(w.owners, w.weight.cols(), 1, w.active),
         draw_(w.defaults) {}
 
-  // out[r * stride + c] = w_k[row + r][col + c]; col is a multiple of kTileCols. The block that lies `next` rows and
-  // columns further on is fetched meanwhile.
+  // out[r * stride + c] = w_k[row + r][col + c]; col is a multiple of kTileCols. The block that begins `next` rows and
+  // columns further on is prefetched.
   void operator()(int64_t row, int64_t rows, int64_t col, int64_t cols, T* out, int64_t stride,
                   Offset next = {0, 0}) const {
     make(row, rows, col, cols, InRows<T>{out, stride}, next);
   }
 
-  // The same in any place.
+  // The same with any destination.
   template <class Place>
   void make(int64_t row, int64_t rows, int64_t col, int64_t cols, const Place& out, Offset next) const {
-    // What can be made of whole tiles of rows as they lie: nearly all of a layer of common size.
+    // The part that consists of whole tiles with contiguous rows: nearly all of a layer of common size.
     const bool lie = is_contiguous_ && (all_live_ || !is_stored_ || stored_is_contiguous_);
     const int64_t whole_rows = lie ? rows / kTileRows * kTileRows : 0;
     const int64_t whole_cols = lie ? cols / kTileCols * kTileCols : 0;
@@ -128,9 +128,9 @@ class Rebuilder {
     if (whole_rows < rows) some_tiles({row + whole_rows, rows - whole_rows, col, cols}, out.from(whole_rows, 0));
   }
 
-  // The same, but where all is live and the weight's rows lie as they are needed, they are where they are; `out` is
-  // where they are put otherwise. Either way there are words of 4 bytes, up to a multiple of 32 entries; rows of the
-  // weight itself are whole tiles.
+  // Returns the block's location. If all entries are active and the weight's rows have the required layout, this is in
+  // the weight itself; otherwise the block is written to `out`. In both cases it can be read in words of 4 bytes, up to
+  // a multiple of 32 entries. Rows of the weight itself are whole tiles.
   Rows<T> rows_of(int64_t row, int64_t rows, int64_t col, int64_t cols, T* out, int64_t stride, Offset next) const {
     const Rows<T> there{w_.weight.data + row * w_.weight.row_stride + col, w_.weight.row_stride};
     const bool has_words = reinterpret_cast<uintptr_t>(there.data) % 4 == 0 && there.stride * sizeof(T) % 4 == 0;
@@ -150,7 +150,7 @@ class Rebuilder {
     some_tiles({0, count, 0, w_.weight.cols(), ids}, InRows<T>{out, stride});
   }
 
-  // out[r * stride + c] = kLive where (row + r, c) is live, its default elsewhere, for all columns.
+  // out[r * stride + c] = kLive if (row + r, c) is active, its default otherwise, for all columns.
   void mark(int64_t row, int64_t rows, bfloat16* out, int64_t stride) const {
     for_each_drawn_tile({row, rows, 0, w_.weight.cols()},
                         [&](const Tile& tile, const ColumnPart& columns, const RowsPart& part) {
@@ -164,7 +164,7 @@ class Rebuilder {
                         });
   }
 
-  // The same for any col, from the whole tiles that a few rows touch.
+  // The same as operator() for any col, from all tiles that the block overlaps.
   void anywhere(int64_t row, int64_t rows, int64_t col, int64_t cols, T* out, int64_t stride) const {
     for (int64_t r = 0; r < rows; r += kTileRows) {
       const int64_t some = std::min(kTileRows, rows - r);
@@ -183,7 +183,7 @@ class Rebuilder {
   using RowsPart = Drawer::Rows;
   static constexpr int64_t kStrip = 512;
 
-  // Calls use(start, cols, columns) for strips of columns, with what the tiles of each share of their draws.
+  // Calls use(start, cols, columns) for strips of columns, with the part of the draws that the tiles of a strip share.
   template <class Use>
   void for_each_strip(int64_t col, int64_t cols, const Use& use) const {
     for (int64_t start = col; start < col + cols; start += kStrip) {
@@ -213,7 +213,7 @@ class Rebuilder {
     });
   }
 
-  // What the entries of a block are.
+  // The sources of a block's entries.
   enum class Source { live, live_or_zero, live_or_drawn, live_or_stored };
 
   Source source() const {
@@ -222,7 +222,8 @@ class Rebuilder {
     return draws_ ? Source::live_or_drawn : Source::live_or_zero;
   }
 
-  // A function of its own for each source, with copies of what it reads again and again: so all stays in registers.
+  // A separate function for each source, with copies of the fields that its loops read, so that everything stays in
+  // registers.
   template <Source source, class Place>
   __attribute__((noinline)) void whole_tiles(int64_t row, int64_t rows, int64_t col, int64_t cols,
                                              const ColumnPart* columns, const Place out, Offset next) const {
@@ -270,8 +271,8 @@ class Rebuilder {
     }
   }
 
-  // Tells the memory that a tile's row will be read. Inlined, since GCC takes a function that does nothing else for one
-  // without effect, and drops the call.
+  // Prefetches a tile's row. Inlined, since GCC considers a function that only prefetches to have no effect, and drops
+  // the call.
   __attribute__((always_inline)) static void fetch(const T* entries) {
     for (int64_t j = 0; j < kTileCols; j += 64 / sizeof(T)) __builtin_prefetch(entries + j);
   }

@@ -1,4 +1,4 @@
-// 16 entries as a vector of float, from memory and to it.
+// Loads 16 entries as a vector of float, and stores them.
 #pragma once
 
 #include "isa.h"
@@ -12,7 +12,7 @@ inline __m512 load16(const bfloat16* from) {
   return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(half), 16));
 }
 
-// Those that exist.
+// Stores the entries in the mask `exist`.
 inline void store16(__m512 values, __mmask16 exist, float* to) { _mm512_mask_storeu_ps(to, exist, values); }
 #endif
 
@@ -22,7 +22,7 @@ inline void store16(__m512 values, __mmask16 exist, bfloat16* to) {
 }
 #endif
 
-// Whether there is store16 for a type.
+// Whether store16 supports a type.
 #if defined(PARTKERNELS_AVX512_BF16)
 template <class T>
 constexpr bool kStores16 = std::is_same_v<T, float> || std::is_same_v<T, bfloat16>;

@@ -1,4 +1,4 @@
-// The epilogue of a product that is an output: a bias is added, and sums are rounded.
+// The epilogue of an output: adds the bias and rounds the sums.
 #pragma once
 
 #include "gemm.h"

@@ -1,15 +1,15 @@
-// The bits of a mask of a convolution's weight in the order in which a contiguous one lies in memory.
+// Tap packing: reorders the bits of a convolution weight's mask into the memory order of a contiguous weight.
 #pragma once
 
 #include "isa.h"
 
 namespace partkernels::cpu::PARTKERNELS_ISA {
 
-// The most taps that are put together.
+// The maximum number of taps.
 constexpr int64_t kMaxTaps = 64;
 
-// Puts the bits of a row in another order: from that of the map's columns, input channels innermost,
-// to that of a contiguous weight, the taps of a channel together.
+// Reorders the bits of a row from the order of the map's columns, with input channels innermost, to that of a
+// contiguous weight, with the taps of a channel together.
 class TapsTogether {
  public:
   TapsTogether(int64_t in, int64_t taps) : in_(in), taps_(taps) {
@@ -20,7 +20,7 @@ class TapsTogether {
     }
   }
 
-  // A word of `columns` beyond the last is read.
+  // Reads one word of `columns` beyond the last.
   void operator()(const uint64_t* columns, uint64_t* out) const {
     if (taps_ == 9) {
       put<9>(columns, out);
@@ -30,13 +30,13 @@ class TapsTogether {
   }
 
  private:
-  // Channels that are moved at once, of which all taps fit into a word.
+  // The number of channels that are moved at once, with all of their taps in one word.
   static constexpr int64_t channels_at_once(int64_t taps) {
     return std::clamp<int64_t>(64 / std::max<int64_t>(taps, 1), 1, 8);
   }
 
-  // For a number of taps that is known, 0 if it is not: a loop over them would be made of gathers, which take twice as
-  // long as the same loads one by one.
+  // For a number of taps that is known at compile time, or 0: without it, the loop over taps compiles to gathers, which
+  // take twice as long as the same loads one by one.
   template <int64_t known>
   void put(const uint64_t* columns, uint64_t* out) const {
     const int64_t taps = known > 0 ? known : taps_, some = channels_at_once(taps);
@@ -67,7 +67,7 @@ class TapsTogether {
   }
 
   int64_t in_, taps_;
-  uint64_t spread_[256];  // of a bit for each channel that is moved at once: the bits a channel's taps apart
+  uint64_t spread_[256];  // input: one bit per channel; output: these bits `taps` apart
 };
 
 }  // namespace partkernels::cpu::PARTKERNELS_ISA

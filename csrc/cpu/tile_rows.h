@@ -1,4 +1,4 @@
-// Rows of a subnetwork's weight for a product of tiles: kTile outputs at a time, of whole tiles in depth.
+// Rows of a subnetwork's weight for a product of tiles: kTile outputs at a time, with whole tiles in depth.
 #pragma once
 
 #include "multiply_by_tiles.h"
@@ -11,11 +11,11 @@ constexpr int64_t kStripStride = kStrip + kTileEntries;
 
 using TileRows = bfloat16[kTile][kStripStride];
 
-// w_k[out : out + rows, k : k + depth], where they are in the weight or put into `rebuilt`. Behind the depth are zeros,
-// up to whole tiles: what is in memory may be NaN, and that times zero is NaN. What is behind the rows is anything.
+// w_k[out : out + rows, k : k + depth], in the weight itself or copied to `rebuilt`. Zeros are appended to the depth,
+// up to whole tiles, since memory may contain NaN, and NaN times zero is NaN. Entries beyond the rows are undefined.
 inline Rows<bfloat16> tile_rows(const Rebuilder<bfloat16>& rebuild, int64_t out, int64_t rows, int64_t k, int64_t depth,
                                 Offset next, TileRows& rebuilt) {
-  // Of the weight itself only whole tiles can be read.
+  // Only whole tiles can be read from the weight itself.
   if (rows == kTile && depth % kTileEntries == 0) {
     return rebuild.rows_of(out, rows, k, depth, rebuilt[0], kStripStride, next);
   }

@@ -1,4 +1,4 @@
-// Transposing words.
+// Transposes words of 4 bytes.
 #pragma once
 
 #include "isa.h"

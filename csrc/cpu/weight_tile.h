@@ -1,7 +1,7 @@
-// The unit in which a weight is decoded and rebuilt: 4 rows by 64 columns.
+// The tile in which a weight is decoded and rebuilt: 4 rows by 64 columns.
 //
-// A uniform default's block of 64 columns takes 4 Philox calls a row, so 16 lanes fill a tile; a row of it has 64 bits
-// of a mask, and its first column is a multiple of 64.
+// 64 columns of uniform defaults take 4 Philox calls per row, so 16 lanes fill a tile. A row of a tile has 64 bits of a
+// mask, and its first column is a multiple of 64.
 #pragma once
 
 #include "isa.h"
@@ -14,28 +14,28 @@ constexpr int64_t kTileCols = 64;
 
 inline int64_t blocks_of(int64_t size, int64_t block) { return (size + block - 1) / block; }
 
-// A tile's rows and columns that exist, or a block's. The rows are neighbours, or, if there are ids, those that
-// ids[row], ids[row + 1], ... name.
+// The existing rows and columns of a tile, or of a block. The rows are consecutive or, if there are ids, the rows
+// ids[row], ids[row + 1], ...
 struct Tile {
   int64_t row, rows, col, cols;
   const int64_t* ids = nullptr;
 
-  // The weight's row that is the tile's r-th; beyond the last it is the last.
+  // The weight's row for row r of the tile; for r beyond the last row, the last row.
   int64_t row_at(int64_t r) const {
     const int64_t at = row + std::min(r, rows - 1);
     return ids == nullptr ? at : ids[at];
   }
 };
 
-// Rows of a block, wherever they are.
+// Rows of a block, anywhere in memory.
 template <class T>
 struct Rows {
   const T* data;
   int64_t stride;
 };
 
-// Calls use(tile) for the tiles of a block, row by row: whatever lies in memory in rows is read as it lies. col is a
-// multiple of kTileCols.
+// Calls use(tile) for the tiles of a block, row by row, so that row-major memory is read in order. col is a multiple of
+// kTileCols.
 template <class Use>
 void for_each_tile(int64_t row, int64_t rows, int64_t col, int64_t cols, const Use& use) {
   for (int64_t r = 0; r < rows; r += kTileRows) {
@@ -45,7 +45,7 @@ void for_each_tile(int64_t row, int64_t rows, int64_t col, int64_t cols, const U
   }
 }
 
-// Calls use(j, n, pointer) for the runs of entries (row, col + j), (row, col + j + 1), ... that lie in_stride apart.
+// Calls use(j, n, pointer) for the runs of entries (row, col + j), (row, col + j + 1), ... that are in_stride apart.
 template <class T, class Use>
 void for_each_run(const Weight<T>& weight, int64_t row, int64_t col, int64_t n, const Use& use) {
   T* const base = weight.data + row * weight.row_stride;

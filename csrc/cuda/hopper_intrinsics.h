@@ -1,4 +1,4 @@
-// What only compute capability 9.0 has: barriers that count bytes, the copy engine and warpgroup products.
+// Instructions of compute capability 9.0: barriers that count bytes, the copy engine and warpgroup products.
 #pragma once
 
 #include "intrinsics.h"
@@ -12,17 +12,17 @@ namespace partkernels::cuda {
 PARTKERNELS_DEVICE void make_barrier(SharedAddress barrier, int arrivals) {
   asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals) : "memory");
 }
-// Makes new barriers known to the copy engine.
+// Makes new barriers visible to the copy engine.
 PARTKERNELS_DEVICE void publish_barriers() { asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"); }
 PARTKERNELS_DEVICE void arrive(SharedAddress barrier) {
   asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
 }
-// Arrives, and has the phase wait for so many bytes as well.
+// Arrives, and makes the phase wait for `bytes` bytes too.
 PARTKERNELS_DEVICE void arrive_and_expect(SharedAddress barrier, int bytes) {
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
 }
-// Waits for the end of the phase of this parity: 0 is the first one's, and one before the first has ended. Within the
-// block: for a whole cluster the compiler would empty the first-level cache at every wait.
+// Waits for the end of the phase with this parity. The first phase has parity 0, and the one before it counts as ended.
+// The scope is the block: for a cluster, the compiler would invalidate the first-level cache at every wait.
 PARTKERNELS_DEVICE void wait(SharedAddress barrier, int parity) {
   asm volatile(
       "{\n"
@@ -39,7 +39,8 @@ PARTKERNELS_DEVICE void wait(SharedAddress barrier, int parity) {
 
 // --- the copy engine ---
 
-// A box of a matrix whose first column and row are named; the barrier counts its bytes. What is outside is 0.
+// Copies the box of a matrix that begins at (row, col); the barrier counts its bytes. Entries outside of the matrix are
+// 0.
 PARTKERNELS_DEVICE void load_box(SharedAddress to, const TensorMap& map, int col, int row, SharedAddress barrier) {
   asm volatile(
       "cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3}], [%4];" ::
@@ -64,7 +65,7 @@ PARTKERNELS_DEVICE void take_registers() {
 // Warp w has the rows 16 w + g and 16 w + g + 8, g = lane / 4; d[4 j + e] is column 8 j + 2 (lane % 4) + e % 2 of the
 // first of them for e = 0, 1 and of the second for e = 2, 3.
 
-// Before the first product after registers were written.
+// Required before the first product after registers were written.
 PARTKERNELS_DEVICE void begin_products() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
 PARTKERNELS_DEVICE void commit_products() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
 template <int kPending>
@@ -72,8 +73,8 @@ PARTKERNELS_DEVICE void wait_for_products() {
   asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(kPending) : "memory");
 }
 
-// An operand in shared memory: rows of 128 bytes in groups of eight, their 16-byte parts swizzled as the copy engine
-// does it, and 1024 bytes from one group to the next.
+// An operand in shared memory: rows of 128 bytes in groups of eight that are 1024 bytes apart. 16-byte parts are
+// swizzled as by the copy engine.
 PARTKERNELS_DEVICE uint64_t operand(SharedAddress address) {
   return uint64_t{(address & 0x3FFFF) >> 4} | uint64_t{1} << 16 | uint64_t{1024 >> 4} << 32 | uint64_t{1} << 62;
 }
@@ -105,8 +106,8 @@ PARTKERNELS_DEVICE uint64_t operand(SharedAddress address) {
 template <class T, int kAcross>
 struct Products;
 
-// kAcross, its half, the type's name, the numbers of the operands that follow the accumulators. With accumulate = 0 the
-// product replaces what was in d.
+// kAcross, its half, the type's name, and the numbers of the operands after the accumulators. With accumulate = 0, the
+// product replaces the content of d.
 #define PARTKERNELS_PRODUCTS(T, type, across, half, n0, n1, n2, n3, n4, n5)                                           \
   template <>                                                                                                         \
   struct Products<T, across> {                                                                                        \

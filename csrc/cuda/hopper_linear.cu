@@ -31,7 +31,7 @@ Status run_hopper_linear(const Device& device, const Subnetwork<T>& w, const Pro
   const HopperProduct<T> p{.product = product};
   return with_kind(w, [&](auto kind) {
     constexpr DefaultKind kKind = decltype(kind)::value;
-    // Wider tiles of normal defaults need more registers than there are.
+    // With normal defaults, wider tiles would need too many registers.
     constexpr int kWidest = kKind == DefaultKind::normal ? 128 : 256;
     const int rows = product.down;
     if (rows <= 64) return run<T, kKind, 64>(device, p, stream);

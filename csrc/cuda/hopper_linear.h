@@ -1,8 +1,8 @@
-// linear on compute capability 9.0: y^T = W x^T, the rebuilt W being the operand of the tensor cores in registers.
+// linear on compute capability 9.0: y^T = W x^T, with the rebuilt W as the tensor cores' operand in registers.
 //
-// A block makes tiles of 128 rows of the weight by kAcross rows of x, one after the other. A warp fetches x, the
-// weight and the map with the copy engine, several groups of 64 columns ahead; two warpgroups of 64 rows each rebuild
-// one group in registers while the tensor cores multiply the one before.
+// A block computes tiles of 128 rows of the weight by kAcross rows of x, one after another. One warp fetches x, the
+// weight and the map with the copy engine, several groups of 64 columns ahead. Two warpgroups of 64 rows each rebuild
+// one group in registers while the tensor cores multiply the previous one.
 #pragma once
 
 #include "hopper_pipeline.h"
@@ -34,7 +34,7 @@ PARTKERNELS_KERNEL PARTKERNELS_BOUNDS(kHopperThreads,
   const HopperPipeline pipeline = hopper_pipeline(p.stages, stage_bytes);
   synchronize_block();
 
-  // Tiles are of the transposed result.
+  // Tiles of the transposed result.
   const int tiles_down = divide_up(p.across, kDown), tiles_across = divide_up(p.down, kAcross);
   if (thread_index() < kWarpgroup) {
     pipeline.fill(p, tiles_down, tiles_across, [&](SharedAddress x, SharedAddress full, const Task& task, int group) {
@@ -52,7 +52,7 @@ PARTKERNELS_KERNEL PARTKERNELS_BOUNDS(kHopperThreads,
     Turn turn;
     const int thread = thread_index() - kWarpgroup, lane = thread % kWarp, warp = thread / kWarp;
     const int g = lane / kQuad, q = lane % kQuad;
-    const int first_row = 16 * warp + g;  // and eight further down
+    const int first_row = 16 * warp + g;  // and first_row + 8
     const int loaded_row = 16 * warp + lane % 16;
     const int loaded_part = lane / 16, pitch = map_bytes(kGroup, p.weight.bits);
     float d[kAcross / 2];
@@ -64,7 +64,7 @@ PARTKERNELS_KERNEL PARTKERNELS_BOUNDS(kHopperThreads,
         load_matrices(tile + loaded_row * Kernel::kRowBytes + 16 * ((2 * s + loaded_part) ^ (loaded_row % 8)), to[s]);
       }
     };
-    // Waits for a group and makes its fragments of the subnetwork's weight.
+    // Waits for a group and rebuilds its fragments of the subnetwork's weight.
     const auto obtain = [&](int group, int n0, uint32_t (&a)[kSteps][4]) {
       wait(pipeline.full(turn.stage), turn.parity);
       const SharedAddress w = pipeline.stage(turn.stage) + Kernel::kTileX;
@@ -77,7 +77,7 @@ PARTKERNELS_KERNEL PARTKERNELS_BOUNDS(kHopperThreads,
                                   p.weight.defaults, n0 + first_row, group, q, stored, a);
       turn.advance(p.stages);
     };
-    // The group that was obtained last.
+    // Multiplies the most recently obtained group.
     const auto multiply = [&](bool is_first, const uint32_t (&a)[kSteps][4]) {
       const SharedAddress x = pipeline.stage(turn.before(1, p.stages));
       begin_products();
@@ -119,7 +119,8 @@ PARTKERNELS_KERNEL PARTKERNELS_BOUNDS(kHopperThreads,
         if (n_low < p.across) bias[0] = as_float(p.bias[n_low]);
         if (n_high < p.across) bias[1] = as_float(p.bias[n_high]);
       }
-      // [64][16], each row's two parts of 16 bytes swapped in every other four: no two of eight rows share a bank.
+      // [64][16], with the two 16-byte parts of a row swapped in every other group of four rows, so that no two of
+      // eight rows share a bank.
       char* const turned = memory + p.stages * stage_bytes + warp * kTurned;
       const SharedAddress turned_row = shared_address(turned) + 32 * (lane % 8 + lane / 16 * 8);
       const int turned_part = lane / 8 % 2;

@@ -1,4 +1,4 @@
-// What the kernels for compute capability 9.0 share: a warp that fetches, two warpgroups that multiply, and a ring of
+// Shared by the kernels for compute capability 9.0: a warp that fetches, two warpgroups that multiply, and a ring of
 // stages in shared memory between them.
 #pragma once
 
@@ -12,7 +12,7 @@ namespace partkernels::cuda {
 constexpr int kMultipliers = 2 * kWarpgroup;
 constexpr int kHopperThreads = kWarpgroup + kMultipliers, kHopperWarps = kMultipliers / kWarp;
 constexpr int kLeastStages = 3, kMostStages = 8;
-// What each warp turns its results around in: 64 entries by 16.
+// The buffer in which each warp transposes its results: 64 entries by 16.
 constexpr int kTurned = 64 * 16 * 2;
 constexpr int kFixedBytes = kHopperWarps * kTurned + 2 * 8 * kMostStages;
 
@@ -23,11 +23,11 @@ struct HopperProduct {
   Product<T> product = {};
 };
 
-// A place in the ring of stages.
+// A position in the ring of stages.
 struct Turn {
   int stage = 0, parity = 0;
 
-  // The stage so many turns ago, less than there are stages.
+  // The stage `turns` turns ago, for fewer turns than stages.
   PARTKERNELS_DEVICE int before(int turns, int stages) const {
     return stage < turns ? stage - turns + stages : stage - turns;
   }
@@ -40,7 +40,7 @@ struct Turn {
   }
 };
 
-// Calls make with a block's tasks, one after the other.
+// Calls make with each of a block's tasks, one after another.
 template <class T, class Make>
 PARTKERNELS_DEVICE void each_task(const Product<T>& p, int tiles_down, int tiles_across, const Make& make) {
   for (int i = block_index(); i < tiles_down * tiles_across * p.shares; i += blocks()) {
@@ -48,7 +48,7 @@ PARTKERNELS_DEVICE void each_task(const Product<T>& p, int tiles_down, int tiles
   }
 }
 
-// Where the stages and their barriers are.
+// The addresses of the stages and their barriers.
 struct HopperPipeline {
   SharedAddress base, barriers;
   int bytes, count;
@@ -57,8 +57,8 @@ struct HopperPipeline {
   PARTKERNELS_DEVICE SharedAddress full(int i) const { return barriers + 8 * i; }
   PARTKERNELS_DEVICE SharedAddress empty(int i) const { return barriers + 8 * (count + i); }
 
-  // What the threads that multiply do not take part in: for each task and each group of its terms, once there is room,
-  // fetch(stage, full, task, group) announces copies to the barrier `full` and starts them.
+  // The role of the fetching warp. For each task and each group of its terms, once a stage is empty, fetch(stage, full,
+  // task, group) announces copies to the barrier `full` and starts them.
   template <class T, class Fetch>
   PARTKERNELS_DEVICE void fill(const Product<T>& p, int tiles_down, int tiles_across, const Fetch& fetch) const {
     give_registers<24>();
@@ -73,14 +73,14 @@ struct HopperPipeline {
     });
   }
 
-  // Says for a warp that it has done with the stage of so many turns ago.
+  // Signals that this warp no longer needs the stage of `turns_ago` turns ago.
   PARTKERNELS_DEVICE void release(const Turn& turn, int turns_ago) const {
     synchronize_warp();
     if (thread_index() % kWarp == 0) arrive(empty(turn.before(turns_ago, count)));
   }
 };
 
-// Makes the barriers; the threads must meet before they use them.
+// Creates the barriers; the block must synchronise before it uses them.
 PARTKERNELS_DEVICE HopperPipeline hopper_pipeline(int stages, int stage_bytes) {
   const SharedAddress base = shared_address(shared_memory());
   const HopperPipeline pipeline{base, base + stages * stage_bytes + kHopperWarps * kTurned, stage_bytes, stages};
@@ -94,14 +94,14 @@ PARTKERNELS_DEVICE HopperPipeline hopper_pipeline(int stages, int stage_bytes) {
   return pipeline;
 }
 
-// Sets p.stages to as many as a block has memory for; whether there are enough.
+// Sets p.stages to the number for which a block has memory; returns whether it is large enough.
 template <class T>
 bool plan_stages(const Device& device, int stage_bytes, Product<T>* p) {
   p->stages = min_of((device.shared_memory - kFixedBytes) / stage_bytes, kMostStages);
   return p->stages >= kLeastStages;
 }
 
-// Blocks that stay make the tiles of a product, and share sums where there are few.
+// Persistent blocks compute the tiles of a product, and share sums if there are few tiles.
 template <class T>
 Status launch_hopper(void (*kernel)(HopperProduct<T>), const Device& device, HopperProduct<T> p, int tiles,
                      int stage_bytes, Stream stream) {
@@ -117,7 +117,7 @@ template <class T>
 Status make_map(const Operand<T>& matrix, int rows, TensorMap* map) {
   return make_map(Box{matrix.data, matrix.rows, matrix.cols, 2 * matrix.row_stride, 2, rows, kGroup, true}, map);
 }
-// Of the packed map, what `cols` columns need.
+// A box of the packed map, for `cols` columns.
 template <class T>
 Status make_map(const Rebuilt<T>& w, int rows, int cols, TensorMap* map) {
   return make_map(Box{w.map, w.weight.rows, w.row_bytes, w.row_bytes, 1, rows, map_bytes(cols, w.bits), false}, map);

@@ -1,6 +1,7 @@
-// What the kernels ask of a GPU, an instruction a function: inline assembly is here and in hopper_intrinsics.h alone.
+// The GPU instructions that the kernels use, one function each. Only this file and hopper_intrinsics.h have inline
+// assembly.
 //
-// Without nvcc these functions are those of an emulator on the CPU, which runs the same kernels in the tests.
+// Without nvcc, an emulator on the CPU defines these functions; the tests run the same kernels on it.
 #pragma once
 
 #if !defined(__CUDACC__)
@@ -15,7 +16,7 @@
 
 #define PARTKERNELS_KERNEL __global__
 #define PARTKERNELS_DEVICE __device__ __forceinline__
-// A kernel's argument that holds tensor maps: the copy engine reads them where they are.
+// A kernel argument with tensor maps, which the copy engine reads in place.
 #define PARTKERNELS_ARGUMENT const __grid_constant__
 #define PARTKERNELS_BOUNDS(threads, blocks) __launch_bounds__(threads, blocks)
 #define PARTKERNELS_UNROLL _Pragma("unroll")
@@ -54,19 +55,19 @@ PARTKERNELS_DEVICE SharedAddress shared_address(const void* pointer) {
 
 // --- bits and packed pairs ---
 
-// Each nibble of the selector picks a byte of the two words, or its sign, repeated.
+// Each nibble of the selector picks a byte of the two words, or the byte's sign bit, repeated.
 PARTKERNELS_DEVICE uint32_t select_bytes(uint32_t low, uint32_t high, uint32_t selector) {
   uint32_t result;
   asm("prmt.b32 %0, %1, %2, %3;" : "=r"(result) : "r"(low), "r"(high), "r"(selector));
   return result;
 }
-// Bit by bit: then where the mask is set, otherwise elsewhere.
+// Bit by bit: `then` where the mask is set, `otherwise` elsewhere.
 PARTKERNELS_DEVICE uint32_t select_bits(uint32_t mask, uint32_t then, uint32_t otherwise) {
   uint32_t result;
   asm("lop3.b32 %0, %1, %2, %3, 0xCA;" : "=r"(result) : "r"(mask), "r"(then), "r"(otherwise));
   return result;
 }
-// a * b + c, of two bfloat16 numbers each, rounded once.
+// a * b + c for pairs of bfloat16 numbers, rounded once.
 PARTKERNELS_DEVICE uint32_t multiply_add_pairs(uint32_t a, uint32_t b, uint32_t c) {
   uint32_t result;
   asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(result) : "r"(a), "r"(b), "r"(c));
@@ -96,13 +97,13 @@ template <class T>
 PARTKERNELS_DEVICE T from_float(float value) {
   return T{static_cast<uint16_t>(pair_of<T>(value, 0) & 0xFFFF)};
 }
-// The sum of a word's four bytes, and of an addend.
+// The sum of a word's four bytes and an addend.
 PARTKERNELS_DEVICE int add_bytes(uint32_t word, int addend) {
   return static_cast<int>(__dp4a(word, 0x01010101u, static_cast<uint32_t>(addend)));
 }
 PARTKERNELS_DEVICE uint32_t from_neighbour_lane(uint32_t value) { return __shfl_xor_sync(0xFFFFFFFF, value, 1); }
 
-// Words that lie at a multiple of as many bytes, or of 16.
+// Words, aligned to their total size or to 16 bytes.
 PARTKERNELS_DEVICE void load_words(const uint32_t* from, uint32_t (&to)[1]) { to[0] = *from; }
 PARTKERNELS_DEVICE void load_words(const uint32_t* from, uint32_t (&to)[2]) {
   const uint2 words = *reinterpret_cast<const uint2*>(from);
@@ -144,12 +145,12 @@ PARTKERNELS_DEVICE double multiply_add(double a, double b, double c) { return __
 
 // --- asynchronous copies by threads (from compute capability 8.0 on) ---
 
-// Copies so many bytes, up to 16, and writes zeros in place of the rest of 16.
+// Copies up to 16 bytes, and writes zeros in place of the rest of 16.
 PARTKERNELS_DEVICE void copy_async(SharedAddress to, const void* from, int bytes) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(bytes) : "memory");
 }
 PARTKERNELS_DEVICE void commit_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
-// Waits until at most so many of this thread's groups of copies are under way.
+// Waits until at most kPending of this thread's groups of copies are pending.
 template <int kPending>
 PARTKERNELS_DEVICE void wait_for_copies() {
   asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory");
@@ -157,15 +158,15 @@ PARTKERNELS_DEVICE void wait_for_copies() {
 
 // --- tensor cores, a warp at a time ---
 
-// Four 8x8 matrices of 16-bit entries; lane l gives the address of row l % 8 of matrix l / 8, and gets the entries
-// 2 (l % 4) and 2 (l % 4) + 1 of row l / 4 of each.
+// Four 8x8 matrices of 16-bit entries; lane l gives the address of row l % 8 of matrix l / 8, and gets the entries 2 (l
+// % 4) and 2 (l % 4) + 1 of row l / 4 of each.
 PARTKERNELS_DEVICE void load_matrices(SharedAddress row, uint32_t (&to)[4]) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
                : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3])
                : "r"(row)
                : "memory");
 }
-// Stores the transposed matrices, from compute capability 9.0 on.
+// Stores the transposed matrices (from compute capability 9.0 on).
 PARTKERNELS_DEVICE void store_transposed_matrices(SharedAddress row, const uint32_t (&from)[4]) {
   asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(row), "r"(from[0]),
                "r"(from[1]), "r"(from[2]), "r"(from[3])

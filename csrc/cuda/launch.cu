@@ -16,7 +16,8 @@ Status current_device(Device* device) {
 }
 
 Status make_map(const Box& box, TensorMap* map) {
-  // From the driver by way of the runtime: a program that links to the driver does not start on a machine without one.
+  // The function comes from the driver, through the runtime: a program linked to the driver does not start on a machine
+  // without one.
   using Encode = decltype(&cuTensorMapEncodeTiled);
   static Encode encode = nullptr;
   if (encode == nullptr) {
@@ -38,7 +39,7 @@ Status make_map(const Box& box, TensorMap* map) {
              const_cast<void*>(box.data), sizes, strides, sides, steps, CU_TENSOR_MAP_INTERLEAVE_NONE,
              box.is_swizzled ? CU_TENSOR_MAP_SWIZZLE_128B : CU_TENSOR_MAP_SWIZZLE_NONE,
              CU_TENSOR_MAP_L2_PROMOTION_L2_128B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
-  if (result != CUDA_SUCCESS) return {Code::failed, "the driver made no tensor map of an operand"};
+  if (result != CUDA_SUCCESS) return {Code::failed, "the driver could not make a tensor map of an operand"};
   return {};
 }
 

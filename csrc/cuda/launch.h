@@ -1,4 +1,4 @@
-// What the host needs of the CUDA runtime and driver: the device, tensor maps, launches. Errors become a Status.
+// The host's interface to the CUDA runtime and driver: the device, tensor maps and launches. Errors become a Status.
 #pragma once
 
 #include "intrinsics.h"
@@ -13,7 +13,7 @@ constexpr bool kHasHopper = true;
 
 struct Device {
   int major, minor, multiprocessors;
-  int shared_memory;  // of a block, in bytes
+  int shared_memory;  // per block, in bytes
 
   bool is_hopper() const { return kHasHopper && major == 9 && minor == 0; }
 };
@@ -81,7 +81,7 @@ inline Status make_map(const Box& box, TensorMap* map) {
           box.box_rows,
           box.box_cols,
           box.is_swizzled};
-  if (!emulated::takes_map(*map)) return {Code::failed, "the driver made no tensor map of an operand"};
+  if (!emulated::takes_map(*map)) return {Code::failed, "the driver could not make a tensor map of an operand"};
   return {};
 }
 

@@ -1,4 +1,4 @@
-// linear: which kernel computes what.
+// linear: chooses the kernel.
 #include <algorithm>
 #include <initializer_list>
 
@@ -8,7 +8,7 @@ namespace partkernels::cuda {
 
 namespace {
 
-// A single row has any stride: that of a copy serves all kernels.
+// A single row may have any stride; the stride of an aligned copy suits all kernels.
 template <class T>
 Operand<T> operand(const T* data, int64_t rows, int64_t cols, int64_t row_stride, int64_t col_stride) {
   const int64_t stride = rows > 1 ? row_stride : (cols + 7) / 8 * 8;
@@ -39,14 +39,14 @@ bool reads_stored(const Subnetwork<T>& w) {
   return w.defaults.kind == DefaultKind::stored && w.active < w.count;
 }
 
-// Whether all operands fit copies of 16 bytes.
+// Whether all operands suit copies of 16 bytes.
 template <class T>
 bool fits_copies(const Product<T>& p, const Subnetwork<T>& w) {
   return rows_fit_copies(p.left) && rows_fit_copies(p.weight.weight) &&
          (!reads_stored(w) || rows_fit_copies(p.weight.stored));
 }
 
-// And whether the copy engine takes them, whose rows do not overlap, and the result in whole parts of 16 bytes.
+// Whether the copy engine also takes them: rows that do not overlap, and a result in whole parts of 16 bytes.
 template <class T>
 bool fits_copy_engine(const Device& device, const Product<T>& p, const Subnetwork<T>& w) {
   const auto has_rows = [](const Operand<T>& of) { return of.row_stride >= of.cols; };
@@ -82,13 +82,13 @@ Status linear(Matrix<const T> x, const Subnetwork<T>& w, const T* bias, Matrix<T
     if (fits_copy_engine(device, p, w)) return run_hopper_linear(device, w, p, stream);
   }
   return {Code::no_kernel,
-          "linear takes matrices whose rows are neighbouring entries and begin at multiples of 16 bytes, and more than "
-          "16 rows of x on compute capability 9.0 only, with a multiple of 8 outputs; multiply by the result of "
-          "subnetwork_weight instead"};
+          "linear takes contiguous rows that begin at multiples of 16 bytes, and more than 16 rows of x only on "
+          "compute capability 9.0 and with a multiple of 8 outputs; multiply by the result of subnetwork_weight "
+          "instead"};
 }
 
 Status linear_workspace(int64_t rows, int64_t cols, int64_t terms, size_t* bytes) {
-  // Of the largest tiles there are the fewest, and the most shares.
+  // The largest tiles give the fewest tiles and the most shares.
   constexpr int kDown = 128, kAcross = 256;
   *bytes = 0;
   Device device;

@@ -1,8 +1,9 @@
-// linear of few rows of x at the speed of memory: the weight is read once and each entry used at most 16 times.
+// linear for a small batch (GEMV) at the memory's speed: the weight is read once, and each entry is used at most 16
+// times.
 //
-// A block has kTiles times 16 rows of the weight, and its warps take turns along the columns. Each keeps some groups of
-// 64 columns of its own on the way, rebuilds one in registers and multiplies it, and meets the others only at the end,
-// where the warps' sums are added in their order.
+// A block has kTiles times 16 rows of the weight, and its warps take turns along the columns. Each warp has its own
+// groups of 64 columns in flight, rebuilds one in registers and multiplies it. The warps synchronise only at the end,
+// where their sums are added in a fixed order.
 #include "matmul_kernels.h"
 #include "shared_memory_tiles.h"
 
@@ -20,12 +21,12 @@ struct FewRowsKernel {
   using TileX = Tile<kFewRows, kGroup>;
   static constexpr bool kStored = kKind == DefaultKind::stored;
   static constexpr int kX = TileW::kBytes * (kStored ? 2 : 1), kMap = kX + TileX::kBytes;
-  static constexpr int kSums = kDown * kFewRows;  // of a warp
+  static constexpr int kSums = kDown * kFewRows;  // per warp
 
   static PARTKERNELS_FUNCTION int stage_bytes(int bits) { return kMap + kDown * map_bytes(kGroup, bits); }
 };
 
-// kHasOneStage: each group is multiplied as soon as it is there, and the next one loaded after that.
+// kHasOneStage: each group is multiplied once it is loaded, and the next one is loaded after that.
 template <class T, DefaultKind kKind, int kTiles, bool kHasOneStage>
 PARTKERNELS_KERNEL PARTKERNELS_BOUNDS(kThreads, 1) void few_rows(PARTKERNELS_ARGUMENT Product<T> p) {
   using Kernel = FewRowsKernel<T, kKind, kTiles>;
@@ -136,14 +137,14 @@ Status run(const Device& device, const Subnetwork<T>& w, Product<T> p, Stream st
   const int bytes = kWarps * Kernel::stage_bytes(p.weight.bits);
   p.stages = min_of(device.shared_memory / bytes, kMostStages);
   if constexpr (kTiles > 1) {
-    // Fewer blocks would leave multiprocessors without work, and fewer stages the memory.
+    // Fewer blocks would leave multiprocessors idle, and fewer stages the memory.
     if (p.stages < 2 || 10 * divide_up(p.across, Kernel::kDown) < 9 * device.multiprocessors) {
       return run<T, kKind, kTiles / 2>(device, w, p, stream);
     }
   }
   const int shared = max_of(p.stages * bytes, kWarps * Kernel::kSums * static_cast<int>(sizeof(float)));
   const Launch how{divide_up(p.across, Kernel::kDown), kThreads, shared};
-  // GPUs with 99 KB of shared memory have room for one stage with stored defaults.
+  // On GPUs with 99 KB of shared memory, only one stage with stored defaults fits.
   if constexpr (Kernel::kStored && kTiles == 1) {
     if (p.stages == 1) return launch(few_rows<T, kKind, kTiles, true>, how, stream, p);
   }

@@ -1,11 +1,11 @@
-// y = x w^T with a subnetwork's weight, as kernels get it.
+// Kernel arguments of y = x w^T with a subnetwork's weight.
 #pragma once
 
 #include "rebuild.h"
 
 namespace partkernels::cuda {
 
-// A matrix as a kernel sees it.
+// A matrix as a kernel argument.
 template <class T>
 struct Operand {
   const T* data;
@@ -13,7 +13,7 @@ struct Operand {
   int rows, cols;
 };
 
-// What a kernel needs to rebuild a weight [rows, cols].
+// The data from which a kernel rebuilds a weight [rows, cols].
 template <class T>
 struct Rebuilt {
   Operand<T> weight = {}, stored = {};
@@ -24,7 +24,7 @@ struct Rebuilt {
   Defaults defaults = {};
 };
 
-// out [down, across] = the sums of so many terms.
+// out [down, across] = sums of `terms` terms each.
 template <class T>
 struct Product {
   Operand<T> left = {};  // x
@@ -34,17 +34,17 @@ struct Product {
   int64_t row_stride = 0, col_stride = 0;
   int down = 0, across = 0, terms = 0;
   int stages = 0;  // of tiles in shared memory
-  // Of each sum, that blocks write to partial [shares, down, across]; a single one goes to out.
+  // Parts of each sum that blocks write to partial [shares, down, across]; a single one is written to out.
   int shares = 1;
   float* partial = nullptr;
 };
 
-// What a block does at a time: a tile of the result, whose sums it adds up over the groups [first, last) of 64 terms.
+// A unit of a block's work: a tile of the result, summed over the groups [first, last) of 64 terms.
 struct Task {
   int row, col, share, first, last;
 };
 
-// Tiles of a share come in an order that keeps what they have in common in the second-level cache: bands of eight down.
+// The order of a share's tiles keeps their common operands in the second-level cache: bands of eight tiles down.
 template <class T>
 PARTKERNELS_DEVICE Task task_of(const Product<T>& p, int index, int tiles_down, int tiles_across) {
   constexpr int kBand = 8;
@@ -55,7 +55,7 @@ PARTKERNELS_DEVICE Task task_of(const Product<T>& p, int index, int tiles_down, 
   return {band * kBand + within % height, within / height, share, share * each, min_of((share + 1) * each, groups)};
 }
 
-// Where a row of a share's sums is.
+// The address of a row of a share's sums.
 template <class T>
 PARTKERNELS_DEVICE float* partial_row(const Product<T>& p, int share, int row) {
   return p.partial + (int64_t{share} * p.down + row) * p.across;

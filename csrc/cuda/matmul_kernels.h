@@ -1,4 +1,4 @@
-// The kernels behind the public products, what each asks of its operands, and how blocks share sums.
+// The kernels of the public products, their requirements, and the sums that blocks share.
 #pragma once
 
 #include <type_traits>
@@ -8,7 +8,8 @@
 
 namespace partkernels::cuda {
 
-// Calls use with a subnetwork's kind of defaults as a type. Where all partitions are live, nothing is drawn.
+// Calls use with a subnetwork's kind of defaults as a type: zeros if all partitions are active, since no defaults are
+// drawn then.
 template <class T, class Use>
 Status with_kind(const Subnetwork<T>& w, const Use& use) {
   switch (w.active == w.count ? DefaultKind::zeros : w.defaults.kind) {
@@ -23,7 +24,7 @@ Status with_kind(const Subnetwork<T>& w, const Use& use) {
   }
 }
 
-// Rows of neighbouring entries, each at a multiple of 16 bytes.
+// Whether rows are contiguous and begin at multiples of 16 bytes.
 template <class T>
 bool rows_fit_copies(const T* data, int64_t row_stride, int64_t col_stride) {
   return reinterpret_cast<uintptr_t>(data) % 16 == 0 && col_stride == 1 &&
@@ -34,12 +35,12 @@ bool rows_fit_copies(const Operand<T>& of) {
   return rows_fit_copies(of.data, of.row_stride, of.col_stride);
 }
 
-// linear with at most so many rows of x, whose operands fit copies.
+// linear with at most kFewRows rows of x, for operands that suit copies.
 constexpr int kFewRows = 16;
 template <class T>
 Status run_few_rows(const Device& device, const Subnetwork<T>& w, const Product<T>& p, Stream stream);
 
-// On compute capability 9.0, where the copy engine takes the operands.
+// linear on compute capability 9.0, for operands that the copy engine takes.
 template <class T>
 Status run_hopper_linear(const Device& device, const Subnetwork<T>& w, const Product<T>& p, Stream stream);
 
@@ -48,19 +49,19 @@ Status run_hopper_linear(const Device& device, const Subnetwork<T>& w, const Pro
 // Fewer groups of 64 terms would not fill a block's pipeline of copies.
 constexpr int kLeastGroups = 4;
 
-// How many shares of each sum keep the multiprocessors at work, for so many tiles; at most `most`.
+// The number of shares of each sum that keeps the multiprocessors busy, given the number of tiles; at most `most`.
 inline int shares_of(const Device& device, int tiles, int terms, int most) {
   const int groups = divide_up(terms, kGroup);
   const int wanted = min_of(min_of(device.multiprocessors / max_of(tiles, 1), groups / kLeastGroups), most);
   return wanted < 2 ? 1 : divide_up(groups, divide_up(groups, wanted));
 }
 
-// out = the sums of the shares, in their order, with the bias.
+// out = the sums of the shares, in their order, plus the bias.
 template <class T>
 Status add_shares(const Product<T>& p, Stream stream);
 
-// Launches a kernel that makes so many tiles of a product: launch_all(product, tasks). p.shares says how many there is
-// room for.
+// Launches a kernel that computes `tiles` tiles of a product, through launch_all(product, tasks). p.shares is the
+// number of shares for which there is memory.
 template <class T, class LaunchAll>
 Status launch_shared(const Device& device, Product<T> p, int tiles, Stream stream, const LaunchAll& launch_all) {
   p.shares = shares_of(device, tiles, p.terms, p.shares);

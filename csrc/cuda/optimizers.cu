@@ -1,10 +1,10 @@
-// An optimiser's step over the entries of one partition, in one pass: parameter, gradient and state are read where it
-// owns an entry of a word, and its entries alone are written.
+// An optimiser step for the entries of one partition, in one pass: parameter, gradient and state are read only in words
+// that contain an entry of the partition, and only its entries are written.
 //
-// The threads of a warp have neighbouring words of 4 bytes (double: 8), so that what they write to a sector is one
-// write. With vectors of 16 bytes a thread, whose entries are written one by one, it would be up to eight.
+// The threads of a warp have neighbouring words of 4 bytes (double: 8), so that their writes to a sector are combined
+// into one. With vectors of 16 bytes per thread, written entry by entry, up to eight would be needed.
 //
-// Small tensors share launches: what is known of each is among the kernel's arguments.
+// Small tensors share launches: the kernel's arguments describe several of them.
 #include <algorithm>
 #include <utility>
 
@@ -21,8 +21,8 @@ constexpr int kThreads = 128;
 template <class T>
 using Accumulator = std::conditional_t<std::is_same_v<T, double>, double, float>;
 
-// Takes an entry's gradient and replaces the parameter and its state. What is rounded is said, and not left to the
-// compiler: it did otherwise in the kernel of several tensors than in that of one.
+// Takes an entry's gradient and updates the parameter and its state. Roundings are explicit and not left to the
+// compiler, which chose differently in the kernel for several tensors than in the kernel for one.
 template <class Acc, bool kHasMomentum>
 struct SgdStep {
   static constexpr int kWritten = kHasMomentum ? 2 : 1;
@@ -55,14 +55,14 @@ struct AdamStep {
   }
 };
 
-// Where the first entry of a word is.
+// The position of a word's first entry.
 struct Place {
   int64_t row, channel, tap;
 };
 
-// The entries of a row are walked as they lie, if they lie one after another in the order of the map's columns or in
-// that of a contiguous convolution's weight: channel by channel, and the taps of a channel. In the first of these
-// orders a row is one of cols channels and one tap. Otherwise they are walked in the order of the map's columns.
+// Entries of a row that are contiguous, in the order of the map's columns or in that of a contiguous convolution weight
+// (channel by channel, with the taps of a channel together), are visited in the order of memory. In the first case, a
+// row is treated as cols channels with one tap. Other rows are visited in the order of the map's columns.
 template <class T, class Step>
 struct Tensors {
   Weight<T> written[Step::kWritten];  // the parameter and its state
@@ -70,27 +70,27 @@ struct Tensors {
   Owners owners;
   int partition;
   Step step;
-  Place a_block;  // by which a thread's words lie apart
+  Place a_block;  // distance between a thread's words
 };
 
-// Of a launch: each tensor's blocks begin where those before it end.
+// The tensors of a launch; the blocks of each begin where those before it end.
 template <class T, class Step, int kTensors>
 struct Several {
   Tensors<T, Step> each[kTensors];
   int first_block[kTensors];
 };
-// Of the 4 KB that a kernel's arguments may take.
+// The number of tensors that fit into 4 KB, the limit of a kernel's arguments.
 template <class T, class Step>
 constexpr int kMost = 4096 / sizeof(Several<T, Step, 1>);
-// A tensor of more entries takes a GPU longer than its launch takes: 7 us, for 28 bytes each at 4 TB/s.
+// For a tensor with more entries, the kernel takes longer than its launch: 7 us, for 28 bytes per entry at 4 TB/s.
 constexpr int64_t kFew = 1 << 20;
 
-// What a thread accesses at once: an entry, or two of 16 bits that lie side by side.
+// The number of entries that a thread accesses at once: one, or two adjacent ones of 16 bits.
 template <class T, bool kScattered>
 constexpr int kEntries = sizeof(T) == 2 && !kScattered ? 2 : 1;
 template <class T, bool kScattered>
 using Word = std::conditional_t<kEntries<T, kScattered> == 2, uint32_t, T>;
-// Of a thread: so many are on their way at once.
+// Words per thread, loaded at the same time.
 template <bool kScattered>
 constexpr int kWords = kScattered ? 1 : 4;
 
@@ -129,7 +129,7 @@ PARTKERNELS_DEVICE Place place_of(const Weight<T>& size, int64_t entry) {
   return kScattered ? Place{row, rest, major} : Place{row, major, rest};
 }
 
-// The place so much further on: without a division.
+// The place `by` further on, without a division.
 template <class T>
 PARTKERNELS_DEVICE Place further(const Weight<T>& size, const Place& place, const Place& by) {
   const int64_t taps = size.height * size.width;
@@ -145,7 +145,7 @@ PARTKERNELS_DEVICE Place further(const Weight<T>& size, const Place& place, cons
   return there;
 }
 
-// Where that is in the memory of a tensor.
+// The offset of a place in a tensor's memory.
 template <bool kScattered, class T>
 PARTKERNELS_DEVICE int64_t offset_of(const Weight<T>& w, const Place& place) {
   const int64_t row = place.row * w.row_stride;
@@ -154,7 +154,7 @@ PARTKERNELS_DEVICE int64_t offset_of(const Weight<T>& w, const Place& place) {
   return row + place.channel * w.in_stride + y * w.y_stride + x * w.x_stride;
 }
 
-// Writes those of a word's entries that are stepped.
+// Writes the stepped entries of a word.
 template <class T, class Acc, int kCount, int kWritten>
 PARTKERNELS_DEVICE void store(T* to, uint32_t owned, const Acc (&stepped)[kCount][kWritten], int i) {
   if constexpr (sizeof(T) > 2) {
@@ -183,7 +183,7 @@ PARTKERNELS_KERNEL PARTKERNELS_BOUNDS(kThreads,
   const int64_t taps = size.height * size.width;
   const Owners& owners = tensors.owners;
 
-  // The bytes of the map that have the entries' partitions, and where in them.
+  // The bytes of the map that contain the entries' partitions, and the bit positions in them.
   Place place[kOwn];
   uint32_t ids[kOwn][kCount] = {}, shift[kOwn][kCount] = {};
   place[0] = place_of<kScattered>(size, (int64_t{block} * kOwn * kThreads + thread_index()) * kCount);
@@ -243,7 +243,7 @@ PARTKERNELS_KERNEL PARTKERNELS_BOUNDS(kThreads,
   }
 }
 
-// Whether a thread's words are aligned in rows whose entries lie one after another.
+// Whether a thread's words are aligned in rows with contiguous entries.
 template <class T>
 bool takes_words(const Weight<T>& w) {
   constexpr int64_t kCount = kEntries<std::remove_const_t<T>, false>;
@@ -251,7 +251,7 @@ bool takes_words(const Weight<T>& w) {
          (w.row_stride % kCount == 0 || w.rows == 1);
 }
 
-// Puts the rows of tensors together where they lie so; returns whether their entries are then scattered.
+// Treats tensors with contiguous rows as linear weights; returns whether the entries are scattered.
 template <class T, class Step>
 bool arrange(Tensors<T, Step>* tensors) {
   const auto all = [&](const auto& holds) {
@@ -267,7 +267,7 @@ bool arrange(Tensors<T, Step>* tensors) {
   return is_scattered || !all([](const auto& w) { return taps_are_contiguous(w); });
 }
 
-// Gathers tensors for a launch.
+// Collects tensors for a launch.
 template <class T, class Step, bool kScattered>
 class Launches {
  public:
@@ -277,7 +277,7 @@ class Launches {
     const Weight<const T>& size = tensors.grad;
     const int64_t taps = size.height * size.width, width = int64_t{kThreads} * kEntries<T, kScattered>;
     tensors.a_block = {width / size.cols(), width % size.cols() / taps, width % taps};
-    // Far fewer than 2^31 blocks: their entries are in memory.
+    // Far fewer than 2^31 blocks, since their entries fit in memory.
     const int64_t entries = size.rows * size.cols();
     const auto blocks = static_cast<int>(blocks_of(entries, width * kWords<kScattered>));
     if (entries > kFew) return step_one(tensors, blocks);

@@ -1,6 +1,6 @@
-// Rebuilding entries of a subnetwork's weight in registers, 64 columns of a row at a time.
+// Rebuilds entries of a subnetwork's weight in registers, 64 columns of a row at a time.
 //
-// Four threads share such a group, as the threads of a quad share a tensor core's fragment of it: the q-th has the
+// Four threads share a group of 64 columns, as the threads of a quad share a tensor core's fragment: thread q has the
 // columns 16 a + 8 b + 2 q + e, in 8 pairs (a, b) of neighbours e = 0 and 1. A pair is one word of two 16-bit entries.
 #pragma once
 
@@ -14,30 +14,31 @@ constexpr int kGroup = 64;
 constexpr int kQuad = 4;
 constexpr int kPairs = kGroup / kQuad / 2;
 
-// How the fields of a word are compared with active - 1 at once.
+// Constants to compare all fields of a word with active - 1 at once.
 struct Threshold {
-  uint32_t low;     // every bit but the top one of each field
-  uint32_t addend;  // what carries a field's low bits into the top one if they reach active's
+  uint32_t low;     // all bits except the top one of each field
+  uint32_t addend;  // carries a field's low bits into the top one if they reach active's
   uint32_t below;   // all ones if active is below the middle of a field's range
 };
 
 PARTKERNELS_FUNCTION Threshold threshold(int bits, int active) {
-  if (active >= 1 << bits) return {0, 0, 0};  // nothing is dead
+  if (active >= 1 << bits) return {0, 0, 0};  // all are active
   const uint32_t ones = 0xFFFFFFFFu / ((1u << bits) - 1);
   const uint32_t top = 1u << (bits - 1);
   const auto reached = static_cast<uint32_t>(active);
   return {ones * (top - 1), ones * (top - reached % top), reached < top ? 0xFFFFFFFFu : 0};
 }
 
-// Sets the top bit of each field that holds a partition beyond active; the other bits mean nothing. A field reaches
-// the threshold if its top bit and that of the sum of the low bits say so: both, or either if the threshold has none.
+// Sets the top bit of each field that contains a partition beyond active; the other bits are undefined. A field reaches
+// the threshold if its top bit and the top bit of the sum of the low bits are set: both of them, or either if the
+// threshold has no top bit.
 PARTKERNELS_FUNCTION uint32_t dead_bits(uint32_t fields, const Threshold& t) {
   const uint32_t carried = (fields & t.low) + t.addend;
   return (fields & carried) | (t.below & (fields | carried));
 }
 
-// A thread's own fields of a group, of the words that its quad shares: byte j of the two words has pair j's, at its
-// top. So few words are compared, not all of the group's.
+// A thread's fields of a group, from the words that its quad shares: byte j of the two words has the fields of pair j
+// in its top bits. So only two words are compared, not all words of the group.
 template <int kBits>
 PARTKERNELS_DEVICE void own_fields(const uint32_t* words, int q, uint32_t (&own)[2]) {
   uint32_t all[2 * kBits];
@@ -55,7 +56,7 @@ PARTKERNELS_DEVICE void own_fields(const uint32_t* words, int q, uint32_t (&own)
   }
 }
 
-// The masks of a thread's pairs: all ones where an entry is dead. `group` is where the map has the group's bytes.
+// The masks of a thread's pairs: all ones for an inactive entry. `group` points to the group's bytes in the map.
 template <int kBits>
 PARTKERNELS_DEVICE void dead_pairs(const uint8_t* group, int q, const Threshold& t, uint32_t (&mask)[kPairs]) {
   const auto* const words = reinterpret_cast<const uint32_t*>(group);
@@ -73,7 +74,7 @@ PARTKERNELS_DEVICE void dead_pairs(const uint8_t* group, int q, const Threshold&
     own_fields<kBits>(words, q, own);
     PARTKERNELS_UNROLL
     for (int j = 0; j < kPairs; ++j) {
-      // Of a pair's fields the second is at the byte's top, and a shift brings the first there.
+      // The second field of a pair is at the top of the byte; a shift moves the first one there.
       const uint32_t dead = dead_bits(own[j / 4], t);
       mask[j] = select_bytes(dead << kBits, dead, 0xCC88 + 0x1111 * (j % 4));
     }
@@ -94,8 +95,8 @@ PARTKERNELS_DEVICE void dead_pairs(const uint8_t* group, int bits, int q, const 
   }
 }
 
-// A thread's uniform defaults: one Philox call, a byte an entry, which each half of a word has twice: the lower for the
-// magnitude m, the upper for the sign. (m | 0x4300) is the bfloat16 number 128 + m.
+// A thread's uniform defaults: one Philox call, one byte per entry. Each 16-bit half of a word contains the byte twice:
+// the lower copy for the magnitude m, the upper copy for the sign. (m | 0x4300) is the bfloat16 number 128 + m.
 PARTKERNELS_DEVICE void uniform_pairs(const Defaults& d, int64_t row, int64_t group, int q, uint32_t (&pair)[kPairs]) {
   const Philox drawn = default_words(d, row, group * kUniformGroups + q);
   const uint32_t step = float_bits(d.step) | float_bits(d.step) >> 16;
@@ -107,7 +108,7 @@ PARTKERNELS_DEVICE void uniform_pairs(const Defaults& d, int64_t row, int64_t gr
   }
 }
 
-// A thread's normal defaults. A Philox call serves two neighbouring threads of a quad: each makes half of them.
+// A thread's normal defaults. A Philox call serves two neighbouring threads of a quad; each makes half of the calls.
 PARTKERNELS_DEVICE void normal_pairs(const Defaults& d, int64_t row, int64_t group, int q, uint32_t (&pair)[kPairs]) {
   const bool is_odd = q % 2 != 0;
   const auto value = [&](uint32_t first, uint32_t second) {
@@ -135,7 +136,7 @@ PARTKERNELS_DEVICE uint32_t as_pair_of(uint32_t pair) {
   }
 }
 
-// A thread's drawn defaults, or zeros, of the 64 columns from 64 group on. All threads of a warp must call it.
+// A thread's drawn defaults, or zeros, of the 64 columns of group `group`. All threads of a warp must call it.
 template <class T, DefaultKind kKind>
 PARTKERNELS_DEVICE void default_pairs(const Defaults& d, int64_t row, int64_t group, int q, uint32_t (&pair)[kPairs]) {
   row += d.row;
@@ -152,8 +153,8 @@ PARTKERNELS_DEVICE void default_pairs(const Defaults& d, int64_t row, int64_t gr
   for (int j = 0; j < kPairs; ++j) pair[j] = as_pair_of<T>(pair[j]);
 }
 
-// A group of 16 rows as the four operands [16, 16] of tensor cores: a thread has the rows `row` and `row` + 8. `map` is
-// where the map has the group of the first of them, and of the second `pitch` bytes further on.
+// A group of 16 rows as the four operands [16, 16] of tensor cores: a thread has the rows `row` and `row` + 8. `map`
+// points to the group of the first row in the map; the group of the second row is `pitch` bytes further on.
 template <class T, DefaultKind kKind>
 PARTKERNELS_DEVICE void rebuild_fragments(const uint8_t* map, int pitch, int bits, const Threshold& t,
                                           const Defaults& d, int64_t row, int64_t group, int q,

@@ -1,12 +1,12 @@
-// Tiles of matrices in shared memory, each copied by a warp.
+// Tiles of matrices in shared memory, each copied by one warp.
 #pragma once
 
 #include "matmul_arguments.h"
 
 namespace partkernels::cuda {
 
-// A tile of 16-bit entries, kCols a multiple of 64. The 16-byte parts of a row change places by the row's number, so
-// that eight rows of a column of parts lie in different banks.
+// A tile of 16-bit entries, with kCols a multiple of 64. The 16-byte parts of a row are permuted by the row's number,
+// so that a column of parts of eight rows is spread over different banks.
 template <int kRows, int kCols>
 struct Tile {
   static constexpr int kPitch = kCols * 2, kBytes = kRows * kPitch, kParts = kCols / 8;
@@ -14,13 +14,13 @@ struct Tile {
   static PARTKERNELS_DEVICE int offset(int row, int part) { return row * kPitch + 16 * (part ^ (row % 8)); }
 };
 
-// Starts to copy a tile from (row, col) on; what is outside of the matrix is 0. Rows are of neighbouring entries, and
-// begin at multiples of 16 bytes.
+// Starts to copy a tile from (row, col) on; entries outside of the matrix are 0. Rows are contiguous and begin at
+// multiples of 16 bytes.
 template <class T, int kRows, int kCols>
 PARTKERNELS_DEVICE void copy_tile(SharedAddress tile, const Operand<T>& from, int row, int col) {
   using To = Tile<kRows, kCols>;
   const int lane = thread_index() % kWarp;
-  // A thread has the same part of every kStep-th row: an addition leads from one to the next.
+  // A thread copies the same part of every kStep-th row, so that one addition gives the next address.
   constexpr int kStep = kWarp / To::kParts;
   static_assert(kWarp % To::kParts == 0 && kRows % kStep == 0);
   const int first = lane / To::kParts, part = lane % To::kParts;
@@ -33,15 +33,15 @@ PARTKERNELS_DEVICE void copy_tile(SharedAddress tile, const Operand<T>& from, in
   }
 }
 
-// The bytes of a tile's rows in the map, whole parts of 16.
+// The bytes of a tile's rows in the map, in whole parts of 16.
 PARTKERNELS_FUNCTION int map_bytes(int cols, int bits) { return cols * bits / 8 < 16 ? 16 : cols * bits / 8; }
 
-// Starts to copy the part of the map that a tile needs, [kRows][map_bytes]. What is outside of the map is 0.
+// Starts to copy the tile's part of the map, [kRows][map_bytes]. Bytes outside of the map are 0.
 template <class T, int kRows, int kCols>
 PARTKERNELS_DEVICE void copy_map(SharedAddress to, const Rebuilt<T>& w, int row, int col) {
   const int lane = thread_index() % kWarp;
   const int bytes = map_bytes(kCols, w.bits), parts = bytes / 16;
-  // Of 1, 2, 4 or 8: a shift costs less than a division.
+  // The logarithm of 1, 2, 4 or 8: a shift costs less than a division.
   const int log2_parts = (parts > 1) + (parts > 2) + (parts > 4);
   const int part = lane & (parts - 1), first = lane >> log2_parts, step = kWarp >> log2_parts;
   const int64_t byte = int64_t{col} * w.bits / 8 / 16 * 16 + 16 * part;

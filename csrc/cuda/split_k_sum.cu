@@ -1,4 +1,4 @@
-// Split-K: adding up the sums that blocks share, a pass over [shares, down, across] in float32.
+// Split-K: adds up the sums that blocks share, in a pass over [shares, down, across] in float32.
 #include "matmul_kernels.h"
 #include "weight_layout.h"
 

@@ -1,10 +1,9 @@
-// The materialised weight of a subnetwork, or rows of it that ids name, and what its gradient keeps: one pass over
-// memory.
+// Materialises the weight of a subnetwork, or its rows for given ids, or masks its gradient, in one pass over memory.
 //
-// A quad of threads rebuilds 64 columns of a row in registers, as for a tensor core: of uniform defaults one Philox
-// call serves a thread's 16 entries. Where rows lie in the map's order, a quad reads and writes whole sectors of 32
-// bytes; elsewhere it takes the channels of one tap, entry by entry, and the quads beside it take the other taps, whose
-// entries may share their sectors. A thread's reads are all on their way before it computes.
+// A quad of threads rebuilds 64 columns of a row in registers, as for a tensor core: one Philox call gives a thread's
+// 16 uniform defaults. If rows are contiguous in the map's order, a quad reads and writes whole sectors of 32 bytes.
+// Otherwise it takes the channels of one tap, entry by entry, and neighbouring quads take the other taps, which may
+// share the same sectors. A thread issues all of its reads before it computes.
 #include "launch.h"
 #include "rebuild.h"
 #include "weight_layout.h"
@@ -18,19 +17,19 @@ constexpr int kQuads = kThreads / kQuad;
 
 template <class T>
 struct Pass {
-  Weight<const T> weight, stored;  // from the first entry on that out has
+  Weight<const T> weight, stored;  // from out's first entry on
   Weight<T> out;
   Owners owners;    // from out's first row on
-  int first, last;  // partitions whose entries are the weight's
+  int first, last;  // partitions in which the weight's entries are kept
   Threshold from_first, beyond_last;
   DefaultKind kind;
   Defaults defaults;
-  int64_t first_row, first_in, in;  // of the map: where out begins, and the channels of a tap
-  int64_t spans;                    // groups of 64 columns that a tap's channels of out lie in
-  const int64_t* ids;               // the weight's row of each of out's; null if they are the same
+  int64_t first_row, first_in, in;  // out's begin in the map, and the map's channels per tap
+  int64_t spans;                    // groups of 64 columns that contain out's channels of a tap
+  const int64_t* ids;               // the weight's row for each row of out; null if they are the same
 };
 
-// Masks of a thread's pairs: all ones where an entry is not the weight's.
+// Masks of a thread's pairs: all ones for an entry that is not the weight's.
 template <class T>
 PARTKERNELS_DEVICE void other_pairs(const Pass<T>& p, int64_t row, int64_t group, int q, uint32_t (&mask)[kPairs]) {
   PARTKERNELS_UNROLL
@@ -39,8 +38,8 @@ PARTKERNELS_DEVICE void other_pairs(const Pass<T>& p, int64_t row, int64_t group
   if (p.first == 1 && p.last >= 1 << bits) return;
   const uint8_t* const ids = p.owners.map + row * p.owners.row_bytes;
   const uint8_t* const words = ids + group * 8 * bits;
-  // Rows are whole parts of 16 bytes, as many as a group has of 2 bits an entry; of more, the last row's may end
-  // before.
+  // Rows are padded to 16 bytes, the size of a group with 2 bits per entry. With more bits, the last row may end before
+  // its last group does.
   const int64_t cols = p.in * p.out.height * p.out.width;
   if (bits <= 2 || (group + 1) * kGroup <= cols) {
     dead_pairs(words, bits, q, p.beyond_last, mask);
@@ -76,8 +75,8 @@ PARTKERNELS_DEVICE void drawn_pairs(const Pass<T>& p, int64_t row, int64_t group
   }
 }
 
-// Between lanes that share a Philox call of a normal default: from two pairs that lie 8 columns apart to four
-// neighbours, of the first 8 columns for the even lanes and of the second for the odd ones.
+// Exchanges pairs between neighbouring lanes: from two pairs that are 8 columns apart to four adjacent entries, in the
+// first 8 columns for even lanes and in the second 8 for odd lanes.
 PARTKERNELS_DEVICE void gather_pairs(int q, uint32_t (&pair)[kPairs]) {
   const bool is_odd = q % 2 != 0;
   PARTKERNELS_UNROLL
@@ -88,7 +87,7 @@ PARTKERNELS_DEVICE void gather_pairs(int q, uint32_t (&pair)[kPairs]) {
   }
 }
 
-// The words of a pair of T, from a pair of 16 bits each: defaults or masks.
+// The words of a pair of T, from a pair of 16-bit defaults or masks.
 template <class T>
 PARTKERNELS_DEVICE void widen_defaults(uint32_t pair, uint32_t (&words)[sizeof(T) / 2]) {
   const uint32_t parts[2] = {pair << 16, pair & 0xFFFF0000};
@@ -119,8 +118,8 @@ PARTKERNELS_DEVICE void widen_mask(uint32_t pair, uint32_t (&words)[sizeof(T) / 
   }
 }
 
-// A thread's entries of 64 columns, as vectors of words: pair by pair, or, of 16 bits where whole vectors are
-// accessed, in the order of gather_pairs.
+// A thread's entries of 64 columns, as vectors of words: pair by pair; or, for 16-bit entries accessed as vectors, in
+// the order of gather_pairs.
 template <class T, bool kVectors>
 struct Entries {
   static constexpr int kPairWords = sizeof(T) / 2;
@@ -134,7 +133,7 @@ struct Entries {
     return vector[(pair * kPairWords + i) / kWords][(pair * kPairWords + i) % kWords];
   }
 
-  // The columns [begin, end) of a group that lie from `group` on, a stride apart.
+  // The columns [begin, end) of a group, which begins at `group`, a stride apart.
   PARTKERNELS_DEVICE void load(const T* group, int64_t stride, int begin, int end, int q) {
     if constexpr (kVectors) {
       const int first = first_column(q);
@@ -177,7 +176,7 @@ struct Entries {
   }
 
  private:
-  // Where a thread's vectors begin, and how many columns or words further on the others are.
+  // The first column of a thread's vectors, and the distance of vector v from the first in columns and in words.
   static PARTKERNELS_DEVICE int first_column(int q) { return kIsGathered ? 8 * (q % 2) + 4 * (q / 2) : 2 * q; }
   static PARTKERNELS_DEVICE int step_of(int v) { return (kIsGathered ? 16 : 8) * v; }
   static PARTKERNELS_DEVICE int words_of(int v) { return step_of(v) * static_cast<int>(sizeof(T)) / 4; }
@@ -195,7 +194,7 @@ struct Entries {
   }
 };
 
-// Blocks of a multiprocessor: as many as need no spilling.
+// Blocks per multiprocessor: the most for which no registers are spilled.
 template <class T, bool kVectors>
 constexpr int kBlocks = sizeof(T) == 8 ? 4 : (kVectors ? 8 : 6);
 
@@ -205,10 +204,10 @@ PARTKERNELS_KERNEL PARTKERNELS_BOUNDS(kThreads, (kBlocks<T, kVectors>)) void reb
   const int64_t taps = kVectors ? 1 : p.out.height * p.out.width;
   const int64_t quad = int64_t{block_index()} * kQuads + thread_index() / kQuad;
   const int64_t tap = quad % taps, span = quad / taps % p.spans, row = quad / taps / p.spans;
-  const int64_t start = tap * p.in + p.first_in;  // the column of the tap's first channel of out
+  const int64_t start = tap * p.in + p.first_in;  // the column of out's first channel of the tap
   const int64_t group = start / kGroup + span, channel = group * kGroup - start;  // of the group's first column
   const int begin = channel < 0 ? static_cast<int>(-channel) : 0;
-  // A quad beyond the end goes along, since lanes exchange defaults, but touches no memory.
+  // A quad beyond the end still runs, since lanes exchange defaults, but accesses no memory.
   const bool is_there = row < p.out.rows;
   const int64_t named = is_there && p.ids != nullptr ? p.ids[row] : row;
   const int64_t left = is_there ? p.out.in - channel : 0;
@@ -254,7 +253,7 @@ PARTKERNELS_KERNEL PARTKERNELS_BOUNDS(kThreads, (kBlocks<T, kVectors>)) void reb
   entries.store(entry_of(p.out, row), p.out.in_stride, begin, end, q);
 }
 
-// Whether vectors of entries can be accessed in rows that lie in the map's order.
+// Whether rows are contiguous in the map's order and aligned for vector accesses.
 template <class T>
 bool takes_vectors(const Weight<T>& w) {
   constexpr int64_t kBytes = sizeof(T) == 8 ? 16 : 8, kEntries = kBytes / static_cast<int64_t>(sizeof(T));
@@ -278,14 +277,14 @@ Status run(Pass<T> p, Stream stream) {
   p.spans = blocks_of(is_aligned ? p.out.in : p.out.in + kGroup - 1, kGroup);
   p.from_first = threshold(p.owners.bits, p.first - 1);
   p.beyond_last = threshold(p.owners.bits, p.last);
-  // Far fewer than 2^31 blocks: each has at least 64 entries, and they are in memory.
+  // Far fewer than 2^31 blocks: each has at least 64 entries, and they fit in memory.
   const Launch how{static_cast<int>(blocks_of(p.out.rows * taps * p.spans, kQuads)), kThreads};
   const bool is_vectored = is_aligned && taps == 1 && takes_vectors(p.weight) && takes_vectors(p.out) &&
                            (!is_stored || takes_vectors(p.stored));
   return is_vectored ? launch(rebuild<T, true>, how, stream, p) : launch(rebuild<T, false>, how, stream, p);
 }
 
-// A subnetwork's weight, from its first entry on that out has.
+// The pass that rebuilds out's part of a subnetwork's weight.
 template <class T>
 Pass<T> rebuilding(const Subnetwork<T>& w, int64_t first_row, int64_t first_in, const Weight<T>& out) {
   const auto part_of = [&](Weight<const T> whole) {
@@ -300,7 +299,7 @@ Pass<T> rebuilding(const Subnetwork<T>& w, int64_t first_row, int64_t first_in, 
   p.owners = w.owners;
   p.owners.map += first_row * w.owners.row_bytes;
   p.first = 1;
-  // Where all are live the map is not read.
+  // If all partitions are active, the map is not read.
   const bool is_all = w.active == w.count;
   p.last = is_all ? kMaxPartitions : w.active;
   p.kind = is_all ? DefaultKind::zeros : w.defaults.kind;
@@ -324,7 +323,7 @@ Status embedding(const int64_t* ids, int64_t count, const Subnetwork<T>& w, T* o
   const int64_t cols = w.weight.cols();
   Pass<T> p = rebuilding(w, 0, 0, Weight<T>{out, count, cols, 1, 1, cols, 1, 0, 0});
   p.ids = ids;
-  p.weight.rows = p.stored.rows = w.weight.rows;  // whose strides count even for a single id
+  p.weight.rows = p.stored.rows = w.weight.rows;  // their strides are used even for a single id
   return run(p, stream);
 }
 

@@ -1,4 +1,4 @@
-// How the entries of a weight lie in memory.
+// The memory layout of weights.
 #pragma once
 
 #include "partkernels/operands.h"
@@ -7,7 +7,7 @@ namespace partkernels::cuda {
 
 inline int64_t blocks_of(int64_t size, int64_t block) { return (size + block - 1) / block; }
 
-// A weight whose rows lie in one of these orders, as a linear one.
+// A weight with contiguous rows, as a linear weight.
 template <class T>
 Weight<T> as_linear(const Weight<T>& w) {
   return {w.data, w.rows, w.cols(), 1, 1, w.row_stride, 1, 0, 0};

@@ -1,6 +1,6 @@
-// numpy's arrays as the kernels see them: pointers, sizes and strides.
+// Numpy arrays as operands of the kernels: pointers, sizes and strides.
 //
-// Nothing is checked here: partkernels_numpy has done that, and has made the arrays that results go into.
+// Nothing is checked here: partkernels_numpy has checked the arguments and allocated the arrays of the results.
 #pragma once
 
 #include <pybind11/numpy.h>
@@ -20,7 +20,8 @@ namespace py = pybind11;
 using Array = py::array;
 using OptionalArray = std::optional<Array>;
 
-// Calls use(T{}) with the C++ type of an array's entries. bfloat16 is no dtype of numpy's own: two bytes, by that name.
+// Calls use(T{}) with the C++ type of an array's entries. bfloat16 is not a dtype of numpy itself, but a two-byte dtype
+// with that name.
 template <class Use>
 void with_type(const Array& array, const Use& use) {
   switch (array.dtype().num()) {
@@ -40,7 +41,7 @@ T* data(const Array& array) {
 
 inline int64_t size(const Array& array, int d) { return d < array.ndim() ? array.shape(d) : 1; }
 
-// In entries; 0 in a dimension that the array does not have.
+// The stride in entries; 0 in a dimension that the array does not have.
 template <class T>
 int64_t stride(const Array& array, int d) {
   return d < array.ndim() ? array.strides(d) / static_cast<int64_t>(sizeof(T)) : 0;
@@ -51,7 +52,7 @@ Matrix<T> matrix(const Array& x) {
   return {data<T>(x), x.shape(0), x.shape(1), stride<T>(x, 0), stride<T>(x, 1)};
 }
 
-// Of at most 4 dimensions.
+// An array of at most 4 dimensions as a weight.
 template <class T>
 Weight<T> weight_of(const Array& w) {
   return {data<T>(w),      size(w, 0),      size(w, 1),      size(w, 2),     size(w, 3),
@@ -69,10 +70,10 @@ const T* bias_data(const OptionalArray& bias) {
   return bias ? data<const T>(*bias) : nullptr;
 }
 
-// What the kernels are told of a Partition of Python's.
+// The kernels' view of a Python Partition.
 struct Partition {
-  Array map;          // uint8, contiguous; it keeps the memory, and its shape may be changed
-  int64_t row_bytes;  // of its rows
+  Array map;          // uint8, contiguous; keeps the memory alive and may be reshaped
+  int64_t row_bytes;  // bytes of a row of the map
   int count;
   Defaults defaults;
   OptionalArray stored;
@@ -93,7 +94,7 @@ struct Partition {
 inline void on_threads(int64_t count, const cpu::Body& body) { ThreadPool::here().run(count, body); }
 inline void on_this_thread(int64_t count, const cpu::Body& body) { body(0, count); }
 
-// For so many multiplications, and for a pass over so many entries.
+// The ParallelFor for a number of multiplications, and for a pass over a number of entries.
 inline cpu::ParallelFor threads_for_products(int64_t products) {
   return products < cpu::kFewProducts ? on_this_thread : on_threads;
 }

@@ -1,13 +1,13 @@
-// partkernels_numpy._library: the C++ library's functions on numpy's arrays. Python goes on while they run.
+// partkernels_numpy._library: the C++ library's functions on numpy arrays. The GIL is released while they run.
 #include "arrays.h"
 
 namespace partkernels::numpy {
 namespace {
 
-// Calls a kernel without Python's lock. All of its arguments are views: no object of Python's is touched.
+// Calls a kernel without the GIL. All of its arguments are views, so it touches no Python object.
 //
-// The lock is taken again by a statement: where Python has ended meanwhile, it ends the thread there, which a
-// destructor would make an abort of the process.
+// The GIL is acquired by a statement, not by a destructor: if the interpreter has exited meanwhile, acquiring it ends
+// the thread, which in a destructor would abort the process.
 template <class Kernel, class... Arguments>
 void run(Kernel kernel, const Arguments&... arguments) {
   PyThreadState* const state = PyEval_SaveThread();
@@ -53,7 +53,7 @@ cpu::Convolution convolution(const Geometry& geometry, int64_t groups) {
   return {{stride[0], stride[1]}, {padding[0], padding[1]}, {dilation[0], dilation[1]}, groups};
 }
 
-// Each entry of the output meets a row of the weight.
+// Each entry of the output is multiplied with a row of the weight.
 cpu::ParallelFor threads_for_convolution(const Array& output, const Array& weight) {
   return threads_for_products(output.size() * (weight.size() / std::max<int64_t>(weight.shape(0), 1)));
 }
@@ -96,7 +96,7 @@ void subnetwork_weight_grad(const Array& grad, const Partition& partition, int u
   });
 }
 
-// The owners that a step asks for: without a partition every entry is stepped.
+// The owners for a step; without a partition, every entry is stepped.
 Owners owners_of(const Partition* partition) { return partition == nullptr ? Owners{} : partition->owners(); }
 
 void sgd_step(const Array& parameter, const Array& grad, const OptionalArray& momentum_buffer,

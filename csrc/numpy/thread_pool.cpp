@@ -11,7 +11,7 @@
 namespace partkernels::numpy {
 namespace {
 
-// Never destroyed: its threads sleep on it until the process ends.
+// Never destroyed: its threads wait on it until the process ends.
 ThreadPool* pool = nullptr;
 
 }  // namespace
@@ -53,7 +53,7 @@ void ThreadPool::run(int64_t count, const cpu::Body& body) {
   try {
     for (; workers_ < ranges - 1; ++workers_) std::thread([this] { work(); }).detach();
   } catch (const std::system_error&) {
-    // No more threads are to be had: those that there are do all of it.
+    // No more threads can be created: the existing ones do all of the work.
   }
   Loop loop{body, count, ranges};
   loops_.push_back(&loop);

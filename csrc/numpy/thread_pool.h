@@ -1,4 +1,4 @@
-// Threads that the loops of kernels share, where no library of tensors has any.
+// A thread pool for the kernels' loops, for use without a tensor library that has one.
 #pragma once
 
 #include <condition_variable>
@@ -10,13 +10,15 @@
 
 namespace partkernels::numpy {
 
-// Calls of several threads are served at once; each works on its own loop as well, so that none waits for a worker.
+// Serves calls from several threads concurrently. Each caller also works on its own loop, so it never waits for a free
+// worker.
 class ThreadPool {
  public:
-  // The pool of this process: a child that was forked has none of its parent's threads, and starts its own.
+  // The pool of this process. A forked child inherits no threads and starts its own.
   static ThreadPool& here();
 
-  // body(begin, end) over [0, count) in at most threads() ranges of about the same size; throws what a body throws.
+  // Calls body(begin, end) over [0, count) in at most threads() ranges of about equal size; rethrows exceptions of
+  // body.
   void run(int64_t count, const cpu::Body& body);
 
   int threads();
@@ -30,12 +32,12 @@ class ThreadPool {
   };
 
   void work();
-  // Runs the next range of a loop; the lock is let go meanwhile.
+  // Runs the next range of a loop; releases the lock meanwhile.
   void run_range(Loop& loop, std::unique_lock<std::mutex>& lock);
 
   std::mutex mutex_;
   std::condition_variable has_work_, has_finished_;
-  std::deque<Loop*> loops_;  // of which some ranges have not begun
+  std::deque<Loop*> loops_;  // loops with ranges that have not begun
   int threads_ = 1, workers_ = 0;
 };
 

@@ -1,5 +1,6 @@
-// What the registered operators see to before they touch memory. Those of partkernels/operators have checked all of it,
-// and name the cure; who calls the others by name must not have read, or written, what is nobody's.
+// Checks of the registered operators before they access memory. partkernels/operators has already checked the
+// arguments, with more helpful messages. These checks are for callers who use the registered operators directly:
+// without them, memory outside of the tensors could be read or written.
 #pragma once
 
 #include <algorithm>
@@ -18,13 +19,13 @@ inline void check_live(int64_t first, int64_t last, int64_t count) {
                   last, " of ", count, "; expected 1 <= first <= last <= count <= ", kMaxPartitions);
 }
 
-// x [..., features], whose last dimension meets one of a weight [rows, cols].
+// x [..., features], multiplied along dimension `dim` of a weight [rows, cols].
 inline void check_product(const Tensor& x, const Tensor& weight, int64_t dim) {
   STD_TORCH_CHECK(weight.dim() == 2 && x.dim() > 0 && x.sizes().back() == weight.size(dim) && alike(x, weight),
                   "x does not fit the weight; expected [..., features] and a matrix, of one dtype, on one device");
 }
 
-// One of `out` numbers, or rows of which `active` are live.
+// A bias [out], or rows [C, out] with C >= active.
 inline void check_bias(const OptionalTensor& bias, int64_t out, int64_t active, const Tensor& weight) {
   if (!bias) return;
   const bool rows = bias->dim() == 2 && bias->size(0) >= active && bias->size(1) == out;
@@ -32,16 +33,16 @@ inline void check_bias(const OptionalTensor& bias, int64_t out, int64_t active, 
                   "the bias does not fit; expected [", out, "], or as many rows as partitions, of the weight's dtype");
 }
 
-// Without ==, which the sizes in PyTorch 2.11's headers do not have.
+// Not with ==, which PyTorch 2.11's headers do not define for sizes.
 inline bool same_sizes(const Tensor& one, const Tensor& other) {
   return std::equal(one.sizes().begin(), one.sizes().end(), other.sizes().begin(), other.sizes().end());
 }
 
-// Tensors of the parameter's sizes.
+// Checks that the tensors have the parameter's sizes, dtype and device; null pointers are skipped.
 inline void check_state(const Tensor& parameter, std::initializer_list<const Tensor*> others) {
   for (const Tensor* other : others) {
     STD_TORCH_CHECK(other == nullptr || (same_sizes(*other, parameter) && alike(*other, parameter)),
-                    "a gradient or a state is not of the parameter's shape, dtype and device");
+                    "a gradient or a state differs from the parameter in shape, dtype or device");
   }
 }
 

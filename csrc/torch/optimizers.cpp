@@ -9,8 +9,8 @@ namespace {
 using Tensors = std::vector<Tensor>;
 using Maps = std::vector<OptionalTensor>;
 
-// What a step of an optimiser meets: the entries of tensors of one shape, the parameter's first. Without a map these
-// are all, and where every tensor is dense, one row.
+// The entries that an optimiser step updates, in tensors of one shape, the parameter first. Without a map these are all
+// entries, in one row if every tensor is contiguous.
 template <size_t N>
 class Stepped {
  public:
@@ -31,7 +31,7 @@ class Stepped {
     return is_row_ ? Weight<T>{data<T>(tensor), 1, entries, 1, 1, entries, 1, 0, 0} : weight_of<T>(tensor);
   }
 
-  // What is written into the i-th tensor, where a view of it was a copy.
+  // Copies the result back into the i-th tensor if its view was a copy.
   void write_back(size_t i) const {
     if (views_[i]) binding::write_back(*tensors_[i], *views_[i]);
   }
@@ -43,19 +43,19 @@ class Stepped {
   bool is_row_;
 };
 
-// All that several parameters share in a step, and of each its own: checked before anything changes. They are of one
-// dtype and on one device.
+// Checks the arguments of a step of several parameters, before anything changes. All parameters have the same dtype and
+// device.
 void check_steps(const Tensors& parameters, std::initializer_list<const Tensors*> others, const Maps& maps,
                  const Sizes& counts, int64_t update) {
   const size_t n = parameters.size();
   for (const Tensors* each : others)
-    STD_TORCH_CHECK(each->size() == n, "lists of ", each->size(), " and ", n, " tensors");
-  STD_TORCH_CHECK(maps.size() == n && counts.size() == n, maps.size(), " maps and ", counts.size(), " counts of ", n,
+    STD_TORCH_CHECK(each->size() == n, "a list of ", each->size(), " tensors for ", n, " parameters");
+  STD_TORCH_CHECK(maps.size() == n && counts.size() == n, maps.size(), " maps and ", counts.size(), " counts for ", n,
                   " parameters");
   for (size_t i = 0; i < n; ++i) {
     STD_TORCH_CHECK(
         alike(parameters[i], parameters[0]) && parameters[i].get_device_index() == parameters[0].get_device_index(),
-        "parameters of several dtypes, or on several devices");
+        "parameters differ in dtype or device");
     for (const Tensors* each : others) check_state(parameters[i], {&(*each)[i]});
     if (maps[i]) check_live(update, update, counts[i]);
   }
@@ -91,7 +91,7 @@ void adam_steps(Tensors parameters, Tensors grads, Tensors exp_avgs, Tensors exp
                 int64_t update, Sizes steps, double lr, double beta1, double beta2, double eps, double weight_decay,
                 bool decoupled) {
   check_steps(parameters, {&grads, &exp_avgs, &exp_avg_sqs}, maps, counts, update);
-  STD_TORCH_CHECK(steps.size() == parameters.size(), steps.size(), " numbers of steps of ", parameters.size());
+  STD_TORCH_CHECK(steps.size() == parameters.size(), steps.size(), " step counts; expected ", parameters.size());
   if (parameters.empty()) return;
   std::vector<Stepped<4>> stepped;
   for (size_t i = 0; i < parameters.size(); ++i) {

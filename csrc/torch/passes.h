@@ -1,4 +1,4 @@
-// The passes over a weight that write into a tensor that there is already.
+// Passes over a weight that write into an existing tensor.
 #pragma once
 
 #include "backend.h"
@@ -6,7 +6,7 @@
 
 namespace partkernels::binding {
 
-// The subnetwork's weight, into a contiguous tensor.
+// Writes the subnetwork's weight into a contiguous tensor.
 inline void rebuild_into(const Tensor& out, const Tensor& weight, int64_t active, Partition partition) {
   check_live(1, active, partition.count);
   const Device here(weight);
@@ -18,7 +18,8 @@ inline void rebuild_into(const Tensor& out, const Tensor& weight, int64_t active
   });
 }
 
-// The gradient at the entries of partitions first..last and 0 elsewhere, into a contiguous tensor or grad itself.
+// Writes the gradient at the entries of partitions first..last, and 0 elsewhere, into a contiguous tensor or into grad
+// itself.
 inline void mask_into(const Tensor& out, const Tensor& grad, int64_t first, int64_t last, const Tensor& map,
                       int64_t count) {
   check_live(first, last, count);

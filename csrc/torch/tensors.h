@@ -1,4 +1,4 @@
-// PyTorch's tensors as the kernels see them: pointers, sizes and strides.
+// PyTorch tensors as operands of the kernels: pointers, sizes and strides.
 #pragma once
 
 #include <torch/csrc/stable/ops.h>
@@ -13,7 +13,7 @@
 #include "partkernels/operands.h"
 #include "partkernels/packed_map.h"
 
-// Since PyTorch 2.13; null before.
+// Defined since PyTorch 2.13; null before.
 extern "C" const char* torch_exception_get_what_without_backtrace();
 #pragma weak torch_exception_get_what_without_backtrace
 
@@ -23,19 +23,19 @@ using torch::headeronly::ScalarType;
 using torch::stable::Tensor;
 using OptionalTensor = std::optional<Tensor>;
 using Sizes = std::vector<int64_t>;
-// Which gradient autograd asks for: an argument of products, which do not depend on it.
+// The partition for which autograd needs the weight's gradient: an argument of the products, which do not depend on it.
 using Update = std::optional<int64_t>;
 
-// Throws PyTorch's own reason if one of its functions failed.
+// Throws PyTorch's error message if one of its functions failed.
 inline void check(AOTITorchError code) {
   if (code == AOTI_TORCH_SUCCESS) return;
   const bool is_told = torch_exception_get_what_without_backtrace != nullptr;
   throw std::runtime_error(is_told ? torch_exception_get_what_without_backtrace()
-                                   : "PyTorch refused these tensors, or had no memory; it has written why to stderr");
+                                   : "PyTorch refused these tensors, or ran out of memory; it wrote why to stderr");
 }
 
-// A schema's `str` as an argument, which is read once. As std::string PyTorch (up to 2.13) leaks it with each call, and
-// small pieces that stay keep the memory around them from being given out again: megabytes after thousands of calls.
+// A schema's `str` argument, which can be read once. As a std::string, PyTorch (up to 2.13) leaks it in each call, and
+// the leaked pieces prevent the memory around them from being reused: megabytes after thousands of calls.
 class Word {
  public:
   operator std::string() const {
@@ -81,18 +81,18 @@ inline int32_t device_type_of(const Tensor& tensor) {
   return type;
 }
 
-// Of a tensor whose storage was taken away, as programs do that shard or offload, there is nothing to read.
+// Checks the storage's size: programs that shard or offload may have freed a tensor's storage.
 template <class T>
 T* data(const Tensor& tensor) {
   int64_t end = tensor.storage_offset() + 1, bytes;
   for (int64_t d = 0; d < tensor.dim(); ++d) end += (tensor.size(d) - 1) * tensor.stride(d);
   check(aoti_torch_get_storage_size(tensor.get(), &bytes));
   STD_TORCH_CHECK(tensor.numel() == 0 || end * static_cast<int64_t>(sizeof(T)) <= bytes, "a tensor of ", end,
-                  " entries has a storage of ", bytes, " bytes, less than it needs; give it its memory back.");
+                  " entries has a storage of ", bytes, " bytes, less than it needs; restore its storage.");
   return static_cast<T*>(tensor.data_ptr());
 }
 
-// The strides of a dense tensor; in channels_last, of one of 4 dimensions.
+// The strides of a contiguous tensor, or of one of 4 dimensions in channels_last.
 inline Sizes dense_strides(const Sizes& sizes, bool channels_last = false) {
   if (channels_last) return {sizes[1] * sizes[2] * sizes[3], 1, sizes[1] * sizes[3], sizes[1]};
   Sizes strides(sizes.size());
@@ -101,7 +101,7 @@ inline Sizes dense_strides(const Sizes& sizes, bool channels_last = false) {
   return strides;
 }
 
-// A new tensor of the dtype and on the device of another one; its entries mean nothing.
+// An uninitialised tensor with another tensor's dtype and device.
 inline Tensor empty(const Sizes& sizes, const Tensor& like, bool channels_last = false) {
   const Sizes strides = dense_strides(sizes, channels_last);
   AtenTensorHandle handle;
@@ -110,7 +110,7 @@ inline Tensor empty(const Sizes& sizes, const Tensor& like, bool channels_last =
   return Tensor(handle);
 }
 
-// Memory that somebody else owns, as a tensor of the dtype and on the device of another one.
+// A tensor over memory that it does not own, with another tensor's dtype and device.
 inline Tensor borrowed(void* data, const Sizes& sizes, const Sizes& strides, const Tensor& like) {
   AtenTensorHandle handle;
   check(aoti_torch_create_tensor_from_blob(data, static_cast<int64_t>(sizes.size()), sizes.data(), strides.data(), 0,
@@ -118,14 +118,15 @@ inline Tensor borrowed(void* data, const Sizes& sizes, const Sizes& strides, con
   return Tensor(handle);
 }
 
-// The tensor itself if it is contiguous, else a copy.
+// The tensor itself if it is contiguous, otherwise a contiguous copy.
 inline Tensor dense(const Tensor& tensor) {
   return tensor.is_contiguous() ? tensor : torch::stable::contiguous(tensor);
 }
 
 inline OptionalTensor dense(const OptionalTensor& tensor) { return tensor ? dense(*tensor) : tensor; }
 
-// Dense in the order batch, height, width, channels; perhaps in the usual order as well.
+// Whether images are contiguous in the order batch, height, width, channels. They may be contiguous in the default
+// order too.
 inline bool is_channels_last(const Tensor& images) {
   int64_t stride = 1;
   for (const int d : {1, 3, 2, 0}) {
@@ -136,7 +137,7 @@ inline bool is_channels_last(const Tensor& images) {
   return true;
 }
 
-// What an image-like output takes from an input, as in torch's own convolution.
+// Whether the output of a convolution should be channels_last, by the same rule as in torch's convolution.
 inline bool prefers_channels_last(const Tensor& images) { return !images.is_contiguous() && is_channels_last(images); }
 
 inline Tensor in_format(const Tensor& images, bool channels_last) {
@@ -155,9 +156,9 @@ struct Dimension {
   int64_t size, stride;
 };
 
-// Some of a tensor's dimensions as one, if they collapse.
+// Dimensions [begin, end) of a tensor as one dimension, if their strides allow it.
 inline std::optional<Dimension> collapsed(const Tensor& x, int64_t begin, int64_t end) {
-  const bool is_empty = x.numel() == 0;  // and its strides mean nothing
+  const bool is_empty = x.numel() == 0;  // then strides are irrelevant
   Dimension all{1, 0};
   for (int64_t d = end; d-- > begin;) {
     if (x.size(d) == 1) continue;
@@ -171,10 +172,10 @@ inline std::optional<Dimension> collapsed(const Tensor& x, int64_t begin, int64_
   return all;
 }
 
-// x [..., features]: itself if its leading dimensions collapse into one, else a copy.
+// x [..., features] itself if its leading dimensions collapse into one, otherwise a copy.
 inline Tensor collapsible(const Tensor& x) { return collapsed(x, 0, x.dim() - 1) ? x : torch::stable::contiguous(x); }
 
-// A collapsible x [..., features].
+// A collapsible x [..., features] as a matrix.
 template <class T>
 Matrix<T> matrix(const Tensor& x) {
   const int64_t last = x.dim() - 1;
@@ -182,7 +183,8 @@ Matrix<T> matrix(const Tensor& x) {
   return {data<T>(x), rows.size, x.size(last), rows.stride, x.stride(last)};
 }
 
-// A weight of any number of dimensions with at most 4, its columns in their order: a view, if there is one.
+// A weight of any number of dimensions, reshaped to at most 4 with its columns in the same order: a view if possible,
+// otherwise a copy.
 inline Tensor of_4_dimensions(const Tensor& w) {
   if (w.dim() <= 4) return w;
   int64_t height = 1;
@@ -190,14 +192,14 @@ inline Tensor of_4_dimensions(const Tensor& w) {
   return torch::stable::reshape(w, Sizes{w.size(0), w.size(1), height, w.size(w.dim() - 1)});
 }
 
-// What was written into a view of a tensor, of 4 dimensions: where none has the tensor's strides, it was a copy.
+// Copies the result of of_4_dimensions back into the tensor if it was a copy.
 inline void write_back(Tensor tensor, const Tensor& view) {
   if (view.data_ptr() != tensor.data_ptr()) {
     torch::stable::copy_(tensor, torch::stable::reshape(view, tensor.sizes()));
   }
 }
 
-// At most 4 dimensions; a vector has a column.
+// A tensor of at most 4 dimensions as a weight; a vector is one column.
 template <class T>
 Weight<T> weight_of(const Tensor& w) {
   const auto size = [&](int64_t d) { return d < w.dim() ? w.size(d) : 1; };
@@ -205,8 +207,9 @@ Weight<T> weight_of(const Tensor& w) {
   return {data<T>(w), size(0), size(1), size(2), size(3), stride(0), stride(1), stride(2), stride(3)};
 }
 
-// The map of a weight of these sizes, on the device of a tensor. The operators of Python have checked their Partition;
-// who calls the registered ones by name, or has emptied a map since, would have memory read that is nobody's.
+// The map of a weight of these sizes, on the device of `on`. The Python operators have already checked their Partition.
+// This check is for callers of the registered operators and for maps that were emptied since: without it, memory
+// outside of the map could be read.
 inline Owners owners_of(const Tensor& map, int64_t count, const Sizes& weight, const Tensor& on) {
   const int bits = bits_for(static_cast<int>(count));
   int64_t rows = weight.empty() ? 0 : weight[0], cols = 1;
@@ -215,9 +218,9 @@ inline Owners owners_of(const Tensor& map, int64_t count, const Sizes& weight, c
                     map.size(0) >= rows && map.size(1) * 8 >= cols * bits &&
                     (rows < 2 || map.stride(0) == 0 || map.stride(0) >= row_bytes(cols, bits)) &&
                     device_type_of(map) == device_type_of(on);
-  STD_TORCH_CHECK(fits, "this map is none of a weight of ", rows, " rows of ", cols, " entries for ", count,
+  STD_TORCH_CHECK(fits, "this map does not fit a weight of ", rows, " rows of ", cols, " entries for ", count,
                   " partitions; expected a contiguous uint8 tensor [", rows, ", ", row_bytes(cols, bits),
-                  "] on the weight's device, as Partition.map is.");
+                  "] on the weight's device, such as Partition.map.");
   return {data<const uint8_t>(map), map.stride(0), bits};
 }
 
@@ -226,7 +229,7 @@ const T* bias_data(const OptionalTensor& bias) {
   return bias ? data<const T>(*bias) : nullptr;
 }
 
-// How a partition crosses the boundary; the order is that of PARTITION in partkernels/operators.
+// A partition as arguments of an operator, in the order of PARTITION in partkernels/operators.
 struct Partition {
   Tensor map;
   OptionalTensor stored;
@@ -245,8 +248,7 @@ struct Partition {
     const bool fits = kind_of != DefaultKind::stored ||
                       (stored && sizes_of(*stored) == sizes && stored->scalar_type() == weight.scalar_type() &&
                        device_type_of(*stored) == device_type_of(weight));
-    STD_TORCH_CHECK(fits,
-                    "defaults are stored, and there is no tensor of them of the weight's shape, dtype and device.");
+    STD_TORCH_CHECK(fits, "stored defaults need a tensor of the weight's shape, dtype and device.");
     return {weight_of<const T>(weight),
             owners_of(map, count, sizes, weight),
             static_cast<int>(count),

@@ -1,4 +1,4 @@
-// What the examples on a GPU share: errors end the program, and memory is copied there.
+// Helpers of the GPU examples: errors end the program, and memory is copied to and from the GPU.
 #pragma once
 
 #include <cuda_runtime.h>

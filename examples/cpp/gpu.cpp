@@ -1,4 +1,4 @@
-// The layer of main.cpp on a GPU, in bfloat16, held against the CPU's. The same seeds make the same subnetwork there.
+// The layer of main.cpp on a GPU, in bfloat16, compared with the CPU. The same seeds give the same subnetwork on both.
 #include <cuda_runtime.h>
 #include <partkernels/cpu.h>
 #include <partkernels/cuda.h>
@@ -28,7 +28,7 @@ int main() {
   const pk::Defaults defaults = {
       .kind = pk::DefaultKind::uniform, .step = pk::round_to_bfloat16(static_cast<float>(0.05 / 127.5)), .seed = 2};
 
-  // The same numbers and two pointers: to memory of the host, or of the GPU.
+  // The same description for the host and the GPU, with pointers to the memory of either.
   const auto subnetwork = [&](const pk::bfloat16* weight, const uint8_t* map) {
     const pk::Weight<const pk::bfloat16> entries = {weight, kOut, kIn, 1, 1, kIn, 1, 0, 0};
     return pk::Subnetwork<pk::bfloat16>{entries, {map, pk::row_bytes(kIn, bits), bits}, 3, 2, defaults, {}};
@@ -52,7 +52,7 @@ int main() {
   check(cudaFree(gpu_map));
   check(cudaStreamDestroy(stream));
 
-  // Both sum in float32, in orders of their own, and round once: at most a unit in the last place apart.
+  // Both accumulate in float32, in different orders, and round once: they differ by at most a unit in the last place.
   for (size_t i = 0; i < y.size(); ++i) {
     const float here = pk::to_float(y[i]), there = pk::to_float(expected[i]);
     if (!(std::abs(here - there) <= std::abs(there) / 128 + 1e-4f)) {

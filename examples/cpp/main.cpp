@@ -1,7 +1,7 @@
 // A linear layer of subnetwork 2 of 3 on a CPU: y = x w_2^T.
 //
-// w_2 has the weight's own entries in partitions 1 and 2, and in partition 3 entries drawn from a seed. It never is in
-// memory: the product rebuilds it piece by piece from the weight, a map of 2 bits an entry, and the seed.
+// w_2 has the weight's own entries in partitions 1 and 2, and entries drawn from a seed in partition 3. It is never
+// materialised: the product rebuilds it piece by piece from the weight, a map with 2 bits per entry, and the seed.
 #include <partkernels/cpu.h>
 #include <partkernels/packed_map.h>
 
@@ -19,10 +19,10 @@ int main() {
   for (size_t i = 0; i < x.size(); ++i) x[i] = std::sin(static_cast<float>(i));
   for (size_t i = 0; i < weight.size(); ++i) weight[i] = 0.05f * std::cos(static_cast<float>(i));
 
-  // The library has no threads of its own: loops run as this function runs them, here in the caller's thread.
+  // The library starts no threads: this function runs its loops, here in the caller's thread.
   const pk::cpu::ParallelFor parallel_for = [](int64_t count, const pk::cpu::Body& body) { body(0, count); };
 
-  // Which partition owns each entry: at random, 80 %, 10 % and 10 % of them.
+  // The partition of each entry: at random, with 80 %, 10 % and 10 % of the entries.
   constexpr int64_t kTenth = kOut * kIn / 10;
   const std::vector<int64_t> sizes = {kOut * kIn - 2 * kTenth, kTenth, kTenth};
   const int bits = pk::bits_for(kCount);
@@ -31,18 +31,18 @@ int main() {
 
   const pk::Owners owners = {map.data(), pk::row_bytes(kIn, bits), bits};
 
-  // Uniform in [-scale, scale]. The same bits on every device, now and whenever they are needed again.
+  // Uniform in [-scale, scale], with the same bits in each call and on each device.
   constexpr double kScale = 0.05;
   const float step = pk::round_to_bfloat16(static_cast<float>(kScale / 127.5));
   const pk::Defaults defaults = {.kind = pk::DefaultKind::uniform, .step = step, .seed = 2};
 
-  // A matrix is a weight whose kernel has height and width 1; the strides count entries.
+  // A matrix is a weight with kernel height and width 1; strides count entries.
   const pk::Weight<const float> entries = {weight.data(), kOut, kIn, 1, 1, /*row_stride=*/kIn, /*in_stride=*/1, 0, 0};
   const pk::Subnetwork<float> subnetwork = {entries, owners, kCount, kActive, defaults, /*stored=*/{}};
   pk::cpu::linear<float>({x.data(), kBatch, kIn, kIn, 1}, subnetwork, /*bias=*/nullptr,
                          {y.data(), kBatch, kOut, kOut, 1}, parallel_for);
 
-  // Entry by entry, as it is defined.
+  // Compares with the definition, entry by entry.
   for (int64_t out = 0; out < kOut; ++out) {
     std::vector<double> w_2(kIn);
     for (int64_t in = 0; in < kIn; ++in) {

@@ -1,8 +1,8 @@
-// What partkernels::cuda has no product for, from one of its passes and cuBLAS: a layer in float32, and the gradient of
-// its weight for one partition, here of subnetwork 2 of 3.
+// Products that partkernels::cuda does not have, computed with its passes and cuBLAS: a float32 layer of subnetwork 2
+// of 3, and the gradient of its weight for one partition.
 //
-// The forward rebuilds rows of w_2 in a workspace that stays in the second-level cache, and multiplies with them; the
-// gradient is cuBLAS's, of which the entries of other partitions then become 0.
+// The forward rebuilds rows of w_2 in a workspace that stays in the second-level cache, and multiplies with them. The
+// gradient is computed by cuBLAS; its entries in other partitions are then set to 0.
 #include <cublas_v2.h>
 #include <partkernels/cpu.h>
 #include <partkernels/packed_map.h>
@@ -60,7 +60,7 @@ int main() {
   check(cublasSetStream(cublas, stream));
   const float one = 1, zero = 0;
 
-  // y = x w_2^T. cuBLAS's matrices are column-major: ours, transposed.
+  // y = x w_2^T. cuBLAS's matrices are column-major, the transposes of the row-major ones here.
   const pk::Subnetwork<float> subnetwork = {
       {gpu_weight, kOut, kIn, 1, 1, kIn, 1, 0, 0}, owners, kCount, kActive, defaults, /*stored=*/{}};
   for (int first = 0; first < kOut; first += kSlice) {
@@ -78,7 +78,7 @@ int main() {
                                                 grad, stream));
   check(cudaStreamSynchronize(stream));
 
-  // As they are defined.
+  // Compares with the definition.
   const std::vector<float> y = to_host(gpu_y, kBatch * kOut), grad_w = to_host(gpu_grad_w, kOut * kIn);
   for (int out = 0; out < kOut; ++out) {
     const auto partition = [&](int in) { return 1 + pk::id_at(map.data() + out * row_bytes, in, bits); };

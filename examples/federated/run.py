@@ -1,8 +1,8 @@
-"""Clients that show their images to nobody learn together that digits come rotated, all of them in this process.
+"""Run the federated app in this process: clients learn a rotation augmentation without sharing their images.
 
-Runs the Flower app beside it in LocalGrid: 20 clients, each with digits of a few rotations only. Partitioned, its
-clients learn the half-widths of random affine transformations; plain federated averaging learns weights alone, from the
-same images. docs/federated.md says how the same app runs in Flower's simulation, and over a network.
+Runs the Flower app in rotated_digits with LocalGrid: 20 clients, each with digits of a few rotations only. With
+partitioned networks, they learn the half-widths of random affine transformations. Federated averaging learns only
+weights, from the same images. docs/federated.md describes Flower's simulation and runs over a network.
 
 usage: python examples/federated/run.py [--rounds 200] [--clients 20] [--out out/federated.png]
 """
@@ -29,12 +29,12 @@ EVERY = 10
 
 
 def make_plain() -> nn.Module:
-    """The same network, undivided, without augmentation."""
+    """Return the same network without partitions and augmentation."""
     return baselines.Ensemble([task.make_network()])
 
 
 def run(name: str, app, server: federated.Server, arguments: argparse.Namespace) -> dict[str, list]:
-    """So many rounds; returns what was seen after each EVERY of them, by name."""
+    """Run all rounds; return the metrics measured after every EVERY rounds, by name."""
     grid, strategy = LocalGrid(app, arguments.clients), PartitionedFedAvg(server)
     seen: dict[str, list] = {"round": [], "accuracy": [], "megabytes": []}
     start = time.perf_counter()
@@ -86,7 +86,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("out/federated.png"), help="the picture")
     arguments = parser.parse_args()
     logging.getLogger("flwr").setLevel(logging.WARNING)
-    torch.set_num_threads(1)  # steps of so few images are slower with two
+    torch.set_num_threads(1)  # steps with so few images are slower with two threads
     plain = make_plain()
     optimizer = partial(optim.SGD, lr=task.LR)
     app = flower.client_app(make_plain, task.load_data, optimizer=optimizer, batch_size=task.BATCH)

@@ -1,4 +1,4 @@
-"""A subnetwork's linear layer in JAX, by jax.pure_callback: compiled, differentiated and batched programs call it.
+"""A subnetwork's linear layer in JAX, through jax.pure_callback, for compiled, differentiated and batched programs.
 
 usage: python from_jax.py          (on a CPU, with jax installed)
 """
@@ -15,7 +15,7 @@ import partkernels_numpy as pkn
 
 
 def _call(function, shape: tuple[int, ...], dtype, *arrays):
-    """A function of numpy's arrays, of a result whose shape and dtype are known."""
+    """Call a function of numpy arrays that returns an array of known shape and dtype."""
     result = jax.ShapeDtypeStruct(shape, dtype)
     return jax.pure_callback(
         lambda *given: function(*map(np.asarray, given)), result, *arrays, vmap_method="sequential"
@@ -24,15 +24,15 @@ def _call(function, shape: tuple[int, ...], dtype, *arrays):
 
 @partial(jax.custom_vjp, nondiff_argnums=(2, 3, 4))
 def linear(x, weight, partition: pkn.Partition, active: int, update: int | None):
-    """x @ w_s^(active).T; its gradient of the weight is that of partition `update`, or 0 if that is None.
+    """Compute x @ w_s^(active).T. The weight's gradient covers partition `update` only, and is 0 if update is None.
 
     Args:
         x: [..., in_features].
         weight: [out_features, in_features], x's dtype.
-        partition, active, update: as in partkernels; known when a program is traced.
+        partition, active, update: as in partkernels; static when a program is traced.
     """
     if update is not None and update > active:
-        raise ValueError(f"update={update} with active={active}: subnetwork {active} does not have that partition.")
+        raise ValueError(f"update={update} is inactive in subnetwork {active}; pass an int from 1 to {active}.")
     shape = *x.shape[:-1], weight.shape[0]
     return _call(lambda x, w: pkn.linear(x, w, partition, active), shape, x.dtype, x, weight)
 
@@ -63,7 +63,7 @@ def main() -> None:
         return (linear(x, weight, partition, 2, 2) ** 2).sum()
 
     def defined(x, weight):
-        """By masks alone, in JAX."""
+        """Compute the same loss with masks, in JAX only."""
         live, own = jnp.asarray(partition.ids() <= 2), jnp.asarray(partition.mask(2))
         learning = jnp.where(own, weight, jax.lax.stop_gradient(weight))
         return ((x @ jnp.where(live, learning, partition.defaults.values((4, 6))).T) ** 2).sum()

@@ -1,7 +1,7 @@
-"""A partitioned MLP in numpy alone, which learns by gradient descent which of its inputs are noise: no validation set.
+"""A partitioned MLP in numpy that learns by gradient descent which of its inputs are noise, without a validation set.
 
-Each input is kept with a probability of its own, ψ. Partition k of the weights learns from chunks 1..k of the data, and
-ψ from the loss of subnetwork k - 1 on chunk k, which it has not seen (Mlodozeniec, Reisser and Louizos, ICLR 2023).
+Each input is kept with its own probability, ψ. Partition k of the weights is trained on chunks 1..k of the data, and ψ
+on the loss of subnetwork k - 1 on chunk k, which it has not seen (Mlodozeniec, Reisser and Louizos, ICLR 2023).
 
 usage: python input_mask.py
 """
@@ -22,20 +22,20 @@ TEMPERATURE = 0.5
 
 
 def data(rng: np.random.Generator, examples: int) -> tuple[np.ndarray, np.ndarray]:
-    """Two classes that differ in the first inputs; the others are noise."""
+    """Draw examples of two classes that differ in the first inputs; the other inputs are noise."""
     x = rng.standard_normal((examples, USEFUL + NOISE)).astype(np.float32)
     return x, (x[:, 0] * x[:, 1] + x[:, 2:USEFUL].sum(1) > 0).astype(int)
 
 
 class Linear:
-    """A layer, and the state of Adam for its weight and bias. Partition k has steps of its own."""
+    """A layer with Adam's state for its weight and bias, and one step count per partition."""
 
     def __init__(self, rng: np.random.Generator, ins: int, outs: int, seed: int) -> None:
         scale = np.sqrt(6 / ins)
-        defaults = pkn.Uniform(float(scale), seed=seed)  # drawn again wherever a partition is not live: no memory
+        defaults = pkn.Uniform(float(scale), seed=seed)  # regenerated for inactive partitions: no memory
         self.partition = pkn.Partition.random((outs, ins), PROPORTIONS, seed=seed, defaults=defaults)
         self.weight = rng.uniform(-scale, scale, (outs, ins)).astype(np.float32)
-        self.bias = np.zeros((COUNT, outs), np.float32)  # of subnetwork k the sum of the first k rows
+        self.bias = np.zeros((COUNT, outs), np.float32)  # subnetwork k uses the sum of the first k rows
         self.moments = np.zeros((2, outs, ins), np.float32)
         self.bias_moments = np.zeros((2, COUNT, outs), np.float32)
         self.steps = [0] * COUNT
@@ -48,7 +48,7 @@ class Linear:
         return pkn.linear_grad_input(grad, self.weight, self.partition, active)
 
     def step(self, grad: np.ndarray, update: int, lr: float) -> None:
-        """Adam, for partition `update` alone; the other entries keep their bits."""
+        """Step partition `update` with Adam; the other entries keep their bits."""
         row = update - 1
         self.steps[row] += 1
         how = {"step": self.steps[row], "lr": lr}
@@ -58,7 +58,7 @@ class Linear:
 
 
 class Network:
-    """Two hidden layers behind the mask of inputs."""
+    """An input mask and an MLP with two hidden layers."""
 
     def __init__(self, rng: np.random.Generator) -> None:
         sizes = USEFUL + NOISE, HIDDEN, HIDDEN, 2
@@ -71,7 +71,7 @@ class Network:
         return 1 / (1 + np.exp(-self.psi))
 
     def gradients(self, x: np.ndarray, y: np.ndarray, active: int, rng: np.random.Generator):
-        """Of each layer's output and of ψ: those of the mean cross entropy, for masks that are drawn (relaxed)."""
+        """Return gradients of the mean cross entropy by each layer's output and by ψ, with random (relaxed) masks."""
         uniform = rng.uniform(1e-6, 1 - 1e-6, x.shape).astype(np.float32)
         mask = 1 / (1 + np.exp(-(self.psi + np.log(uniform / (1 - uniform))) / TEMPERATURE))
         outputs, hidden = [], x * mask
@@ -98,7 +98,7 @@ class Network:
 
 
 def train(learns_psi: bool, seed: int = 0, steps: int = 3000, batch: int = 64) -> tuple[Network, float]:
-    """The network, and its accuracy on data that nothing was trained on."""
+    """Return a trained network and its accuracy on new data."""
     rng = np.random.default_rng(seed)
     x, y = data(rng, 500)
     ends = np.cumsum(np.array(PROPORTIONS) * len(x)).astype(int)  # chunk k is ends[k - 2] .. ends[k - 1]

@@ -1,8 +1,8 @@
-"""Kernels for partitioned neural networks (Mlodozeniec, Reisser and Louizos, ICLR 2023) on numpy's arrays.
+"""Kernels for partitioned neural networks (Mlodozeniec, Reisser and Louizos, ICLR 2023) on numpy arrays.
 
-Each entry of a weight belongs to one of C partitions. Subnetwork k uses the entries of partitions 1..k and a default
-value elsewhere. The functions compute with a subnetwork's weight without ever materialising it, on several threads,
-while other threads of Python go on. Maps, defaults and results are those of partkernels; torch is not needed.
+Each entry of a weight belongs to one of C partitions. Subnetwork k uses the entries of partitions 1..k and default
+values elsewhere. The functions compute with a subnetwork's weight without materialising it, on several threads, and
+release the GIL. Maps, defaults and results are the same as in partkernels; torch is not needed.
 """
 
 import os
@@ -46,10 +46,10 @@ MOST_THREADS = 1024
 
 
 def instruction_set() -> str:
-    """The instruction set in use: the best that the processor has, or the one that PARTKERNELS_CPU_ISA names.
+    """Return the instruction set in use: the best one that the processor supports, or PARTKERNELS_CPU_ISA.
 
     Raises:
-        RuntimeError: PARTKERNELS_CPU_ISA names what the processor lacks.
+        RuntimeError: the processor does not support the instruction set in PARTKERNELS_CPU_ISA.
 
     Example:
         >>> instruction_set() in ("avx512_amx", "avx512_bf16", "avx512", "avx2", "neon_bf16", "portable")
@@ -59,12 +59,12 @@ def instruction_set() -> str:
 
 
 def threads() -> int:
-    """How many threads share a call: OMP_NUM_THREADS, or as many as processors that this process may run on."""
+    """Return the number of threads of a call: OMP_NUM_THREADS, or the processors available to this process."""
     return _library.threads()
 
 
 def set_threads(threads: int) -> None:
-    """Sets how many threads share a call, at least 1. Results do not depend on it, in any bit.
+    """Set the number of threads of a call, at least 1. Results have the same bits for any number.
 
     Example:
         >>> before = threads()
@@ -80,7 +80,7 @@ def set_threads(threads: int) -> None:
 
 
 def _usual_threads() -> int:
-    """By OMP_NUM_THREADS, of which a list has one for each level of nested loops; or by processors."""
+    """Return OMP_NUM_THREADS (of a list for nested loops, the first), or the number of available processors."""
     asked = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0].strip()
     if asked.isdecimal() and 1 <= int(asked) <= MOST_THREADS:
         return int(asked)

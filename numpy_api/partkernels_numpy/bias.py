@@ -1,4 +1,4 @@
-"""The bias of a subnetwork: one for all, or b_1 + ... + b_k."""
+"""The bias of a subnetwork: a shared one, or b_1 + ... + b_k."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from partkernels_numpy.partition import Partition
 
 
 def live_bias(bias: np.ndarray | None, weight: np.ndarray, partition: Partition, active: int) -> np.ndarray | None:
-    """Of a bias [out] itself, of [C, out] the sum of the rows that are live, contiguous (Appendix I.2).
+    """Return a bias [out] itself, or the sum of the active rows of a bias [C, out]; contiguous (Appendix I.2).
 
     Raises:
         InputError: the bias does not fit the weight.
@@ -28,5 +28,5 @@ def live_bias(bias: np.ndarray | None, weight: np.ndarray, partition: Partition,
     total = np.zeros(out)
     for row in bias[:active]:
         total += row
-    # By way of float32, as the kernels accumulate bfloat16.
+    # bfloat16 goes through float32, in which the kernels accumulate it.
     return total.astype(np.float64 if weight.itemsize == 8 else np.float32).astype(weight.dtype, copy=False)

@@ -1,4 +1,4 @@
-"""Checks of the arguments that all functions share: the partition, its weight and its numbers."""
+"""Checks of the arguments that all functions share: the partition, its weight and partition numbers."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from partkernels_numpy.partition import Partition
 
 
 def checked_number(name: str, number: int, partition: Partition) -> int:
-    """The number of a part, 1..C, as an int of Python's; raises ValueError unless it is one."""
+    """Return the partition number as a Python int; raise ValueError unless it is in 1..C."""
     _check_partition(partition)
     check_number(name, plain(number), partition)
     return plain(number)
 
 
 def check_weight(name: str, weight: np.ndarray, partition: Partition) -> np.ndarray:
-    """The weight, checked; raises unless the partition was made for one like it."""
+    """Return the checked weight; raise unless it has the partition's shape."""
     _check_partition(partition)
     weight = checked(name, weight)
     if weight.shape != partition.shape:
@@ -29,7 +29,7 @@ def check_weight(name: str, weight: np.ndarray, partition: Partition) -> np.ndar
 
 
 def check_defaults(weight: np.ndarray, partition: Partition) -> None:
-    """Raises TypeError unless stored defaults are of the weight's dtype."""
+    """Raise TypeError if stored defaults differ from the weight in dtype."""
     stored = partition.defaults.stored
     if stored is not None and stored.dtype != weight.dtype:
         raise TypeError(f"the stored defaults are {stored.dtype} and the weight is {weight.dtype}; cast one of them.")

@@ -26,13 +26,13 @@ def conv2d(
     dilation: int | tuple[int, int] = 1,
     groups: int = 1,
 ) -> np.ndarray:
-    """The convolution (torch's: a cross-correlation) of images with w_s^(active), which is never materialised.
+    """Compute the convolution (as in torch, a cross-correlation) of images with w_s^(active), without materialising it.
 
     Args:
         x: [batch, in_channels, height, width], the weight's dtype; any strides.
         weight: [out_channels, in_channels / groups, kernel_height, kernel_width]; any strides.
-        partition: of the weight.
-        active: k, 1..C: partitions 1..k are live, the others at their default.
+        partition: the weight's partition.
+        active: k in 1..C. Partitions 1..k are active; the others have their default values.
         bias: [out_channels], or [C, out_channels] as in linear, or None.
         stride, dilation: an int or a pair of ints, at least 1.
         padding: an int or a pair of ints, at least 0, 'valid' or 'same'.
@@ -73,18 +73,18 @@ def conv2d_grad_input(
     dilation: int | tuple[int, int] = 1,
     groups: int = 1,
 ) -> np.ndarray:
-    """The gradient of x, through w_s^(active).
+    """Compute the gradient of x, through w_s^(active).
 
     Args:
-        grad_output: of conv2d's result, the weight's dtype.
+        grad_output: the gradient of conv2d's result, the weight's dtype.
         weight, partition, active, stride, padding, dilation, groups: as in conv2d.
-        input_shape: x's, [batch, in_channels, height, width].
+        input_shape: the shape of x, [batch, in_channels, height, width].
 
     Returns:
         [batch, in_channels, height, width].
 
     Raises:
-        ValueError, TypeError, InputError: as conv2d.
+        ValueError, TypeError, InputError: as in conv2d.
 
     Example:
         >>> p = Partition.random((4, 3, 3, 3), (0.5, 0.5), seed=0)
@@ -114,22 +114,22 @@ def conv2d_grad_weight(
     dilation: int | tuple[int, int] = 1,
     groups: int = 1,
 ) -> np.ndarray:
-    """The gradient of the weight at the entries of partition `update`, exactly 0 elsewhere (Eq. 3).
+    """Compute the gradient of the weight at the entries of partition `update`, exactly 0 elsewhere (Eq. 3).
 
-    That of a bias is grad_output.sum((0, 2, 3)); of rows [C, out] it is that of row `update`.
+    The gradient of a bias is grad_output.sum((0, 2, 3)); for a bias [C, out], it is the gradient of row `update`.
 
     Args:
-        grad_output: of conv2d's result, x's dtype.
+        grad_output: the gradient of conv2d's result, x's dtype.
         x: [batch, in_channels, height, width].
-        partition: of the weight.
-        update: 1..C.
+        partition: the weight's partition.
+        update: the partition, in 1..C.
         stride, padding, dilation, groups: as in conv2d.
 
     Returns:
-        Of the weight's shape.
+        The gradient, in the weight's shape.
 
     Raises:
-        ValueError, TypeError, InputError: as conv2d.
+        ValueError, TypeError, InputError: as in conv2d.
 
     Example:
         >>> p = Partition.random((4, 3, 3, 3), (0.5, 0.5), seed=0)
@@ -155,9 +155,9 @@ def _checked_input_shape(shape: Sequence[int]) -> tuple[int, ...]:
 
 
 class _Geometry:
-    """Of a convolution, checked: (stride, padding, dilation), and the shapes of what goes in and comes out.
+    """The checked geometry of a convolution: (stride, padding, dilation), and the shapes of its input and output.
 
-    padding='same' of an even kernel pads one end more: the input is then that much larger than x.
+    With padding='same' and an even kernel, one end is padded more; the input is then larger than x by this padding.
     """
 
     def __init__(self, x: tuple[int, ...], partition: Partition, stride, padding, dilation, groups: int) -> None:
@@ -179,7 +179,7 @@ class _Geometry:
         self.output = x[0], weight[0], *(n // s + 1 for n, s in zip(left, numbers[0], strict=True))
 
     def padded(self, x: np.ndarray) -> np.ndarray:
-        """x as it goes in."""
+        """Return x with the additional padding."""
         return np.pad(x, [(0, 0), (0, 0), *((0, more) for more in self.more)]) if any(self.more) else x
 
     def check_output(self, grad_output: np.ndarray) -> None:

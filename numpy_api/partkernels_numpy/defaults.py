@@ -1,4 +1,4 @@
-"""Defaults, format 1: the values of entries whose partition is not live; the same bits as in partkernels."""
+"""Defaults, format 1: the values of entries in inactive partitions, with the same bits as in partkernels."""
 
 from __future__ import annotations
 
@@ -14,25 +14,25 @@ from partkernels_numpy.arrays import checked, checked_dtype, plain, weight_shape
 
 
 class Defaults:
-    """What every kind of defaults offers."""
+    """Base class of all kinds of defaults."""
 
     def values(self, shape: Sequence[int], dtype=np.float32) -> np.ndarray:
-        """The defaults of a weight of this shape, of 1 to 4 dimensions, as every kernel regenerates them."""
+        """Return the defaults of a weight of this shape, of 1 to 4 dimensions, as the kernels regenerate them."""
         raise NotImplementedError
 
     def arguments(self) -> tuple[str, float, int, int]:
-        """(kind, step, seed, stream): what a kernel is told of these defaults."""
+        """Return the kernels' arguments: (kind, step, seed, stream)."""
         raise NotImplementedError
 
     @property
     def stored(self) -> np.ndarray | None:
-        """The array that Stored keeps; None for the others, which need no memory."""
+        """The array of Stored; None for the other kinds, which need no memory."""
         return None
 
 
 @dataclass(frozen=True)
 class Zeros(Defaults):
-    """Every default is 0: dead weights are pruned. The paper's choice where layers are normalised (App. D.2).
+    """Defaults of 0: inactive weights are pruned. The paper's choice for normalised layers (App. D.2).
 
     Example:
         >>> Zeros().values((1, 2))
@@ -47,7 +47,7 @@ class Zeros(Defaults):
 
 
 class _Drawn(Defaults):
-    """What Uniform and Normal share: values regenerated from (seed, stream, row, column)."""
+    """Base class of Uniform and Normal: values regenerated from (seed, stream, row, column)."""
 
     def __post_init__(self):
         for name in ("seed", "stream"):
@@ -57,7 +57,7 @@ class _Drawn(Defaults):
     def values(self, shape, dtype=np.float32):
         shape, dtype = weight_shape(shape), checked_dtype("dtype", dtype)
         rows, cols = matrix_shape(shape)
-        # The weight of a subnetwork of which no entry is live: all are of partition 2.
+        # The weight of a subnetwork without active entries: all belong to partition 2.
         dead = _library.Partition(np.full((rows, row_bytes(cols, 1)), 0xFF, np.uint8), 2, *self.arguments(), None)
         out = np.empty(shape, dtype)
         _library.subnetwork_weight(np.broadcast_to(np.zeros((), dtype), shape), dead, 1, out)
@@ -100,7 +100,7 @@ class Normal(_Drawn):
     """Approximately normal: the sum of four uniform bytes (Irwin-Hall), regenerated from a seed; no memory.
 
     Args:
-        std: the standard deviation, in the weight's units, in [1e-30, 1e30]. No value is beyond 3.46 of them.
+        std: the standard deviation, in the weight's units, in [1e-30, 1e30]. No value is beyond 3.46 std.
         seed, stream: integers in [0, 2**63); distinct streams of one seed are independent.
 
     Raises:
@@ -126,13 +126,13 @@ class Normal(_Drawn):
 
 @dataclass(frozen=True, eq=False)
 class Stored(Defaults):
-    """Defaults that are kept: an array of the weight's shape, used as it is. For pretrained models, a copy of theirs.
+    """Defaults from an array of the weight's shape; for pretrained models, a copy of the weight.
 
     Args:
-        array: of the weight's shape and dtype. Not copied, unless it is not aligned.
+        array: the defaults, in the weight's shape and dtype. Copied only if it is not aligned.
 
     Raises:
-        TypeError: array is none that the kernels take.
+        TypeError: the kernels do not support the array's type or dtype.
 
     Example:
         >>> Stored(np.ones((1, 2))).values((1, 2), np.float64)
@@ -147,8 +147,8 @@ class Stored(Defaults):
     def values(self, shape, dtype=None):
         if tuple(shape) != self.array.shape:
             raise ValueError(
-                f"shape {tuple(shape)} differs from that of the stored defaults, {self.array.shape}; pass the shape of"
-                " the weight that they were stored for."
+                f"shape {tuple(shape)} differs from the shape of the stored defaults, {self.array.shape}; pass the"
+                " shape of the weight for which they were stored."
             )
         return self.array.astype(self.array.dtype if dtype is None else checked_dtype("dtype", dtype))
 

@@ -17,14 +17,14 @@ from partkernels_numpy.partition import Partition
 def linear(
     x: np.ndarray, weight: np.ndarray, partition: Partition, active: int, *, bias: np.ndarray | None = None
 ) -> np.ndarray:
-    """x @ w_s^(active).T + bias, without materialising the subnetwork's weight.
+    """Compute x @ w_s^(active).T + bias, without materialising the subnetwork's weight.
 
     Args:
-        x: [..., in_features], the weight's dtype; any strides, an empty batch too.
+        x: [..., in_features], the weight's dtype; any strides. The batch may be empty.
         weight: [out_features, in_features]; any strides.
-        partition: of the weight.
-        active: k, 1..C: partitions 1..k are live, the others at their default.
-        bias: [out_features]; or [C, out_features], of which b_1 + ... + b_active is the bias (Appendix I.2); or None.
+        partition: the weight's partition.
+        active: k in 1..C. Partitions 1..k are active; the others have their default values.
+        bias: [out_features]; or [C, out_features], for the bias b_1 + ... + b_active (Appendix I.2); or None.
 
     Returns:
         [..., out_features], x's dtype. bfloat16 is accumulated in float32.
@@ -48,7 +48,7 @@ def linear(
 
 
 def linear_grad_input(grad_output: np.ndarray, weight: np.ndarray, partition: Partition, active: int) -> np.ndarray:
-    """The gradient of x: grad_output @ w_s^(active).
+    """Compute the gradient of x: grad_output @ w_s^(active).
 
     Args:
         grad_output: [..., out_features], the weight's dtype.
@@ -58,7 +58,7 @@ def linear_grad_input(grad_output: np.ndarray, weight: np.ndarray, partition: Pa
         [..., in_features].
 
     Raises:
-        ValueError, TypeError, InputError: as linear.
+        ValueError, TypeError, InputError: as in linear.
 
     Example:
         >>> p = Partition.from_ids(np.array([[1, 2]], np.uint8))
@@ -74,21 +74,22 @@ def linear_grad_input(grad_output: np.ndarray, weight: np.ndarray, partition: Pa
 
 
 def linear_grad_weight(grad_output: np.ndarray, x: np.ndarray, partition: Partition, update: int) -> np.ndarray:
-    """The gradient of the weight: grad_output.T @ x at the entries of partition `update`, exactly 0 elsewhere (Eq. 3).
+    """Compute the weight's gradient: grad_output.T @ x at the entries of partition `update`, 0 elsewhere (Eq. 3).
 
-    That of a bias is grad_output's sum over all but its last dimension; of rows [C, out] it is that of row `update`.
+    The gradient of a bias is grad_output's sum over all but its last dimension; for a bias [C, out], it is the gradient
+    of row `update`.
 
     Args:
         grad_output: [..., out_features], x's dtype.
         x: [..., in_features], with the same leading dimensions.
-        partition: of the weight.
-        update: 1..C.
+        partition: the weight's partition.
+        update: the partition, in 1..C.
 
     Returns:
         [out_features, in_features].
 
     Raises:
-        ValueError, TypeError: update is out of range, or this is no partition of a matrix.
+        ValueError, TypeError: update is out of range, or the partition is not of a matrix.
         InputError: x and grad_output do not fit each other, or the partition.
 
     Example:
@@ -103,7 +104,9 @@ def linear_grad_weight(grad_output: np.ndarray, x: np.ndarray, partition: Partit
     ins = _rows("x", x, "x", x, in_features)
     outs = _rows("grad_output", grad_output, "x", x, out_features)
     if x.shape[:-1] != grad_output.shape[:-1]:
-        raise InputError(f"grad_output has shape {grad_output.shape} and x {x.shape}; they differ before the last one.")
+        raise InputError(
+            f"grad_output has shape {grad_output.shape} and x {x.shape}; only the last dimension may differ."
+        )
     grad_w = np.empty(partition.shape, x.dtype)
     _library.linear_grad_weight(outs, ins, partition.native, update, grad_w)
     return grad_w
@@ -122,7 +125,7 @@ def _check_matrix(weight: np.ndarray, partition: Partition) -> np.ndarray:
 
 
 def _rows(name: str, x: np.ndarray, other: str, like: np.ndarray, features: int) -> np.ndarray:
-    """x [..., features] as a matrix: a view, if there is one."""
+    """Return x [..., features] as a matrix: a view if possible."""
     x = check_like(name, x, other, like)
     if x.ndim == 0 or x.shape[-1] != features:
         raise InputError(f"{name} has shape {x.shape}; this weight takes [..., {features}].")

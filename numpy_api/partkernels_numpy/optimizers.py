@@ -1,4 +1,4 @@
-"""Optimisers' steps over the entries of one partition, in place; all other entries keep their bits."""
+"""Optimiser steps for the entries of one partition, in place; all other entries keep their bits."""
 
 from __future__ import annotations
 
@@ -23,24 +23,24 @@ def sgd_step(
     weight_decay: float = 0.0,
     nesterov: bool = False,
 ) -> None:
-    """What torch.optim.SGD does to the entries of one partition, in place and in one pass.
+    """Perform a step of torch.optim.SGD for the entries of one partition, in place and in one pass.
 
     All other entries of parameter and momentum_buffer keep their bits. bfloat16 is computed in float32.
 
     Args:
-        parameter: of the partition's shape; any strides.
+        parameter: the parameter, in the partition's shape; any strides.
         grad: like parameter in shape and dtype. Its entries outside the partition have no influence.
         momentum_buffer: like parameter, zeros before the first step; None if momentum is 0.
-        partition: of the parameter; None steps every entry.
-        update: the partition that is stepped, 1..C; without a partition it has no meaning.
+        partition: the parameter's partition; None steps every entry.
+        update: the partition to step, in 1..C; ignored without a partition.
         lr: the learning rate.
-        momentum: of the buffer; there is no dampening.
+        momentum: the momentum factor; there is no dampening.
         weight_decay: added to the gradient, times the parameter.
-        nesterov: Nesterov's momentum; needs one.
+        nesterov: Nesterov momentum; requires momentum > 0.
 
     Raises:
-        ValueError, TypeError: a number is out of range, an array does not fit, or what is written cannot be, or shares
-            memory with another array. Nothing has changed then.
+        ValueError, TypeError: a number is out of range, an array does not fit, or an output is not writeable or shares
+            memory with another array. Nothing is changed in this case.
 
     Example:
         >>> p = Partition.from_ids(np.array([[1, 2]], np.uint8))
@@ -53,7 +53,7 @@ def sgd_step(
     check_momentum(momentum, nesterov)
     if momentum and momentum_buffer is None:
         raise ValueError(
-            f"momentum={momentum} without a momentum_buffer; pass numpy.zeros_like(parameter), and the same at each"
+            f"momentum={momentum} without a momentum_buffer; pass numpy.zeros_like(parameter), the same array at each"
             " step."
         )
     _check_flag("nesterov", nesterov)
@@ -79,21 +79,21 @@ def adam_step(
     weight_decay: float = 0.0,
     decoupled: bool = False,
 ) -> None:
-    """What torch.optim.Adam or AdamW does to the entries of one partition, in place and in one pass.
+    """Perform a step of torch.optim.Adam or AdamW for the entries of one partition, in place and in one pass.
 
     All other entries of parameter and moments keep their bits. bfloat16 is computed in float32.
 
     Args:
-        parameter, grad, partition, update, lr: as for sgd_step.
+        parameter, grad, partition, update, lr: as in sgd_step.
         exp_avg, exp_avg_sq: the moments; like parameter, zeros before the first step.
         step: the number of this partition's step, 1 for its first.
-        betas: of the two moments, in [0, 1).
+        betas: decay rates of the two moments, in [0, 1).
         eps: added to the denominator.
         weight_decay: added to the gradient, times the parameter; if decoupled, the parameter is instead multiplied by
             1 - lr * weight_decay (AdamW: Loshchilov and Hutter 2019).
 
     Raises:
-        ValueError, TypeError: as sgd_step.
+        ValueError, TypeError: as in sgd_step.
 
     Example:
         >>> p = Partition.from_ids(np.array([[1, 2]], np.uint8))
@@ -114,14 +114,14 @@ def adam_step(
 
 
 def _checked_update(partition: Partition | None, update: int | None) -> int:
-    """The partition that is stepped; of a parameter without any, 1."""
+    """Return the checked partition to step, or 1 for a parameter without partitions."""
     return 1 if partition is None else checked_number("update", update, partition)
 
 
 def _checked(
     parameter: np.ndarray, grad: np.ndarray, states: dict[str, np.ndarray], partition: Partition | None
 ) -> list[np.ndarray]:
-    """Parameter, gradient and states as weights of at most 4 dimensions; raises unless they can be stepped."""
+    """Return parameter, gradient and states with at most 4 dimensions; raise unless they can be stepped."""
     if partition is not None:
         check_weight("the parameter", parameter, partition)
     checked("the parameter", parameter)
@@ -131,7 +131,7 @@ def _checked(
         arrays[name] = array
     for name, array in arrays.items():
         if array.shape != parameter.shape:
-            raise ValueError(f"{name} has shape {array.shape} and the parameter {parameter.shape}; pass one like it.")
+            raise ValueError(f"{name} has shape {array.shape} and the parameter {parameter.shape}; pass equal shapes.")
     read = {"grad": arrays.pop("grad")}
     if partition is not None and partition.defaults.stored is not None:
         read["the array of Stored"] = partition.defaults.stored
@@ -141,11 +141,11 @@ def _checked(
         if all(array.flags.c_contiguous for array in arrays.values()):
             return [array.reshape(1, -1) for array in arrays.values()]
         if parameter.ndim > 4:
-            raise ValueError(f"the parameter has {parameter.ndim} dimensions; pass contiguous arrays, or at most 4.")
+            raise ValueError(f"the parameter has {parameter.ndim} dimensions; pass at most 4, or contiguous arrays.")
     return list(arrays.values())
 
 
 def _check_flag(name: str, flag: bool) -> None:
-    """Raises TypeError unless a flag is one: any text would be true."""
+    """Raise TypeError unless the flag is a bool: any non-empty string would be true."""
     if not isinstance(flag, bool | np.bool_):
         raise TypeError(f"{name}={flag!r}; pass True or False.")

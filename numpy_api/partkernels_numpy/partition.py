@@ -1,4 +1,4 @@
-"""Partition: which entries of a weight belong to which partition, and what replaces those that are not live."""
+"""Partition: the partition of each entry of a weight, and the defaults that replace inactive entries."""
 
 from __future__ import annotations
 
@@ -22,21 +22,21 @@ from partkernels_numpy.arrays import plain, weight_shape
 from partkernels_numpy.defaults import Defaults, Zeros
 from partkernels_numpy.packed_map import pack, unpack, unpack_weight
 
-# Map bytes read at once when a map is checked.
+# Bytes of a map that are checked at once.
 CHUNK_BYTES = 1 << 18
 
 
 @dataclass(frozen=True, eq=False)
 class Partition:
-    """C disjoint partitions of a weight, as a packed map of 1, 2, 4 or 8 bits a weight, and its defaults.
+    """C disjoint partitions of a weight, as a packed map with 1, 2, 4 or 8 bits per entry, and the weight's defaults.
 
-    Make one with Partition.random or Partition.from_ids; or with the `shape`, `count` and `map.numpy()` of one of
-    partkernels. Partitions are numbered 1..C, as in the paper (Section 3; Appendix C for the random scheme).
+    Make one with Partition.random or Partition.from_ids, or from the `shape`, `count` and `map.numpy()` of a
+    partkernels.Partition. Partitions are numbered 1..C, as in the paper (Section 3; Appendix C for the random scheme).
 
-    Rows of the map are padded to 16 bytes: of a vector, each of whose entries is a row, it takes more than the weight.
+    Rows of the map are padded to 16 bytes. Each entry of a vector is a row, so its map is larger than the vector.
 
     Attributes:
-        shape: of the weight, [rows, ...], of 1 to 4 dimensions.
+        shape: the weight's shape, [rows, ...], of 1 to 4 dimensions.
         count: C, 1 to 256.
         map: uint8 [rows, row_bytes], contiguous, format 1. Not copied.
         defaults: Zeros, Uniform, Normal or Stored.
@@ -59,15 +59,15 @@ class Partition:
     def random(
         cls, shape: Sequence[int], proportions: Sequence[float], *, seed: int, defaults: Defaults | None = None
     ) -> Partition:
-        """A fixed proportion of the weight for each partition, at random (Appendix C).
+        """Assign a fixed proportion of the entries to each partition, at random (Appendix C).
 
-        The map is a pure function of (shape, proportions, seed), and partkernels makes the same.
+        The map is a pure function of (shape, proportions, seed), the same as in partkernels.
 
         Args:
-            shape: of the weight, [rows, ...].
-            proportions: C numbers that sum to 1; sizes follow by largest remainder.
+            shape: the weight's shape, [rows, ...].
+            proportions: C numbers that sum to 1; sizes are rounded by the largest remainder method.
             seed: an int in [0, 2**63).
-            defaults: of the entries that are not live; Zeros() if None.
+            defaults: the values of inactive entries; Zeros() if None.
 
         Example:
             >>> np.unique(Partition.random((2, 8), (0.75, 0.25), seed=3).ids()).tolist()
@@ -84,12 +84,12 @@ class Partition:
 
     @classmethod
     def from_ids(cls, ids: np.ndarray, *, count: int | None = None, defaults: Defaults | None = None) -> Partition:
-        """The partition in which entry e belongs to partition ids[e].
+        """Assign entry e to partition ids[e].
 
         Args:
-            ids: uint8, the weight's shape, values 1..C (a count of 256 cannot be written in uint8: 255 at most).
+            ids: uint8, the weight's shape, values 1..C (255 at most, since 256 does not fit into uint8).
             count: C; the largest id if None.
-            defaults: of the entries that are not live; Zeros() if None.
+            defaults: the values of inactive entries; Zeros() if None.
 
         Example:
             >>> Partition.from_ids(np.array([[1, 2], [2, 1]], np.uint8)).sizes()
@@ -104,7 +104,7 @@ class Partition:
 
     @classmethod
     def _unchecked(cls, shape: tuple[int, ...], count: int, packed: np.ndarray, defaults: Defaults | None) -> Partition:
-        """A partition with a map that is known to fit; checking one reads all of it."""
+        """Create a partition with a valid map, without the check, which reads the whole map."""
         self = object.__new__(cls)
         self._assign(shape, count, packed, Zeros() if defaults is None else defaults)
         return self
@@ -129,36 +129,36 @@ class Partition:
         fits = isinstance(self.map, np.ndarray) and self.map.dtype == np.uint8 and self.map.shape == expected
         if not fits or not self.map.flags.c_contiguous:
             raise ValueError(
-                f"the map of a weight of shape {shape} in {count} partitions is a contiguous array of"
-                f" numpy.uint8, of shape {expected}; make it with Partition.from_ids."
+                f"the map does not fit a weight of shape {shape} in {count} partitions; pass a contiguous array of"
+                f" numpy.uint8, of shape {expected}, or use Partition.from_ids."
             )
         chunk = max(1, CHUNK_BYTES // expected[1])
         for start in range(0, rows, chunk):
             ids = unpack(self.map[start : start + chunk], bits)
             if ids.max() >= count or ids[:, cols:].any():
                 raise ValueError(
-                    f"the map holds an id above its count of {count}, or padding that is not 0; make it with"
+                    f"the map has an id above its count of {count}, or padding that is not 0; make it with"
                     " Partition.from_ids."
                 )
         self._assign(shape, count, self.map, self.defaults)
 
     @property
     def bits(self) -> int:
-        """Bits a weight: the smallest of 1, 2, 4, 8 with 2**bits >= count."""
+        """Bits per entry: the smallest of 1, 2, 4, 8 with 2**bits >= count."""
         return bits_for(self.count)
 
     def ids(self) -> np.ndarray:
-        """The partition of each entry, 1..C: uint8, the weight's shape (int16 if C is 256)."""
+        """Return the partition of each entry, 1..C: uint8, in the weight's shape (int16 if C is 256)."""
         ids = unpack_weight(self.map, self.shape, self.bits)
         return (ids.astype(np.int16) if self.count > 255 else ids) + 1
 
     def mask(self, partition: int) -> np.ndarray:
-        """True at the entries of this partition, 1..C: bool, the weight's shape."""
+        """Return a bool array in the weight's shape, True at the entries of this partition, 1..C."""
         check_number("partition", plain(partition), self)
         return self.ids() == partition
 
     def sizes(self) -> list[int]:
-        """The number of entries of each partition."""
+        """Return the number of entries of each partition."""
         return np.bincount(self.ids().ravel(), minlength=self.count + 1)[1:].tolist()
 
     def __reduce__(self):

@@ -1,4 +1,4 @@
-"""A subnetwork's weight, for what has no kernel of its own, and its gradient."""
+"""A subnetwork's weight, for operations without a kernel, and its gradient."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from partkernels_numpy.partition import Partition
 
 
 def subnetwork_weight(weight: np.ndarray, partition: Partition, active: int) -> np.ndarray:
-    """w_s^(active): the weight where partitions 1..active own it, and the default elsewhere (Section 3).
+    """Return w_s^(active): the weight's entries in partitions 1..active, and defaults elsewhere (Section 3).
 
     Args:
-        weight: any strides.
-        partition: of the weight.
-        active: k, 1..C.
+        weight: the weight; any strides.
+        partition: the weight's partition.
+        active: k in 1..C.
 
     Returns:
-        Of the weight's shape and dtype, contiguous.
+        A contiguous array of the weight's shape and dtype.
 
     Raises:
         ValueError, TypeError: an argument is out of range or does not fit the weight.
@@ -37,15 +37,15 @@ def subnetwork_weight(weight: np.ndarray, partition: Partition, active: int) -> 
 
 
 def subnetwork_weight_grad(grad: np.ndarray, partition: Partition, update: int) -> np.ndarray:
-    """The gradient at the entries of partition `update` and exactly 0 elsewhere (Eq. 3).
+    """Return the gradient at the entries of partition `update`, and exactly 0 elsewhere (Eq. 3).
 
     Args:
-        grad: of a subnetwork's weight; any strides.
-        partition: of the weight.
-        update: 1..C.
+        grad: the gradient of a subnetwork's weight; any strides.
+        partition: the weight's partition.
+        update: the partition, in 1..C.
 
     Returns:
-        Like grad, contiguous.
+        A contiguous array like grad.
 
     Raises:
         ValueError, TypeError: an argument is out of range or does not fit the partition.

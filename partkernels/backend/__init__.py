@@ -1,5 +1,5 @@
-"""The backends, a folder each, which says all about itself, and what chooses among them.
+"""The backends, one folder each, and the dispatch that chooses among them.
 
-A folder has in its __init__ a BACKEND, which is read at once, and a module `operators`, which is read when it is first
-used, with a function for each operator: see partkernels.operators. Nothing else lists the backends.
+Each folder's __init__ defines BACKEND, which is imported at once. Its module `operators` has a function for each
+operator (see partkernels.operators) and is imported on first use. Backends are listed nowhere else.
 """

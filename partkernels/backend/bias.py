@@ -7,12 +7,12 @@ from torch import Tensor
 
 
 def live_bias(bias: Tensor | None, active: int) -> Tensor | None:
-    """b_1 + ... + b_active of rows [C, out_features]; a bias [out_features] as it is."""
+    """Return b_1 + ... + b_active of rows [C, out_features]; return a bias [out_features] unchanged."""
     return bias if bias is None or bias.dim() == 1 else bias[:active].sum(0)
 
 
 def learning_bias(bias: Tensor | None, active: int, update: int | None) -> Tensor | None:
-    """The bias of a subnetwork; of rows, row `update` alone gets a gradient."""
+    """Return the bias of a subnetwork; in a bias with rows, only row `update` receives a gradient."""
     if bias is None or bias.dim() == 1:
         return bias
     rows = bias.detach()

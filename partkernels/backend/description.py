@@ -1,4 +1,4 @@
-"""Backend: what a backend says of itself in its folder."""
+"""Backend: the description of a backend that its folder provides."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ class Backend:
     """One implementation of the operators.
 
     Attributes:
-        name: of its folder.
-        status: READY, or why it cannot run here and the cure.
-        rank: 'auto' prefers the highest of those that serve the tensors.
-        devices, dtypes: what it serves; None for everything.
-        automatic: 'auto' may choose it.
-        namespace: of torch.ops, in which its compiled library registers kernels; None if it has none. The operators'
+        name: the folder's name.
+        status: returns READY, or why the backend cannot run here and how to fix it.
+        rank: 'auto' prefers the highest rank among the backends that serve the tensors.
+        devices, dtypes: the supported ones; None for all.
+        automatic: whether 'auto' may choose it.
+        namespace: the torch.ops namespace in which its compiled library registers kernels, or None. The operators'
             schemas are defined there, without the trailing backend: see partkernels.operators.registration.
-        makes_maps: it has random_map, on the CPU.
-        makes_defaults: its subnetwork_weight also draws the defaults of a weight, on its devices.
-        planned: which of linear's 'forward', 'grad_input' and 'grad_weight' have a choice of partkernels.backend.plan.
+        makes_maps: whether it has random_map, on the CPU.
+        makes_defaults: whether its subnetwork_weight also draws a weight's defaults, on its devices.
+        planned: those of linear's 'forward', 'grad_input' and 'grad_weight' that can follow partkernels.backend.plan.
     """
 
     name: str
@@ -50,7 +50,7 @@ class Backend:
         return importlib.import_module(f"partkernels.backend.{self.name}.operators")
 
     def obstacle(self, device_type: str, dtype: torch.dtype | None) -> str | None:
-        """Why this backend cannot serve such tensors, or None."""
+        """Return why this backend cannot serve such tensors, or None."""
         if not self.is_ready:
             return self.status()
         if self.devices is not None and device_type not in self.devices:
@@ -61,7 +61,7 @@ class Backend:
 
 
 def load_library(backend: str) -> str:
-    """Loads the compiled library of a backend; READY, or why it doesn't load and the cure."""
+    """Load a backend's compiled library; return READY, or why it does not load and how to fix it."""
     path = build_info.library(backend)
     if path is None:
         cure = f"reinstall partkernels with PARTKERNELS_BUILD={backend}"

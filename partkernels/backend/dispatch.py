@@ -1,4 +1,4 @@
-"""Which backend runs an operator, and why."""
+"""Choice of the backend that runs an operator, and notes that explain it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from partkernels.backend.description import READY, Backend
 
 
 def _found() -> dict[str, Backend]:
-    """What each folder beside this module says of itself, in the order in which 'auto' prefers them."""
+    """Return the backends described by the folders beside this module, in the order in which 'auto' prefers them."""
     folders = [module.name for module in pkgutil.iter_modules(_folder.__path__) if module.ispkg]
     described = [importlib.import_module(f"{_folder.__name__}.{name}").BACKEND for name in folders]
     return {backend.name: backend for backend in sorted(described, key=lambda backend: -backend.rank)}
@@ -30,7 +30,7 @@ BACKENDS = _found()
 
 
 def backends() -> dict[str, str]:
-    """Each backend's name and 'ready', or why it cannot run here.
+    """Return each backend's name with 'ready', or why it cannot run here.
 
     Example:
         >>> backends()["reference"]
@@ -48,15 +48,15 @@ def _check_name(name: str, source: str) -> None:
 _of_process = os.environ.get("PARTKERNELS_BACKEND") or "auto"
 _check_name(_of_process, "PARTKERNELS_BACKEND")
 
-# What use_backend leaves with torch, which hands it on to threads that run backward passes.
+# The key of use_backend's value in torch, which passes it on to threads that run backward passes.
 _HANDED_ON = "partkernels.use_backend"
 
 
 class _Thread(threading.local):
-    """What the present thread asks for, and notes of it; None outside of use_backend, and of noting."""
+    """The current thread's requested backend and notes; None outside of use_backend and noting."""
 
     def __init__(self) -> None:
-        # Of the instance: the compiler guards on what it finds there, and would overlook what comes before the class's.
+        # Instance attributes: torch.compile guards on these, but would miss one that later hides a class attribute.
         self.requested: str | None = None
         self.notes: list[str] | None = None
 
@@ -65,7 +65,7 @@ _thread = _Thread()
 
 
 def requested() -> str:
-    """The backend that use_backend or PARTKERNELS_BACKEND asks for; 'auto' if neither does."""
+    """Return the backend that use_backend or PARTKERNELS_BACKEND requests; 'auto' if neither does."""
     name = _thread.requested
     if name is None and not torch.compiler.is_compiling():
         name = handed_on(_HANDED_ON)
@@ -74,16 +74,16 @@ def requested() -> str:
 
 @contextmanager
 def use_backend(name: str) -> Iterator[None]:
-    """Runs the operators that are called inside, and their gradients, on one backend.
+    """Run the operators called inside the context, and their gradients, on one backend.
 
-    It holds in the thread that enters it, and in the backward passes that this thread starts.
+    This applies to the thread that enters the context and to the backward passes that it starts.
 
     Args:
         name: 'reference', 'cpu', 'triton', 'cuda' or 'auto'.
 
     Raises:
         ValueError: there is no such backend.
-        RuntimeError: it cannot run here; the message says why, and the cure.
+        RuntimeError: it cannot run here; the message says why and how to fix it.
 
     Example:
         >>> with use_backend("reference"):
@@ -118,9 +118,9 @@ def _warn_of_reference(device_type: str, reason: str) -> None:
     )
 
 
-@cache  # every call of an operator asks
+@cache  # every operator call asks
 def choose(name: str, device: torch.device, dtype: torch.dtype | None = None) -> ModuleType:
-    """The module that runs an operator on such tensors, for a backend's name or 'auto'.
+    """Return the module that runs an operator on such tensors, for a backend's name or 'auto'.
 
     Raises:
         RuntimeError: the named backend cannot serve these tensors.
@@ -147,7 +147,7 @@ def choose(name: str, device: torch.device, dtype: torch.dtype | None = None) ->
 
 @contextmanager
 def noting() -> Iterator[list[str]]:
-    """What ran inside, a line for each operator: see explain."""
+    """Collect one line for each operator that runs inside the context: see explain."""
     previous, _thread.notes = _thread.notes, []
     try:
         yield _thread.notes
@@ -156,41 +156,41 @@ def noting() -> Iterator[list[str]]:
 
 
 def note(operator: str, module: ModuleType, name: str, tensor: torch.Tensor) -> None:
-    """Notes which backend runs an operator for such tensors, and why: `name` was asked for."""
+    """Note which backend runs an operator for such tensors, and why; `name` is the requested backend."""
     if _thread.notes is not None:
         backend = module.__name__.split(".")[-2]
         why = (
             "asked for"
             if name != "auto"
-            else (f"automatic: of the backends that serve {tensor.dtype} on {tensor.device.type}, the first")
+            else (f"automatic: the first backend that serves {tensor.dtype} on {tensor.device.type}")
         )
         _thread.notes.append(f"{operator}: {backend} ({why})")
 
 
 def note_torch(operator: str, how: str) -> None:
-    """Notes an operator that no backend runs, since PyTorch's own serve."""
+    """Note an operator that runs as PyTorch's own instead of on a backend."""
     if _thread.notes is not None:
         _thread.notes.append(f"{operator}: {how}")
 
 
 def note_plan(plan: str) -> None:
-    """Adds to the note of the operator that is running how its backend computes it."""
+    """Append the backend's plan to the note of the operator that is running."""
     if _thread.notes:
         _thread.notes[-1] += f"; {plan}"
 
 
 def host() -> ModuleType:
-    """The module that makes maps on the CPU: C++ if it was built, unless the reference is asked for."""
+    """Return the module that makes maps on the CPU: C++ if built, unless the reference is requested."""
     return _first(lambda backend: backend.makes_maps)
 
 
 def maker(device: torch.device) -> ModuleType:
-    """The module that makes defaults on a device: that of its kernels, or the reference if there is none."""
+    """Return the module that makes defaults on a device: its kernels, otherwise the reference."""
     return _first(lambda backend: backend.makes_defaults and (not backend.devices or device.type in backend.devices))
 
 
 def _first(serves: Callable[[Backend], bool]) -> ModuleType:
-    """Of the backends that are ready and serve, the first; the reference if that is asked for."""
+    """Return the first ready backend that qualifies; the reference if that is requested."""
     if requested() == "reference":
         return BACKENDS["reference"].operators()
     return next(backend for backend in BACKENDS.values() if serves(backend) and backend.is_ready).operators()

@@ -1,5 +1,7 @@
-"""The two ways of a GPU backend to compute a product: 'fused', by one kernel that rebuilds the weight as it multiplies;
-'rebuild', by PyTorch's own from a weight that is rebuilt before. A backend chooses, unless one is asked for here.
+"""The two plans by which a GPU backend computes a product, and a way to force one of them.
+
+'fused' is one kernel that rebuilds the weight as it multiplies; 'rebuild' first rebuilds the weight and then calls
+PyTorch's kernel. The backend chooses unless use_plan forces a plan.
 """
 
 from __future__ import annotations
@@ -16,9 +18,9 @@ class Config:
     """A fused Triton kernel's tile and its schedule.
 
     Attributes:
-        down, across: the tile's sizes.
-        warps: of a program.
-        stages: of the pipeline of loads.
+        down, across: the tile's size.
+        warps: the number of warps per program.
+        stages: the number of stages of the load pipeline.
     """
 
     down: int
@@ -31,13 +33,13 @@ _forced: str | Config | None = None
 
 
 def forced() -> str | Config | None:
-    """What use_plan asks for, or None."""
+    """Return the plan that use_plan forces, or None."""
     return _forced
 
 
 @contextmanager
 def use_plan(plan: str | Config) -> Iterator[None]:
-    """Inside, every product is computed by one plan: 'fused', 'rebuild', or 'fused' in such tiles of Triton's."""
+    """Compute every product inside the context by one plan: 'fused', 'rebuild', or 'fused' with this Triton Config."""
     if plan not in NAMES and not isinstance(plan, Config):
         raise ValueError(f"there is no plan {plan!r}; pass 'fused', 'rebuild' or a Config.")
     global _forced

@@ -1,6 +1,6 @@
-"""Products with a weight that is rebuilt for PyTorch's own kernels: slice by slice, each in the same memory.
+"""Products by PyTorch's kernels with a rebuilt weight, slice by slice, each slice in the same memory.
 
-A GPU backend passes its own way to rebuild a part of a subnetwork's weight, or to keep a partition of a gradient.
+GPU backends pass in functions that rebuild part of a subnetwork's weight or keep one partition of a gradient.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from partkernels.formats.philox import GROUP
 
 Pair = tuple[int, int]
 
-# Of gradients and convolutions.
+# The plan of gradients and convolutions.
 ONLY_PLAN = "rebuild, then the vendor's kernel (no fused kernel is faster)"
-# Bytes of a slice: it and what it meets stay in an H100's second-level cache of 50 MB.
+# Bytes of a slice: a slice and its operands stay in an H100's second-level cache of 50 MB.
 SLICE = 32 << 20
-# Rows of x at which rebuilding an entry costs as much as multiplying with it, by kind of defaults: measured on an H200
+# Rows of x at which rebuilding an entry costs as much as multiplying by it, by kind of defaults: measured on an H200
 # at 4096 and 8192 rows (benchmarks/results/h200.md). 'stored' and 'normal' are predictions relative to 'uniform'.
 USES = {"zeros": 570, "stored": 990, "uniform": 700, "normal": 1050}
 
@@ -34,13 +34,13 @@ def slices(
     rebuild_into: Callable[..., None], by_rows: bool, weight: Tensor, active: int, map: Tensor, stored: Tensor | None,
     count: int, kind: str, step: float, seed: int, stream: int, row: int, col: int,
 ) -> Iterator[tuple[slice, Tensor]]:  # fmt: skip
-    """A linear weight's subnetwork, rows by rows or columns by columns.
+    """Rebuild a linear weight's subnetwork in slices of rows or columns.
 
     Args:
         rebuild_into: (out, weight, active, *partition), for a part of the weight and of its partition.
 
     Yields:
-        which rows or columns, and their entries: valid until the next ones.
+        the rows or columns and their entries, which are valid until the next slice.
     """
     rows, cols = weight.shape
     length, width = (rows, cols) if by_rows else (cols, rows)
@@ -71,7 +71,7 @@ def linear(
     rebuild_into: Callable[..., None], out: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None, active: int,
     *partition,
 ) -> Tensor:  # fmt: skip
-    """out = x w_k^T + bias, for a bias [out_features]."""
+    """Compute out = x w_k^T + bias, for a bias [out_features]."""
     y, flat = _rows(out), _rows(x)
     for here, part in slices(rebuild_into, True, weight, active, *partition):
         if bias is None:
@@ -85,7 +85,7 @@ def linear_grad_input(
     rebuild_into: Callable[..., None], grad_output: Tensor, weight: Tensor, active: int, update: int | None,
     map: Tensor, stored: Tensor | None, count: int, *kind,
 ) -> Tensor:  # fmt: skip
-    """The gradient of linear's x, dy w_k."""
+    """Return the gradient of linear's x, dy w_k."""
     if active == count:
         return grad_output @ weight
     dispatch.note_plan(ONLY_PLAN)
@@ -99,7 +99,7 @@ def linear_grad_input(
 def linear_grad_weight(
     keep: Callable[..., None], grad_output: Tensor, x: Tensor, update: int, map: Tensor, count: int
 ) -> Tensor:
-    """The gradient of linear's weight, dy^T x, at the entries of partition update, 0 elsewhere.
+    """Return the gradient of linear's weight, dy^T x, at the entries of partition update, 0 elsewhere.
 
     Args:
         keep: (out, grad, first, last, map, count), where out may be grad.
@@ -115,7 +115,7 @@ def _whole(
     subnetwork_weight: Callable[..., Tensor], weight: Tensor, like: Tensor, active: int, map: Tensor,
     stored: Tensor | None, count: int, *kind,
 ) -> Tensor:  # fmt: skip
-    """w_k of a convolution."""
+    """Return w_k of a convolution."""
     if active == count:
         return weight
     dispatch.note_plan(ONLY_PLAN)
@@ -126,10 +126,10 @@ def conv2d(
     subnetwork_weight: Callable[..., Tensor], x: Tensor, weight: Tensor, bias: Tensor | None, stride: Pair,
     padding: Pair, dilation: Pair, groups: int, active: int, update: int | None, *partition,
 ) -> Tensor:  # fmt: skip
-    """The convolution of x with w_k, which is small beside the images and therefore rebuilt as a whole.
+    """Convolve x with w_k, which is rebuilt completely because it is small compared to the images.
 
     Args:
-        subnetwork_weight: (weight, like, active, *partition), which may take its memory format from the images `like`.
+        subnetwork_weight: (weight, like, active, *partition), which may use the memory format of the images `like`.
     """
     weight = _whole(subnetwork_weight, weight, x, active, *partition)
     y = F.conv2d(x, weight, live_bias(bias, active), stride, padding, dilation, groups)
@@ -141,7 +141,7 @@ def conv2d_grad_input(
     input_size: tuple[int, int, int, int], stride: Pair, padding: Pair, dilation: Pair, groups: int, active: int,
     update: int | None, *partition,
 ) -> Tensor:  # fmt: skip
-    """The gradient of conv2d's x; subnetwork_weight as conv2d's."""
+    """Return the gradient of conv2d's x; subnetwork_weight is as in conv2d."""
     weight = _whole(subnetwork_weight, weight, grad_output, active, *partition)
     grad = torch.nn.grad.conv2d_input(input_size, weight, grad_output, stride, padding, dilation, groups)
     return grad.contiguous(memory_format=memory_format(grad_output))
@@ -151,7 +151,7 @@ def conv2d_grad_weight(
     keep: Callable[..., None], grad_output: Tensor, x: Tensor, kernel_size: Pair, stride: Pair, padding: Pair,
     dilation: Pair, groups: int, update: int, map: Tensor, count: int,
 ) -> Tensor:  # fmt: skip
-    """The gradient of conv2d's weight at the entries of partition update, 0 elsewhere; keep as linear_grad_weight's."""
+    """Return the gradient of conv2d's weight at partition update, 0 elsewhere; keep is as in linear_grad_weight."""
     dispatch.note_plan(ONLY_PLAN)
     out = empty_conv2d_grad_weight(grad_output, x, kernel_size, stride, padding, dilation, groups)
     grad = torch.nn.grad.conv2d_weight(x, out.shape, grad_output, stride, padding, dilation, groups)

@@ -1,1 +1,1 @@
-"""Bit-level formats, as docs/formats.md lists them: the packed map, and the generator behind maps and defaults."""
+"""Bit-level formats, listed in docs/formats.md: the packed map, and the generator behind maps and defaults."""

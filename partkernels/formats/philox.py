@@ -1,33 +1,33 @@
 """Philox4x32-7 on tensors: the counter-based generator behind maps and defaults.
 
 Salmon, Moraes, Dror and Shaw, "Parallel random numbers: as easy as 1, 2, 3" (SC 2011).
-The C++ and CUDA twin is csrc/include/partkernels/philox.h.
+The C++ and CUDA counterpart is csrc/include/partkernels/philox.h.
 """
 
 from __future__ import annotations
 
 from torch import Tensor
 
-# 7 rounds: the fewest of Philox4x32 that pass BigCrush (Salmon et al., Table 2).
+# 7 is the smallest number of rounds with which Philox4x32 passes BigCrush (Salmon et al., Table 2).
 ROUNDS = 7
 WORD = 0xFFFFFFFF
-# Columns that share their draws: a shard with drawn defaults begins at a multiple of them.
+# Columns that share draws: a shard with drawn defaults must begin at a multiple of 64 columns.
 GROUP = 64
 
 
 def split(value):
-    """The low and the high 32 bits of a non-negative 64-bit integer or int64 tensor."""
+    """Return the low and high 32 bits of a non-negative 64-bit integer or int64 tensor."""
     return value & WORD, value >> 32
 
 
 def _multiply(word: Tensor | int, multiplier: int) -> tuple[Tensor | int, Tensor | int]:
-    """High and low words of the product; int64 wraps around, which leaves the 64 bits right."""
+    """Return the high and low words of the product; int64 wraps around, but its 64 bits are correct."""
     product = word * multiplier
     return (product >> 32) & WORD, product & WORD
 
 
 def philox4x32(counter: tuple, seed: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Four pseudorandom 32-bit words for each counter.
+    """Return four pseudorandom 32-bit words for each counter.
 
     Args:
         counter: four words, each an int64 tensor with values in [0, 2**32) or an int; they broadcast.

@@ -1,1 +1,1 @@
-"""The operators, a file each: how it is called and checked, its schema, and its gradient."""
+"""The operators, one per file, with argument checks, schema and gradient."""

@@ -1,4 +1,4 @@
-"""The gradient of a bias [C, out], of which each partition has a row (Appendix I.2)."""
+"""The gradient of a bias [C, out] with one row per partition (Appendix I.2)."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ differentiate("grad_bias", _setup_context, _backward)
 
 
 def grad_of_rows(grad_output: Tensor, dim: int, update: int | None, count: int, backend: str) -> Tensor | None:
-    """The gradient of rows [count, out], of which `update` has one; dimension dim of grad_output has the outputs.
+    """Return the gradient of bias rows [count, out], which is 0 except in row `update`; None if update is None.
 
-    None if no row has one.
+    Dimension dim of grad_output has the outputs.
     """
     return None if update is None else _grad_bias(grad_output, dim, update, count, backend)

@@ -1,4 +1,4 @@
-"""Checks of the arguments that all operators share; what only one takes, it checks beside its registration."""
+"""Argument checks shared by the operators; checks of a single operator are beside its registration."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from partkernels.partition import NestedPartition, Partition
 
 
 def check_weight(weight: Tensor, partition: Partition, with_defaults: bool = True) -> None:
-    """Raises unless the partition was made for a weight like this one; its defaults too, where they are used."""
+    """Raise unless the partition and, if used, its defaults fit this weight."""
     if weight.shape != partition.shape:
         raise ValueError(
             f"the weight has shape {tuple(weight.shape)} and its partition {partition.shape}; make the partition with"
@@ -40,46 +40,47 @@ def check_weight(weight: Tensor, partition: Partition, with_defaults: bool = Tru
 
 
 def check_apart(weight: Tensor, stored: Tensor) -> None:
-    """Raises ValueError if a weight that learns shares memory with its stored defaults.
+    """Raise ValueError if a trainable weight shares memory with its stored defaults.
 
-    What a later partition learns would be what earlier subnetworks have in its place.
+    Otherwise training a later partition would change the defaults that earlier subnetworks use in its place.
     """
     if torch.compiler.is_compiling() or isinstance(weight, FakeTensor) or isinstance(stored, FakeTensor):
         return
     try:
         are_together = share_memory(weight, stored)
-    except (NotImplementedError, RuntimeError):  # some that wrap others have no memory of their own
+    except (NotImplementedError, RuntimeError):  # some wrapper tensors have no memory
         return
     if are_together:
         raise ValueError(
-            "the weight and its stored defaults share memory, so that these would learn; pass Stored(weight.clone())."
+            "the weight and its stored defaults share memory, so training would change both; pass"
+            " Stored(weight.clone())."
         )
 
 
 def check_entries_apart(name: str, tensor: Tensor) -> None:
-    """Raises ValueError unless each entry of a tensor that is to be written has memory of its own."""
+    """Raise ValueError if entries of a tensor that is to be written share memory."""
     if not tensor.is_contiguous() and meets_itself(tensor.shape, tensor.stride()):
         raise ValueError(
-            f"{name} has entries that share memory, as those of an expanded tensor, and cannot be written apart; pass"
-            f" {name}.clone(memory_format=torch.contiguous_format), and keep it."
+            f"{name} has entries that share memory, like an expanded tensor, and cannot be written in place; pass"
+            f" {name}.clone(memory_format=torch.contiguous_format) and keep it."
         )
 
 
 def check_narrow(narrow: bool, partition: Partition) -> None:
-    """Raises ValueError unless what is live of a layer lies side by side, where that alone is asked for."""
+    """Raise ValueError if narrow outputs are requested for a partition that is not nested."""
     if narrow and not isinstance(partition, NestedPartition):
-        raise ValueError("narrow=True with partitions that are not nested; make them by Partition.nested.")
+        raise ValueError("narrow=True, but the partition is not nested; make it with Partition.nested.")
 
 
 def check_inputs(x: Tensor, bias: Tensor | None, weight: Tensor) -> None:
-    """Raises InputError unless both have the weight's device and dtype; under autocast, any dtype will do."""
+    """Raise InputError unless x and bias have the weight's device and dtype; under autocast, any dtype is accepted."""
     device, dtype = weight.device, weight.dtype
     for tensor in (x, bias):
         if tensor is None or (getattr(tensor, "device", None) == device and tensor.dtype is dtype):
             continue
         name = "x" if tensor is x else "bias"
         if type(tensor).__module__ == "numpy":
-            raise TypeError(f"{name} is a {type(tensor).__name__} of numpy; pass torch.from_numpy({name}).")
+            raise TypeError(f"{name} is a numpy {type(tensor).__name__}; pass torch.from_numpy({name}).")
         if not isinstance(tensor, Tensor):
             raise TypeError(f"{name} is a {type(tensor).__name__}; pass a tensor.")
         if tensor.device != device:
@@ -89,9 +90,9 @@ def check_inputs(x: Tensor, bias: Tensor | None, weight: Tensor) -> None:
 
 
 def check_bias(shape: Sequence[int] | None, count: int, out: int) -> None:
-    """Raises InputError unless a bias has an entry for each of so many outputs, or a row of them for each partition.
+    """Raise InputError unless a bias has shape [out] or, with one row per partition, [count, out].
 
-    None is the shape of none.
+    Pass None as shape if there is no bias.
     """
     if shape is not None and shape != (count, out) and shape != (out,):
         raise InputError(

@@ -22,15 +22,15 @@ def conv2d(
     groups: int = 1,
     narrow: bool = False,
 ) -> Tensor:
-    """F.conv2d(x, w_s^(active), bias, ...), without materialising the subnetwork's weight.
+    """Compute F.conv2d(x, w_s^(active), bias, ...) without materialising the subnetwork's weight.
 
-    Gradients and what is saved for backward are as in `linear`.
+    Gradients and tensors saved for backward are as in `linear`.
 
     Args:
         x: [batch, in_channels, height, width] or [in_channels, height, width], the weight's dtype; any strides.
         weight: [out_channels, in_channels / groups, kernel_height, kernel_width], floating point; any strides.
-        partition: of the weight.
-        active: k, 1..C: partitions 1..k are live, the others at their default.
+        partition: the weight's partition.
+        active: k, 1..C: partitions 1..k are active, the others take their defaults.
         update: the partition that receives a gradient, 1..active, or None.
         bias: [out_channels], or [C, out_channels] as in `linear`, or None.
         stride, dilation: an int or a pair of ints, at least 1.
@@ -39,13 +39,13 @@ def conv2d(
         narrow: as in `linear`.
 
     Returns:
-        [batch, out_channels, out_height, out_width], or without batch as x; channels_last if x is.
+        [batch, out_channels, out_height, out_width], without batch if x has no batch; channels_last if x is.
 
     Raises:
         ValueError: active or update is out of range, or the partition or another argument does not fit the weight.
         TypeError: the weight is not floating point, or stored defaults have another dtype.
-        InputError: x or bias does not fit the weight, in shape, dtype or device; both a ValueError and, as torch raises
-            for it, a RuntimeError.
+        InputError: x or bias does not fit the weight in shape, dtype or device. It is a ValueError and, like the errors
+            of torch's operators, a RuntimeError.
 
     Example:
         >>> import torch
@@ -70,7 +70,7 @@ def conv1d(
     groups: int = 1,
     narrow: bool = False,
 ) -> Tensor:
-    """F.conv1d(x, w_s^(active), bias, ...), without materialising the subnetwork's weight.
+    """Compute F.conv1d(x, w_s^(active), bias, ...) without materialising the subnetwork's weight.
 
     Gradients, arguments and errors are as in `conv2d`, in one dimension.
 
@@ -79,7 +79,7 @@ def conv1d(
         weight: [out_channels, in_channels / groups, kernel_length], floating point; any strides.
 
     Returns:
-        [batch, out_channels, out_length], or without batch as x.
+        [batch, out_channels, out_length], without batch if x has no batch.
 
     Example:
         >>> import torch

@@ -23,28 +23,28 @@ def conv_transpose2d(
     dilation: int | tuple[int, int] = 1,
     narrow: bool = False,
 ) -> Tensor:
-    """F.conv_transpose2d(x, w_s^(active), bias, ...), without materialising the subnetwork's weight.
+    """Compute F.conv_transpose2d(x, w_s^(active), bias, ...) without materialising the subnetwork's weight.
 
-    Gradients and what is saved for backward are as in `linear`.
+    Gradients and tensors saved for backward are as in `linear`.
 
     Args:
         x: [batch, in_channels, height, width] or [in_channels, height, width], the weight's dtype; any strides.
         weight: [in_channels, out_channels / groups, kernel_height, kernel_width], floating point; any strides.
-        partition: of the weight.
-        active: k, 1..C: partitions 1..k are live, the others at their default.
+        partition: the weight's partition.
+        active: k, 1..C: partitions 1..k are active, the others take their defaults.
         update: the partition that receives a gradient, 1..active, or None.
         bias: [out_channels], or [C, out_channels] as in `linear`, or None.
         stride, dilation: an int or a pair of ints, at least 1.
         padding: an int or a pair of ints, at least 0.
-        output_padding: the same; smaller than the stride or the dilation.
+        output_padding: an int or a pair of ints, at least 0 and smaller than the stride or the dilation.
         groups: divides both numbers of channels.
         narrow: as in `linear`.
 
     Returns:
-        [batch, out_channels, out_height, out_width], or without batch as x; channels_last if x is.
+        [batch, out_channels, out_height, out_width], without batch if x has no batch; channels_last if x is.
 
     Raises:
-        ValueError, TypeError, InputError: as `conv2d`.
+        ValueError, TypeError, InputError: as in `conv2d`.
 
     Example:
         >>> import torch
@@ -72,7 +72,7 @@ def conv_transpose1d(
     dilation: int | tuple[int] = 1,
     narrow: bool = False,
 ) -> Tensor:
-    """F.conv_transpose1d(x, w_s^(active), bias, ...), without materialising the subnetwork's weight.
+    """Compute F.conv_transpose1d(x, w_s^(active), bias, ...) without materialising the subnetwork's weight.
 
     Gradients, arguments and errors are as in `conv_transpose2d`, in one dimension.
 
@@ -81,7 +81,7 @@ def conv_transpose1d(
         weight: [in_channels, out_channels / groups, kernel_length], floating point; any strides.
 
     Returns:
-        [batch, out_channels, out_length], or without batch as x.
+        [batch, out_channels, out_length], without batch if x has no batch.
 
     Example:
         >>> import torch

@@ -1,4 +1,4 @@
-"""Convolutions with a subnetwork's weight: their operators, and what conv1d, conv2d and the transposed ones share."""
+"""Operators for convolutions with a subnetwork's weight, shared by conv1d, conv2d and their transposes."""
 
 from __future__ import annotations
 
@@ -110,14 +110,14 @@ SPATIAL = {1: "length", 2: "height, width"}
 def _check_operands(
     x: Tensor, weight: Tensor, partition: Partition, active: int, update: int | None, bias: Tensor | None, narrow: bool
 ) -> None:
-    """Raises unless the arguments of a convolution fit each other, in all but what their shapes decide."""
+    """Raise unless a convolution's arguments fit each other, apart from their shapes."""
     check_weight(weight, partition)
     check_live(partition, active, update)
     check_inputs(x, bias, weight)
     check_narrow(narrow, partition)
 
 
-# A nested partition and its subnetwork: the channels of x that it needs suffice.
+# A nested partition and its active subnetwork, for which x may have only the active channels.
 Nested = tuple[NestedPartition, int] | None
 
 
@@ -125,7 +125,7 @@ def _check_shapes(
     x: Sequence[int], weight: Sequence[int], bias: Sequence[int] | None, count: int, groups: int, is_transposed: bool,
     dims: int, live: Nested,
 ) -> None:  # fmt: skip
-    """Raises unless a convolution of so many spatial dimensions, and partitions, can be of these shapes."""
+    """Raise unless a convolution with `dims` spatial dimensions can have these shapes."""
     spatial = SPATIAL[dims]
     if len(weight) != 2 + dims:
         name, channels = ("conv_transpose", "in, out / groups") if is_transposed else ("conv", "out, in / groups")
@@ -148,7 +148,7 @@ def _check_shapes(
 
 
 def _looked_up(function: Callable[..., tuple]) -> Callable[..., tuple]:
-    """A function of shapes, as one of tensors; looked up where it was asked the same before: 5 us less of a call."""
+    """Wrap a function of shapes as a function of tensors, with a cache: 5 us less per call."""
     known = lru_cache(maxsize=1024, typed=True)(function)
 
     def of(dims: int, x: Tensor, bias: Tensor | None, partition: Partition, active: int, *asked) -> tuple:
@@ -159,7 +159,7 @@ def _looked_up(function: Callable[..., tuple]) -> Callable[..., tuple]:
             return function(*shapes, *asked)
         try:
             return known(*shapes, *asked)
-        except TypeError:  # a list, or a size that is a symbol, has no hash
+        except TypeError:  # lists and symbolic sizes are not hashable
             return function(*shapes, *asked)
 
     return of
@@ -170,7 +170,7 @@ def _geometry(
     dims: int, x: Sequence[int], weight: Sequence[int], bias: Sequence[int] | None, count: int, stride, padding,
     dilation, groups: int, live: Nested = None,
 ) -> tuple[tuple[int, ...], ...]:  # fmt: skip
-    """convolution_geometry, of shapes that fit each other."""
+    """Check the shapes and return convolution_geometry."""
     _check_shapes(x, weight, bias, count, groups, False, dims, live)
     return convolution_geometry(x[-dims:], weight[2:], stride, padding, dilation)
 
@@ -180,36 +180,34 @@ def _transposed_geometry(
     dims: int, x: Sequence[int], weight: Sequence[int], bias: Sequence[int] | None, count: int, stride, padding,
     dilation, groups: int, output_padding, live: Nested = None,
 ) -> tuple[tuple[int, ...], ...]:  # fmt: skip
-    """Stride, padding, dilation, the output's size, and by how many zeros x is extended at its ends."""
+    """Return stride, padding, dilation, the output's size, and the number of zeros to append to each dimension of x."""
     _check_shapes(x, weight, bias, count, groups, True, dims, live)
     stride, dilation = of_each("stride", stride, dims, least=1), of_each("dilation", dilation, dims, least=1)
     padding, output_padding = of_each("padding", padding, dims, 0), of_each("output_padding", output_padding, dims, 0)
     if any(o >= max(s, d) for o, s, d in zip(output_padding, stride, dilation, strict=True)):
         raise ValueError(
-            f"output_padding={output_padding} with stride={stride} and dilation={dilation}; it must be smaller than one"
-            " of them."
+            f"output_padding={output_padding} with stride={stride} and dilation={dilation}; it must be smaller than the"
+            " stride or the dilation."
         )
     size = tuple(
         (n - 1) * s - 2 * p + d * (k - 1) + o + 1
         for n, s, p, d, k, o in zip(x[-dims:], stride, padding, dilation, weight[2:], output_padding, strict=True)
     )
     if any(n < 1 for n in size):
-        raise InputError(
-            f"x has shape {tuple(x)}, of which this makes an output of size {list(size)}; pass a larger x."
-        )
-    # A convolution of the output would see more positions than x has, where more is added than a stride.
+        raise InputError(f"x has shape {tuple(x)}, which gives an output of size {list(size)}; pass a larger x.")
+    # If output_padding reaches the stride, a convolution of the output has more positions than x.
     return stride, padding, dilation, size, tuple(o // s for o, s in zip(output_padding, stride, strict=True))
 
 
 def _unpadded(y: Tensor, x: Tensor, dims: int) -> Tensor:
-    """The result without the height or the batch that x was given. No view: hooks would stay behind, FSDP2 says."""
+    """Remove the added height or batch dimension. Not by a view, on which in-place operations bypass FSDP2's hooks."""
     if dims == 1:
         y = torch.ops.aten._unsafe_view(y, [*y.shape[:2], y.shape[3]])
     return y if x.dim() == 2 + dims else torch.ops.aten._unsafe_view(y, y.shape[1:])
 
 
 def _flat(partition: Partition, dims: int) -> tuple:
-    """The partition of a weight of images, of height 1 if there is one dimension: the packed map is the same."""
+    """Return flat() for image weights; a conv1d weight gets height 1, which does not change the packed map."""
     map, stored, *rest = partition.flat()
     return map, stored.unsqueeze(2) if dims == 1 and stored is not None else stored, *rest
 
@@ -218,7 +216,7 @@ def convolve(
     dims: int, x: Tensor, weight: Tensor, partition: Partition, active: int, update: int | None, bias: Tensor | None,
     stride, padding, dilation, groups: int, narrow: bool,
 ) -> Tensor:  # fmt: skip
-    """conv2d, or conv1d as a conv2d of images of height 1: both weights have one packed map."""
+    """Compute conv2d, or conv1d as a conv2d of images of height 1: both weights have the same packed map."""
     _check_operands(x, weight, partition, active, update, bias, narrow)
     stride, padding, dilation, before = _geometry(dims, x, bias, partition, active, stride, padding, dilation, groups)
     batched = x if x.dim() == 2 + dims else x.unsqueeze(0)
@@ -242,7 +240,7 @@ def convolve_transposed(
     dims: int, x: Tensor, weight: Tensor, partition: Partition, active: int, update: int | None, bias: Tensor | None,
     stride, padding, output_padding, groups: int, dilation, narrow: bool,
 ) -> Tensor:  # fmt: skip
-    """conv_transpose2d, which is conv2d's input gradient as a function of grad_output; or conv_transpose1d."""
+    """Compute conv_transpose2d, which is conv2d's input gradient as a function of grad_output; or conv_transpose1d."""
     _check_operands(x, weight, partition, active, update, bias, narrow)
     stride, padding, dilation, size, beyond = _transposed_geometry(
         dims, x, bias, partition, active, stride, padding, dilation, groups, output_padding

@@ -1,4 +1,4 @@
-"""Products with whole weights, without a partition, by PyTorch or, where it is better on a CPU, by csrc/cpu."""
+"""Products with dense weights, without a partition, by PyTorch or, where faster on a CPU, by csrc/cpu."""
 
 from __future__ import annotations
 
@@ -17,31 +17,31 @@ from partkernels.backend import dispatch
 from partkernels.operators.registration import calls
 
 Pair = Sequence[int]
-# MKL leaves AVX-512 of AMD's processors unused. For 256 x 1024 x 1024, one core, time over PyTorch's: of Zen 5, float32
-# 0.50, float64 0.64, bfloat16 1.09; of Zen 4, which halves vectors of 512 bits, float32 1.09.
+# MKL does not use AVX-512 on AMD processors. Time relative to PyTorch for 256 x 1024 x 1024 on one core: on Zen 5,
+# float32 0.50, float64 0.64, bfloat16 1.09; on Zen 4, which splits 512-bit vectors into halves, float32 1.09.
 DTYPES = (torch.float32, torch.float64)
-# The family of AMD's processors, as they tell it.
+# The family number that AMD's Zen 5 processors report.
 ZEN_5 = 26
-# A partition of which all entries are live, after its map.
+# The operator arguments after the map, for a partition that is entirely active.
 WHOLE = (None, 1, "zeros", 0.0, 0, 0, 0, 0)
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """F.linear, differentiable."""
+    """Compute F.linear; differentiable."""
     if not is_ours(x, weight):
         return F.linear(x, weight, bias)
     return calls["linear"](x, weight, bias, 1, 1, _map(*weight.shape), *WHOLE, dispatch.requested())
 
 
 def linear_grad_input(grad_output: Tensor, weight: Tensor) -> Tensor:
-    """grad_output W: the gradient of F.linear's input."""
+    """Return grad_output W, the gradient of F.linear's input."""
     if not is_ours(grad_output, weight):
         return grad_output @ weight
     return calls["linear_grad_input"](grad_output, weight, 1, 1, _map(*weight.shape), *WHOLE, dispatch.requested())
 
 
 def linear_grad_weight(grad_output: Tensor, x: Tensor, out: Tensor | None = None) -> Tensor:
-    """grad_output^T x of all positions: the gradient of F.linear's weight; into `out`, of any strides, if given."""
+    """Return grad_output^T x over all positions, F.linear's weight gradient; in `out`, of any strides, if given."""
     if not is_ours(x, grad_output):
         return torch.mm(grad_output.reshape(-1, grad_output.shape[-1]).t(), x.reshape(-1, x.shape[-1]), out=out)
     shape = grad_output.shape[-1], x.shape[-1]
@@ -52,7 +52,7 @@ def linear_grad_weight(grad_output: Tensor, x: Tensor, out: Tensor | None = None
 def conv2d(
     x: Tensor, weight: Tensor, bias: Tensor | None, stride: Pair, padding: Pair, dilation: Pair, groups: int = 1
 ) -> Tensor:
-    """F.conv2d, differentiable; on a CPU not PyTorch's own where that fails, as docs/torch-faults.md has it."""
+    """Compute F.conv2d, differentiable; on a CPU it avoids the failures of PyTorch's listed in docs/torch-faults.md."""
     geometry = stride, padding, dilation, groups
     if not _is_cpus(x, weight):
         return F.conv2d(x, weight, bias, *geometry)
@@ -63,7 +63,7 @@ def conv2d_grad_input(
     grad_output: Tensor, weight: Tensor, size: Sequence[int], stride: Pair, padding: Pair, dilation: Pair,
     groups: int = 1,
 ) -> Tensor:  # fmt: skip
-    """The gradient of conv2d's input of this size: the transposed convolution of grad_output."""
+    """Return the gradient of conv2d's input of this size: the transposed convolution of grad_output."""
     geometry = stride, padding, dilation, groups
     if not _is_cpus(grad_output, weight):
         return torch.nn.grad.conv2d_input(size, weight, grad_output, *geometry)
@@ -74,7 +74,7 @@ def conv2d_grad_input(
 def conv2d_grad_weight(
     grad_output: Tensor, x: Tensor, kernel_size: Pair, stride: Pair, padding: Pair, dilation: Pair, groups: int = 1
 ) -> Tensor:
-    """The gradient of conv2d's weight."""
+    """Return the gradient of conv2d's weight."""
     geometry, shape = (stride, padding, dilation, groups), (grad_output.shape[1], x.shape[1] // groups, *kernel_size)
     if not _is_cpus(grad_output, x):
         return torch.nn.grad.conv2d_weight(x, shape, grad_output, *geometry)
@@ -83,35 +83,35 @@ def conv2d_grad_weight(
 
 
 def is_ours(x: Tensor, other: Tensor) -> bool:
-    """Whether products of these are csrc/cpu's."""
+    """Return whether csrc/cpu computes products of these tensors."""
     return x.dtype in DTYPES and _is_cpus(x, other) and _is_faster()
 
 
 def _is_cpus(x: Tensor, other: Tensor) -> bool:
-    """Whether the cpu backend serves both."""
+    """Return whether the cpu backend serves both tensors."""
     if x.device.type != "cpu" or x.dtype != other.dtype or dispatch.requested() not in ("auto", "cpu"):
         return False
-    if torch.compiler.is_compiling() or forward_ad._current_level >= 0:  # which our operators don't differentiate
+    if torch.compiler.is_compiling() or forward_ad._current_level >= 0:  # which our operators do not differentiate
         return False
     return dispatch.BACKENDS["cpu"].obstacle("cpu", x.dtype) is None
 
 
 @cache
 def _is_faster() -> bool:
-    """Whether the processor is one of which MKL leaves a half unused."""
-    facts = Path("/proc/cpuinfo")  # of Linux; of others nothing is known
+    """Return whether MKL uses only half of this processor's vector width."""
+    facts = Path("/proc/cpuinfo")  # on Linux only; on other systems False
     return facts.exists() and leaves_half_unused(facts.read_text(errors="replace"))
 
 
 def leaves_half_unused(cpuinfo: str) -> bool:
-    """Whether MKL leaves a half of this processor unused, of which Linux tells so: AMD's from Zen 5 on.
+    """Return whether MKL leaves half of the processor's vector width unused, by /proc/cpuinfo: AMD from Zen 5 on.
 
     Example:
         >>> leaves_half_unused("vendor_id : AuthenticAMD\\ncpu family : 25\\nflags : avx2 avx512f")
         False
     """
     family = re.search(r"cpu family\s*: (\d+)", cpuinfo)
-    is_whole = family is not None and int(family[1]) >= ZEN_5  # a vector of 512 bits at once
+    is_whole = family is not None and int(family[1]) >= ZEN_5  # processes 512-bit vectors at once
     return is_whole and "AuthenticAMD" in cpuinfo and "avx512f" in cpuinfo
 
 
@@ -120,6 +120,6 @@ def _map_of(shape: Sequence[int]) -> Tensor:
 
 
 def _map(rows: int, cols: int) -> Tensor:
-    """The map of a whole weight: nothing is read of it, nor kept in memory."""
+    """Return the map of a dense weight, as one row expanded; its values are not read."""
     width = row_bytes(cols, bits_for(1))
     return torch.zeros(1, width, dtype=torch.uint8, device="cpu").expand(rows, -1)

@@ -1,4 +1,4 @@
-"""embedding: rows of a subnetwork's weight, rebuilt as they are asked for: the table is never materialised."""
+"""embedding: rows of a subnetwork's weight, rebuilt on lookup, without materialising the table."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from partkernels.operators.registration import PARTITION, define, differentiate
 from partkernels.operators.subnetwork_weight import select
 from partkernels.partition import NestedPartition, Partition
 
-# padding_idx: -1 for none.
+# padding_idx is -1 for None.
 _forward = define(
     "embedding", f"Tensor weight, Tensor ids, int padding_idx, int active, int? update, {PARTITION}", empty_embedding
 )
@@ -49,19 +49,19 @@ def embedding(
     update: int | None = None,
     padding_idx: int | None = None,
 ) -> Tensor:
-    """F.embedding(ids, w_s^(active)), of which only the rows that are asked for are ever made.
+    """Look up F.embedding(ids, w_s^(active)), rebuilding only the requested rows.
 
     The gradient of the weight is the dense one at the entries of partition `update` and exactly 0 elsewhere (Eq. 3);
     with update=None it is not computed at all (Eq. 4). Saved for backward: ids and the map.
 
     Args:
-        ids: which rows, int32 or int64 in [0, rows); of any shape and strides, empty too. As torch, only a CPU
-            checks them.
+        ids: row numbers, int32 or int64 in [0, rows), of any shape, also empty, and any strides. As in torch, the range
+            is checked only on a CPU.
         weight: [rows, features], floating point; any strides.
-        partition: of the weight.
-        active: k, 1..C: partitions 1..k are live, the others at their default.
+        partition: the weight's partition.
+        active: k, 1..C: partitions 1..k are active, the others take their defaults.
         update: the partition that receives a gradient, 1..active, or None.
-        padding_idx: a row that receives no gradient, in [-rows, rows), negative ones from the end; or None.
+        padding_idx: the row that receives no gradient, in [-rows, rows), counted from the end if negative; or None.
 
     Returns:
         [*ids.shape, features], the weight's dtype; contiguous.
@@ -70,8 +70,8 @@ def embedding(
         ValueError: active, update or padding_idx is out of range, or the partition or another argument does not fit the
             weight.
         TypeError: the weight is not floating point, or stored defaults have another dtype.
-        InputError: ids are no int32 or int64, or on another device; both a ValueError and, as torch raises for it, a
-            RuntimeError.
+        InputError: ids are not int32 or int64, or are on another device. It is a ValueError and, like the errors of
+            torch's operators, a RuntimeError.
         IndexError: ids are out of range.
 
     Example:

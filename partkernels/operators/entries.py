@@ -70,12 +70,12 @@ def combine_rows(vectors: list[Tensor], rows: list[Tensor], active: int, are_pro
 
 @torch.no_grad()
 def gather_entries(tensor: Tensor, partition: Partition, number: int) -> Tensor:
-    """tensor[partition.mask(number)]: the entries of one partition, row by row. No gradient passes through it.
+    """Return tensor[partition.mask(number)], the entries of one partition, row by row, without a gradient.
 
     Args:
-        tensor: floating point, of the partition's shape, as a weight, its gradient or a moment; any strides.
+        tensor: floating point, of the partition's shape, such as a weight, its gradient or a moment; any strides.
         partition: which entries belong to which partition.
-        number: of the partition whose entries are asked for, 1..C.
+        number: the partition to read, 1..C.
 
     Returns:
         A new vector of partition.sizes()[number - 1] entries.
@@ -99,17 +99,17 @@ def gather_entries(tensor: Tensor, partition: Partition, number: int) -> Tensor:
 
 @torch.no_grad()
 def scatter_entries(tensor: Tensor, partition: Partition, number: int, values: Tensor) -> None:
-    """tensor[partition.mask(number)] = values, in place: the inverse of gather_entries.
+    """Set tensor[partition.mask(number)] = values in place: the inverse of gather_entries.
 
-    All other entries keep their bits.
+    All other entries are left unchanged.
 
     Args:
-        tensor, partition, number: as of gather_entries.
+        tensor, partition, number: as in gather_entries.
         values: [partition.sizes()[number - 1]], the tensor's dtype and device.
 
     Raises:
-        ValueError, RuntimeError: as gather_entries; or the values do not fit, or entries of the tensor share memory.
-            Nothing has changed then.
+        ValueError, RuntimeError: as in gather_entries; or the values do not fit, or entries of the tensor share memory.
+            The tensor is unchanged.
 
     Example:
         >>> p = Partition.from_ids(torch.tensor([[1, 2], [2, 1]], dtype=torch.uint8))
@@ -124,7 +124,7 @@ def scatter_entries(tensor: Tensor, partition: Partition, number: int, values: T
     if values.dim() != 1 or values.dtype != tensor.dtype or values.device != tensor.device:
         raise ValueError(
             f"values are {list(values.shape)} of {values.dtype} on {values.device}; pass a vector of {tensor.dtype} on"
-            f" {tensor.device}, as gather_entries gives it."
+            f" {tensor.device}, such as gather_entries returns."
         )
     tensor, values = _moving(tensor), _moving(values)
     if not isinstance(partition, NestedPartition):
@@ -142,7 +142,7 @@ def scatter_entries(tensor: Tensor, partition: Partition, number: int, values: T
 
 
 def _moving(tensor: Tensor) -> Tensor:
-    """A tensor whose bits alone count: float16, which not all backends serve, is as good as bfloat16."""
+    """Return a tensor of the same bits that all backends serve: float16, which some do not, as bfloat16."""
     tensor = tensor.detach()
     return tensor.view(torch.bfloat16) if tensor.dtype == torch.float16 else tensor
 
@@ -154,7 +154,7 @@ def _check(tensor: Tensor, partition: Partition, number: int) -> None:
 
 
 def _bands(tensor: Tensor, partition: NestedPartition, number: int) -> list[list[Tensor]]:
-    """The blocks of a partition, those of the same rows together, from top to bottom and from left to right."""
+    """Return the blocks of a partition, grouped by rows, from top to bottom and from left to right."""
     bands = defaultdict(list)
     for strip in partition.strips(number):
         bands[strip[0].start].append((strip[1:], tensor[strip]))

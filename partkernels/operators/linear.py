@@ -100,22 +100,22 @@ def linear(
     bias: Tensor | None = None,
     narrow: bool = False,
 ) -> Tensor:
-    """F.linear(x, w_s^(active), bias), without materialising the subnetwork's weight.
+    """Compute F.linear(x, w_s^(active), bias) without materialising the subnetwork's weight.
 
-    The gradient of x and bias is the dense one. That of the weight is the dense one at the entries of partition
-    `update` and exactly 0 elsewhere (Eq. 3); with update=None it is not computed at all (Eq. 4).
+    x and bias receive the dense gradient. The weight receives it at the entries of partition `update` and exactly 0
+    elsewhere (Eq. 3); with update=None its gradient is not computed at all (Eq. 4).
     Saved for backward: x, weight and the map.
 
     Args:
-        x: [..., in_features], the weight's dtype; any strides, an empty batch too. With a nested partition the first
-            m_active features suffice: the others meet zeros.
+        x: [..., in_features], the weight's dtype; any strides, also an empty batch. With a nested partition, x may have
+            only the first m_active features, since the others would be multiplied by zeros.
         weight: [out_features, in_features], floating point; any strides.
-        partition: of the weight.
-        active: k, 1..C: partitions 1..k are live, the others at their default.
+        partition: the weight's partition.
+        active: k, 1..C: partitions 1..k are active, the others take their defaults.
         update: the partition that receives a gradient, 1..active, or None.
-        bias: [out_features]; or [C, out_features], b_i for each partition, of which b_1 + ... + b_active is the bias
-            and b_update has a gradient (Appendix I.2); or None.
-        narrow: of a nested partition, whether the outputs that are not live, which are their bias alone, are left out.
+        bias: [out_features]; or [C, out_features] with a row b_i for each partition, where the bias is
+            b_1 + ... + b_active and b_update receives its gradient (Appendix I.2); or None.
+        narrow: for a nested partition, whether to omit inactive outputs, which equal their bias.
 
     Returns:
         [..., out_features], x's dtype; the first n_active of them if narrow.
@@ -123,8 +123,8 @@ def linear(
     Raises:
         ValueError: active or update is out of range, or the partition or another argument does not fit the weight.
         TypeError: the weight is not floating point, or stored defaults have another dtype.
-        InputError: x or bias does not fit the weight, in shape, dtype or device; both a ValueError and, as torch raises
-            for it, a RuntimeError.
+        InputError: x or bias does not fit the weight in shape, dtype or device. It is a ValueError and, like the errors
+            of torch's operators, a RuntimeError.
 
     Example:
         >>> import torch
@@ -135,7 +135,7 @@ def linear(
     check_weight(weight, partition)
     check_live(partition, active, update)
     check_inputs(x, bias, weight)
-    shape, taken = partition.shape, x.shape  # a tuple of the weight's sizes, which cost more to ask a tensor for
+    shape, taken = partition.shape, x.shape  # the weight's sizes as a tuple, which is faster than asking a tensor
     if len(shape) != 2:
         raise ValueError(f"the weight has shape {shape}; linear takes [out_features, in_features].")
     check_narrow(narrow, partition)

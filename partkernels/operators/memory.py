@@ -1,4 +1,4 @@
-"""Where in memory tensors lie: whether they meet there, and whether one is a view."""
+"""Memory of tensors: whether tensors overlap, and whether a tensor is a view."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import Tensor
 
 
 def share_memory(first: Tensor, second: Tensor) -> bool:
-    """Whether two tensors have an entry of memory in common.
+    """Return whether two tensors share any entry's memory.
 
     Example:
         >>> pairs = torch.zeros(4, 2)
@@ -19,11 +19,11 @@ def share_memory(first: Tensor, second: Tensor) -> bool:
         (False, True)
     """
     (start, stop), (other_start, other_stop) = map(_range, (first, second))
-    if start >= other_stop or other_start >= stop or not start:  # no memory is at 0
+    if start >= other_stop or other_start >= stop or not start:  # no memory is at address 0
         return False
-    if first.is_contiguous() or second.is_contiguous():  # one that leaves nothing out of its range
+    if first.is_contiguous() or second.is_contiguous():  # a contiguous tensor uses its whole range
         return True
-    # An index of the first less one of the second, where their strides are the same.
+    # The range of an index of `first` minus one of `second`, for each stride in bytes.
     least, most = defaultdict(int), defaultdict(int)
     for tensor, ends in ((first, most), (second, least)):
         for size, stride in zip(tensor.shape, tensor.stride(), strict=True):
@@ -33,7 +33,7 @@ def share_memory(first: Tensor, second: Tensor) -> bool:
 
 
 def _is_sum(distance: int, steps: list[tuple[int, int, int]]) -> bool:
-    """Whether numbers from `least` to `most` of steps of each stride, (stride, least, most), make up a distance."""
+    """Return whether multiples of strides can sum to distance; each step is (stride, least, most) multiples."""
     if not steps:
         return distance == 0
     (stride, least, most), *rest = steps
@@ -43,7 +43,7 @@ def _is_sum(distance: int, steps: list[tuple[int, int, int]]) -> bool:
 
 
 def meeting(tensors: Sequence[Tensor]) -> Iterator[tuple[int, int]]:
-    """The places of each two tensors that have an entry of memory in common, the lower one first.
+    """Yield the indices of each pair of tensors that share an entry's memory, the lower index first.
 
     Example:
         >>> pairs = torch.zeros(4, 2)
@@ -58,7 +58,7 @@ def meeting(tensors: Sequence[Tensor]) -> Iterator[tuple[int, int]]:
     )
     if all(start + size <= following for (start, size), (following, _) in itertools.pairwise(places)):
         return  # the usual case, at a fifth of the cost
-    near: list[int] = []  # whose ranges reach into each other's
+    near: list[int] = []  # tensors of overlapping ranges
     end = 0
     for start, stop, i in sorted((*_range(tensor), i) for i, tensor in enumerate(tensors)):
         if start >= end:
@@ -69,7 +69,7 @@ def meeting(tensors: Sequence[Tensor]) -> Iterator[tuple[int, int]]:
 
 
 def no_view(y: Tensor) -> Tensor:
-    """y itself, or a tensor with its memory that is no view: of views that a Function makes nothing changes in place.
+    """Return y, or its memory as a non-view: views returned by a Function cannot be changed in place.
 
     Example:
         >>> y = torch.zeros(2, 3).view(3, 2)
@@ -81,7 +81,7 @@ def no_view(y: Tensor) -> Tensor:
 
 
 def _range(tensor: Tensor) -> tuple[int, int]:
-    """Where in memory its first entry begins and its last one ends; the same twice if it has none."""
+    """Return the addresses at which a tensor's memory begins and ends; equal if it has no entries."""
     start = tensor.data_ptr()
     if tensor.is_contiguous():
         return start, start + tensor.nbytes

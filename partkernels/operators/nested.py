@@ -1,4 +1,4 @@
-"""Operators of a nested partition: dense products of views of what is live. Nothing else is read."""
+"""Operators of a nested partition: dense products of views of the active block. Nothing else is read."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from partkernels.units import Units
 
 
 class _Linear:
-    """x W^T: rows of W are outputs, columns inputs; both are the last dimension of y and x."""
+    """x W^T: the rows of W are outputs, its columns inputs, in the last dimensions of y and x."""
 
     name, kind = "linear", ()
 
@@ -40,12 +40,12 @@ class _Linear:
 
 
 class _Convolution:
-    """conv2d, whose rows are outputs and columns inputs.
+    """conv2d: the rows of the weight are outputs, its columns inputs.
 
     Args:
         geometry: stride, padding and dilation.
-        groups: of the whole weight.
-        of_group: rows of one.
+        groups: the number of groups of the full weight.
+        of_group: the number of rows per group.
     """
 
     name = "convolution"
@@ -55,7 +55,7 @@ class _Convolution:
         self.kind = (groups,)
 
     def takes_blocks(self, partition: NestedPartition, active: int) -> bool:
-        """Not if nothing is live; of several groups, if those that are live are whole, with all of their columns."""
+        """Return whether active blocks are a product: nonempty and, with groups, whole groups with all columns."""
         rows, cols = partition.row_units, partition.col_units
         if 0 in (rows.number(active), cols.number(active)):
             return False
@@ -82,11 +82,11 @@ class _Convolution:
 
 
 class _Transposed(_Convolution):
-    """conv_transpose2d: the input gradient of conv2d as a function of grad_output. Its rows are inputs.
+    """conv_transpose2d, the input gradient of conv2d as a function of grad_output. The weight's rows are inputs.
 
     Args:
-        size: of the output, height and width.
-        geometry, groups, of_group: of that conv2d.
+        size: the output's height and width.
+        geometry, groups, of_group: those of that conv2d.
     """
 
     def __init__(self, size: Sequence[int], geometry: tuple, groups: int, of_group: int) -> None:
@@ -115,9 +115,9 @@ def _into(out: Tensor | None, found: Tensor) -> Tensor:
 
 
 class _Product(torch.autograd.Function):
-    """A product with what is live of a weight; of its gradient only the strips of one partition are computed.
+    """A product with a weight's active block; the weight's gradient is computed only in one partition's strips.
 
-    Of each strip there is where it is in the weight, and where among what is live. The bias is that of live outputs.
+    Each strip comes with its position in the weight and in the active block. The bias has the active outputs.
     """
 
     generate_vmap_rule = True
@@ -143,7 +143,7 @@ class _Product(torch.autograd.Function):
         if ctx.needs_input_grad[0]:
             partition, active = ctx.live
             if torch.is_grad_enabled() and not torch.compiler.is_compiling():
-                # grad_x is differentiated in turn, and of the weight the strips alone may learn by that.
+                # grad_x may be differentiated in turn; then only the strips of the weight may receive a gradient.
                 weight = _apply(_Kept, weight, partition.live(active), [strip for strip, _ in ctx.strips])
             grad_x = ctx.product.grad_input(grad, _live(weight, partition, active), ctx.x_shape)
         if ctx.needs_input_grad[1]:
@@ -155,15 +155,15 @@ class _Product(torch.autograd.Function):
 
 
 def _grad_weight(ctx: Any, grad: Tensor, x: Tensor, weight: Tensor) -> Tensor:
-    """The gradient in the strips, and 0 elsewhere."""
+    """Return the weight's gradient: computed in the strips, 0 elsewhere."""
     if [rows.start == cols.start == 0 for (rows, cols), _ in ctx.strips] == [True]:
-        ((rows, cols), _) = ctx.strips[0]  # of partition 1, most of the weight: each entry is written once
+        ((rows, cols), _) = ctx.strips[0]  # partition 1, most of the weight: write each entry once
         out = grad.new_empty(weight.shape)
         out[rows.stop :] = 0
         out[: rows.stop, cols.stop :] = 0
     else:
         out = grad.new_zeros(weight.shape)
-    can_write = not (torch.is_grad_enabled() or _is_followed())  # or products would not be differentiable
+    can_write = not (torch.is_grad_enabled() or _is_followed())  # otherwise products would not be differentiable
     for strip, among in ctx.strips:
         if can_write:
             ctx.product.grad_weight(grad, x, weight, *among, out=out[strip])
@@ -177,19 +177,19 @@ def _is_followed() -> bool:
 
 
 def _apply(function: type[torch.autograd.Function], *args: Any) -> Any:
-    """function.apply, without what that does for torch.func and its default values: 0.1 ms of Python."""
+    """Run function.apply without its handling of torch.func and default arguments: 0.1 ms less of Python."""
     if _is_followed():
         return function.apply(*args)
     return super(torch.autograd.Function, function).apply(*args)
 
 
 def _live(weight: Tensor, partition: NestedPartition, active: int) -> Tensor:
-    """The rows and columns of a weight that are live, one after another; a view if they are one block."""
+    """Return the active rows and columns of a weight; a view if they form one block."""
     return partition.col_units.take(partition.row_units.take(weight, 0, active), 1, active)
 
 
 def _strips(partition: NestedPartition, active: int, update: int) -> list[tuple[tuple, tuple]]:
-    """partition.strips(update), each with where it is among what is live."""
+    """Return partition.strips(update), each with its position in the active block."""
     units = partition.row_units, partition.col_units
     return [
         (strip, tuple(part.among(block, active) for part, block in zip(units, strip, strict=True)))
@@ -198,7 +198,7 @@ def _strips(partition: NestedPartition, active: int, update: int) -> list[tuple[
 
 
 class _Kept(torch.autograd.Function):
-    """Blocks of a tensor, 0 elsewhere, whose gradient is kept in other blocks."""
+    """Blocks of a tensor, 0 elsewhere; only other blocks receive a gradient."""
 
     generate_vmap_rule = True
 
@@ -222,7 +222,7 @@ def linear(
     x: Tensor, weight: Tensor, bias: Tensor | None, partition: NestedPartition, active: int, update: int | None,
     narrow: bool,
 ) -> Tensor:  # fmt: skip
-    """As partkernels.linear, whose arguments have been checked."""
+    """Compute partkernels.linear on checked arguments."""
     return _multiply(-1, _Linear(), x, weight, bias, partition, active, update, narrow)
 
 
@@ -230,7 +230,7 @@ def conv2d(
     x: Tensor, weight: Tensor, bias: Tensor | None, geometry: tuple, groups: int, partition: NestedPartition,
     active: int, update: int | None, narrow: bool,
 ) -> Tensor:  # fmt: skip
-    """As partkernels.conv2d, of a batch and with checked arguments; geometry is stride, padding and dilation."""
+    """Compute partkernels.conv2d on a batch and checked arguments; geometry is stride, padding and dilation."""
     product = _Convolution(geometry, groups, partition.shape[0] // groups)
     return _multiply(1, product, x, weight, bias, partition, active, update, narrow)
 
@@ -239,13 +239,13 @@ def conv_transpose2d(
     x: Tensor, weight: Tensor, bias: Tensor | None, size: Sequence[int], geometry: tuple, groups: int,
     partition: NestedPartition, active: int, update: int | None, narrow: bool,
 ) -> Tensor:  # fmt: skip
-    """As partkernels.conv_transpose2d, with an output of this height and width; see conv2d."""
+    """Compute partkernels.conv_transpose2d with an output of this height and width; see conv2d."""
     product = _Transposed(size, geometry, groups, partition.shape[0] // groups)
     return _multiply(1, product, x, weight, bias, partition, active, update, narrow)
 
 
 def inputs(partition: NestedPartition, groups: int = 1, transposed: bool = False) -> Units:
-    """The inputs of a product: subnetwork k needs those that are live, and the others meet zeros."""
+    """Return a product's input channels; subnetwork k needs the active ones, and the others multiply zeros."""
     if transposed:
         return partition.row_units
     if groups == 1:
@@ -257,7 +257,7 @@ def inputs(partition: NestedPartition, groups: int = 1, transposed: bool = False
 
 
 def outputs(partition: NestedPartition, groups: int = 1, transposed: bool = False) -> Units:
-    """The outputs of a product: those that are not live are 0 for all inputs."""
+    """Return a product's output channels; the inactive ones are 0 for all inputs."""
     if not transposed:
         return partition.row_units
     return partition.col_units if groups == 1 else Units.whole(partition.shape[1] * groups, partition.count)
@@ -267,13 +267,13 @@ def _multiply(
     dim: int, product: _Linear | _Convolution, x: Tensor, weight: Tensor, bias: Tensor | None,
     partition: NestedPartition, active: int, update: int | None, narrow: bool,
 ) -> Tensor:  # fmt: skip
-    """The live outputs with their bias, and, unless narrow, the others, which are their bias alone."""
+    """Return the active outputs plus bias and, unless narrow, the inactive ones, which equal their bias."""
     x, weight, bias = _cast(x, weight, learning_bias(bias, active, update))
-    images = {"memory_format": memory_format(x)} if dim == 1 else {}  # as which they come and go, few channels too
+    images = {"memory_format": memory_format(x)} if dim == 1 else {}  # x and y keep it, even with few channels
     taken, made = inputs(partition, *product.kind), outputs(partition, *product.kind)
     few = None if bias is None else made.take(bias, 0, active)
     if dispatch.requested() != "reference" and product.takes_blocks(partition, active):
-        dispatch.note_torch(product.name, "nested: a dense product of what is live")
+        dispatch.note_torch(product.name, "nested: a dense product of the active block")
         x = x if x.shape[dim] == taken.number(active) else taken.take(x, dim, active)
         x = x.contiguous(**images) if images else x
         if update is None:
@@ -282,7 +282,7 @@ def _multiply(
             strips = _strips(partition, active, update)
             y = _apply(_Product, x, weight, few, product, partition, active, strips, dim)
     else:
-        dispatch.note_torch(product.name, "nested: a dense product, with zeros where nothing is live")
+        dispatch.note_torch(product.name, "nested: a dense product, with zeros for inactive entries")
         x = taken.spread(x, dim, active)
         y = product.forward(x, subnetwork_weight(weight, partition, active, update))
         y = made.take(y, dim, active)
@@ -296,15 +296,15 @@ def _multiply(
 
 
 def _beside(bias: Tensor, y: Tensor, dim: int) -> Tensor:
-    """A bias in the shape in which it is added to outputs along a dimension."""
+    """Return a bias in a shape that broadcasts to outputs along a dimension."""
     return bias.view(-1, *[1] * (y.dim() - 2 if dim == 1 else 0))
 
 
 def subnetwork_weight(weight: Tensor, partition: NestedPartition, active: int, update: int | None) -> Tensor:
-    """As partkernels.subnetwork_weight."""
+    """Compute partkernels.subnetwork_weight."""
     strips = [] if update is None else partition.strips(update)
-    if dispatch.requested() == "reference":  # by the definition of its partitions
-        ids = partition.ids().to(weight.device).view(weight.shape)  # a convolution's, which may have got a height of 1
+    if dispatch.requested() == "reference":  # by the definition, from partition ids
+        ids = partition.ids().to(weight.device).view(weight.shape)  # a conv1d weight may have got a height of 1
         learning = weight.detach() if update is None else torch.where(ids == update, weight, weight.detach())
         return torch.where(ids <= active, learning, 0).contiguous()
     if len(partition.shape) == 1:
@@ -313,13 +313,13 @@ def subnetwork_weight(weight: Tensor, partition: NestedPartition, active: int, u
 
 
 def _vector(vector: Tensor, units: Units, active: int, update: int | None) -> Tensor:
-    """subnetwork_weight of a vector, of which a handful of pieces is all that there is."""
+    """Compute subnetwork_weight of a vector by concatenating its few pieces."""
     pieces, still, start = [], vector.detach(), 0
     for ends in units.segments:
         learns = (0, 0) if update is None else ((0, *ends)[update - 1], ends[update - 1])
         before, learning, after = (0, learns[0]), learns, (learns[1], ends[active - 1])
         for source, (first, last) in zip((still, vector, still), (before, learning, after), strict=True):
-            if first < last or (source is vector and update is not None):  # which has a gradient, be it of zeros
+            if first < last or (source is vector and update is not None):  # its gradient must exist, even if empty
                 pieces.append(source[start + first : start + last])
         if ends[active - 1] < ends[-1]:
             pieces.append(still.new_zeros(ends[-1] - ends[active - 1]))
@@ -330,7 +330,7 @@ def _vector(vector: Tensor, units: Units, active: int, update: int | None) -> Te
 def embedding(
     ids: Tensor, weight: Tensor, padding_idx: int | None, partition: NestedPartition, active: int, update: int | None
 ) -> Tensor:
-    """As partkernels.embedding, of the rows that are asked for alone."""
+    """Compute partkernels.embedding on only the requested rows."""
     rows, cols = partition.owners(weight.device)
     owners = torch.maximum(rows[ids].unsqueeze(-1), cols)
     entries = F.embedding(ids, weight.detach() if update is None else weight, padding_idx)
@@ -339,7 +339,7 @@ def embedding(
 
 
 def _cast(*tensors: Tensor | None) -> list[Tensor | None]:
-    """Under torch.autocast, in its dtype."""
+    """Cast tensors to torch.autocast's dtype if it is enabled."""
     device = tensors[0].device.type
     if not torch.is_autocast_enabled(device):
         return list(tensors)

@@ -1,4 +1,4 @@
-"""Optimisers' steps over the entries of one partition, in place; all other entries keep their bits."""
+"""Optimizer steps over the entries of one partition, in place; all other entries are left unchanged."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from partkernels.operators.checks import check_apart, check_entries_apart, check
 from partkernels.operators.registration import define_in_place
 from partkernels.partition import NestedPartition, Partition
 
-# Of a tensor all of whose entries are stepped.
+# Map and count of a tensor that is stepped entirely.
 WHOLE = None, 1
-# Which entries of each are stepped: those of partition `update`, or without a map all.
+# The entries to step: those of partition `update`, or all if there is no map.
 _ENTRIES = "Tensor?[] maps, int[] counts, int update"
 _sgd = define_in_place(
     "sgd_steps",
     f"Tensor(a!)[] parameters, Tensor[] grads, Tensor(b!)[] momentum_buffers, {_ENTRIES},"
     " float lr, float momentum, float weight_decay, bool nesterov",
 )
-# The number of the step changes at every call: a symbol, so that compiled code need not be compiled again.
+# Step numbers change at every call and are symbolic, so that compiled code is not recompiled.
 _adam = define_in_place(
     "adam_steps",
     f"Tensor(a!)[] parameters, Tensor[] grads, Tensor(b!)[] exp_avgs, Tensor(c!)[] exp_avg_sqs, {_ENTRIES},"
@@ -43,24 +43,24 @@ def sgd_step(
     weight_decay: float = 0.0,
     nesterov: bool = False,
 ) -> None:
-    """What torch.optim.SGD does to the entries of one partition, in place and in one pass.
+    """Apply torch.optim.SGD's step to the entries of one partition, in place and in one pass.
 
-    All other entries of parameter and momentum_buffer keep their bits. bfloat16 and float16 are computed in float32.
+    All other entries of parameter and momentum_buffer are left unchanged. bfloat16 and float16 are computed in float32.
 
     Args:
         parameter: floating point, of the partition's shape; any strides.
-        grad: dense; like parameter in shape, dtype and device. Its entries outside the partition have no influence.
+        grad: dense; like parameter in shape, dtype and device. Its entries outside the partition are ignored.
         momentum_buffer: like parameter, zeros before the first step; None if momentum is 0.
-        partition: of the parameter; None steps every entry.
-        update: the partition that is stepped, 1..C; without a partition it has no meaning.
+        partition: the parameter's partition; None steps every entry.
+        update: the partition that is stepped, 1..C; ignored without a partition.
         lr: the learning rate.
-        momentum: of the buffer; there is no dampening.
-        weight_decay: added to the gradient, times the parameter.
-        nesterov: Nesterov's momentum; needs one.
+        momentum: the momentum factor, without dampening.
+        weight_decay: adds weight_decay * parameter to the gradient.
+        nesterov: whether to use Nesterov momentum, which needs momentum > 0.
 
     Raises:
-        ValueError: a number is out of range, update does not fit the partition, or a tensor does not fit the
-            parameter, or what is written shares memory with another tensor. Nothing has changed then.
+        ValueError: a number is out of range, update does not fit the partition, a tensor does not fit the parameter, or
+            a written tensor shares memory with another tensor. Nothing is changed.
         TypeError: the parameter is not floating point, or a tensor is missing.
 
     Example:
@@ -72,8 +72,8 @@ def sgd_step(
     """
     if momentum and momentum_buffer is None:
         raise ValueError(
-            f"momentum={momentum} without a momentum_buffer; pass torch.zeros_like(parameter), and the same at each"
-            " step."
+            f"momentum={momentum} without a momentum_buffer; pass torch.zeros_like(parameter), and the same tensor at"
+            " every step."
         )
     numbers = {"lr": lr, "momentum": momentum, "weight_decay": weight_decay, "nesterov": nesterov}
     sgd_steps([parameter], [grad], [momentum_buffer] if momentum else [], [partition], update, **numbers)
@@ -91,15 +91,15 @@ def sgd_steps(
     weight_decay: float = 0.0,
     nesterov: bool = False,
 ) -> None:
-    """sgd_step of several parameters, in one call: each costs little more than its entries.
+    """Apply sgd_step to several parameters in one call, with little overhead per parameter.
 
     Args:
-        parameters, grads, partitions: as many of each; of any shapes, dtypes and devices.
-        momentum_buffers: as many; empty if momentum is 0.
-        update, lr, momentum, weight_decay, nesterov: as of sgd_step.
+        parameters, grads, partitions: sequences of the same length; any shapes, dtypes and devices.
+        momentum_buffers: one per parameter; empty if momentum is 0.
+        update, lr, momentum, weight_decay, nesterov: as in sgd_step.
 
     Raises:
-        ValueError, TypeError: as sgd_step, or the lists differ in length. Nothing has changed then.
+        ValueError, TypeError: as in sgd_step, or the sequences differ in length. Nothing is changed.
 
     Example:
         >>> weights = [torch.zeros(2), torch.zeros(1, 3)]
@@ -118,7 +118,7 @@ def run_sgd(
     parameters: Sequence[Tensor], grads: Sequence[Tensor], momentum_buffers: Sequence[Tensor] | None,
     partitions: Sequence[Partition | None], update: int | None, numbers: tuple,
 ) -> None:  # fmt: skip
-    """sgd_steps without a look at what it is given: for an optimiser, which made that itself.
+    """Run sgd_steps without checks, for an optimizer that made the tensors itself.
 
     Args:
         numbers: lr, momentum, weight_decay and nesterov.
@@ -144,21 +144,21 @@ def adam_step(
     weight_decay: float = 0.0,
     decoupled: bool = False,
 ) -> None:
-    """What torch.optim.Adam or AdamW does to the entries of one partition, in place and in one pass.
+    """Apply torch.optim.Adam's or AdamW's step to the entries of one partition, in place and in one pass.
 
-    All other entries of parameter and moments keep their bits. bfloat16 and float16 are computed in float32.
+    All other entries of parameter and moments are left unchanged. bfloat16 and float16 are computed in float32.
 
     Args:
-        parameter, grad, partition, update, lr: as for sgd_step.
+        parameter, grad, partition, update, lr: as in sgd_step.
         exp_avg, exp_avg_sq: the moments; like parameter, zeros before the first step.
-        step: the number of this partition's step, 1 for its first.
-        betas: of the two moments, in [0, 1).
+        step: the number of this partition's step, starting at 1.
+        betas: the decay rates of the two moments, in [0, 1).
         eps: added to the denominator.
-        weight_decay: added to the gradient, times the parameter; if decoupled, the parameter is instead multiplied by
+        weight_decay: adds weight_decay * parameter to the gradient; if decoupled, instead multiplies the parameter by
             1 - lr * weight_decay (AdamW: Loshchilov and Hutter 2019).
 
     Raises:
-        ValueError, TypeError: as sgd_step.
+        ValueError, TypeError: as in sgd_step.
 
     Example:
         >>> p = Partition.from_ids(torch.tensor([[1, 2]], dtype=torch.uint8))
@@ -188,14 +188,15 @@ def adam_steps(
     weight_decay: float = 0.0,
     decoupled: bool = False,
 ) -> None:
-    """adam_step of several parameters, in one call: each costs little more than its entries.
+    """Apply adam_step to several parameters in one call, with little overhead per parameter.
 
     Args:
-        parameters, grads, exp_avgs, exp_avg_sqs, partitions, steps: as many of each; of any shapes, dtypes and devices.
-        update, lr, betas, eps, weight_decay, decoupled: as of adam_step.
+        parameters, grads, exp_avgs, exp_avg_sqs, partitions, steps: sequences of the same length; any shapes, dtypes
+            and devices.
+        update, lr, betas, eps, weight_decay, decoupled: as in adam_step.
 
     Raises:
-        ValueError, TypeError: as adam_step, or the lists differ in length. Nothing has changed then.
+        ValueError, TypeError: as in adam_step, or the sequences differ in length. Nothing is changed.
 
     Example:
         >>> weight, exp_avg, exp_avg_sq = torch.zeros(3, 2)
@@ -216,7 +217,7 @@ def run_adam(
     parameters: Sequence[Tensor], grads: Sequence[Tensor], exp_avgs: Sequence[Tensor], exp_avg_sqs: Sequence[Tensor],
     partitions: Sequence[Partition | None], update: int | None, steps: Sequence[int], numbers: tuple,
 ) -> None:  # fmt: skip
-    """adam_steps without a look at what it is given: for an optimiser, which made that itself.
+    """Run adam_steps without checks, for an optimizer that made the tensors itself.
 
     Args:
         numbers: lr, the two betas, eps, weight_decay and decoupled.
@@ -227,12 +228,12 @@ def run_adam(
 
 
 def _number(update: int | None) -> int:
-    """Of a step without any partition, of which update is anything, 1."""
+    """Return update, or 1 without any partition, when update may be anything."""
     return update if isinstance(update, int) else 1
 
 
 def _check_update(partition: Partition | None, parameter: Tensor, update: int | None) -> None:
-    """Raises unless these entries of a parameter can be stepped."""
+    """Raise unless these entries of a parameter can be stepped."""
     if partition is None:
         if not parameter.is_floating_point():
             raise TypeError(f"the parameter is {parameter.dtype}; pass a floating-point parameter.")
@@ -247,11 +248,11 @@ def _check(
     parameters: Sequence[Tensor], grads: Sequence[Tensor], states: dict[str, Sequence[Tensor]],
     partitions: Sequence[Partition | None], update: int | None, **others: Sequence,
 ) -> None:  # fmt: skip
-    """Raises unless all of this can be stepped."""
+    """Raise unless all parameters can be stepped with these gradients and states."""
     lists = {"grads": grads, **states, "partitions": partitions, **others}
     for name, each in lists.items():
         if len(each) != len(parameters):
-            raise ValueError(f"{name} are {len(each)}, of {len(parameters)} parameters; pass as many.")
+            raise ValueError(f"{len(each)} {name} for {len(parameters)} parameters; pass one for each.")
     for i, (parameter, grad, partition) in enumerate(zip(parameters, grads, partitions, strict=True)):
         _check_update(partition, parameter, update)
         _check_like("grad", grad, parameter)
@@ -261,12 +262,12 @@ def _check(
 def _alike(
     partitions: Sequence[Partition | None], update: int | None, *lists: Sequence
 ) -> Iterator[tuple[list[Tensor | None], list[int], list[list]]]:
-    """What is on one device and of one dtype, as the first of the lists, the parameters, are; then come gradients.
+    """Group tensors by device and dtype of the parameters; the first list has parameters, the second gradients.
 
-    Of a nested partition each of its blocks is stepped as a whole.
+    Each block of a nested partition is stepped as a separate tensor.
 
     Yields:
-        maps, counts, and of each list what goes with them.
+        maps, counts, and the group's part of each list.
 
     Raises:
         ValueError: a gradient is sparse.
@@ -282,7 +283,7 @@ def _alike(
         elif not isinstance(partition, NestedPartition):
             found[kind].append((partition.map, partition.count, *each))
         else:
-            # Blocks of one tensor are in calls of their own: in one, each would be compared with all others' memory.
+            # Blocks of one tensor go into separate calls; one call would compare each block's memory with all others.
             for place, strip in enumerate(partition.strips(update)):
                 block = [one.detach()[strip] if isinstance(one, Tensor) else one for one in each]
                 found[(*kind, place) if place else kind].append((*WHOLE, *block))
@@ -292,11 +293,11 @@ def _alike(
 
 
 def _check_like(name: str, tensor: Tensor, parameter: Tensor) -> None:
-    """Raises ValueError unless a tensor is like the parameter, but for its strides."""
+    """Raise unless a tensor is like the parameter, except for strides."""
     if not isinstance(tensor, Tensor):
         raise TypeError(f"{name} is {tensor!r}; pass a tensor like the parameter.")
     if tensor.layout != torch.strided:
-        raise ValueError(f"{name} is {tensor.layout}; pass a dense tensor, as {name}.to_dense() is.")
+        raise ValueError(f"{name} is {tensor.layout}; pass a dense tensor, such as {name}.to_dense().")
     if tensor.shape != parameter.shape:
         _raise_unlike(name, "shape", tuple(tensor.shape), tuple(parameter.shape))
     if tensor.dtype != parameter.dtype:
@@ -310,7 +311,7 @@ def _raise_unlike(name: str, what: str, given: object, expected: object) -> None
 
 
 def _check_written(*, parameter: Tensor, **state: Tensor) -> None:
-    """Raises ValueError unless these are like the parameter and each of their entries has memory of its own."""
+    """Raise ValueError unless these are like the parameter and their entries do not share memory."""
     for name, tensor in {"parameter": parameter, **state}.items():
         _check_like(name, tensor, parameter)
         check_entries_apart(name, tensor)

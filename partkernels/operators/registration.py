@@ -1,7 +1,7 @@
-"""How an operator is registered with torch.library: schema, fake, dispatch to a backend.
+"""Registration of operators with torch.library: schema, fake kernel, dispatch to a backend.
 
-Every operator takes the arguments of a partition and ends in a backend's name. Its kernel asks `dispatch` for the
-module of that name and calls the function of the operator's own name there, without the last argument.
+Every operator takes a partition's arguments, followed by the name of a backend. Its kernel gets that backend's module
+from `dispatch` and calls the function with the operator's name there, without the last argument.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ from partkernels.backend import dispatch
 from partkernels.operators.memory import meeting, no_view
 
 _library = torch.library.Library("partkernels", "DEF")
-# Of the backends with compiled libraries, which may be loaded later, or never: what they register are kernels alone.
+# Namespaces of backends with compiled libraries, which may be loaded later or never and register only kernels.
 _compiled = [
     torch.library.Library(backend.namespace, "FRAGMENT") for backend in dispatch.BACKENDS.values() if backend.namespace
 ]
 
 # The order of Partition.flat().
 PARTITION = "Tensor map, Tensor? stored, int count, str kind, float step, int seed, int stream, int row, int col"
-# What a weight's gradient needs of it: its owners, not its defaults.
+# The partition's arguments that a weight's gradient needs: owners without defaults.
 OWNERS = "Tensor map, int count"
 
-# Each operator as our own code calls it, and what runs in the end.
+# The function that calls each operator from Python, and its kernel.
 calls: dict[str, Callable] = {}
 _kernels: dict[str, Callable] = {}
 
@@ -37,10 +37,9 @@ _kernels: dict[str, Callable] = {}
 def define(
     name: str, arguments: str, fake: Callable[..., Tensor], kernel: Callable[..., Tensor] | None = None
 ) -> Callable[..., Tensor]:
-    """Registers partkernels::name with these arguments and a trailing backend; returns the way to call it.
+    """Register partkernels::name with these arguments and a trailing backend; return the function that calls it.
 
-    What runs is the backend's function of this name, or a kernel that calls another operator. `fake` makes the empty
-    output.
+    The kernel is the backend's function of this name, unless another kernel is given. `fake` makes the empty output.
     """
     if kernel is None:
         _define_for_libraries(f"{name}({arguments}) -> Tensor")
@@ -51,10 +50,10 @@ def define(
 
 
 def define_in_place(name: str, arguments: str) -> Callable[..., None]:
-    """As define, for an operator that returns nothing and writes into those arguments that are marked in its schema.
+    """Register an operator that returns nothing and writes to the arguments marked in its schema; see define.
 
-    Gradients don't pass through it. What it writes must share no memory with its other tensors. Of lists of tensors all
-    are on one device and of one dtype.
+    Gradients do not pass through it. Written tensors must not share memory with its other tensors. All tensors of a
+    list must have one device and dtype.
     """
     _define_for_libraries(f"{name}({arguments}) -> ()")
     kernel, tensors, written = _kernel(name, arguments), _tensors(arguments), _written(arguments)
@@ -62,7 +61,7 @@ def define_in_place(name: str, arguments: str) -> Callable[..., None]:
     def kernel_that_is_seen(*args):
         _check_apart(args, tensors, written)
         kernel(*args)
-        # Backends write behind autograd's back; it must know that what it saved has changed.
+        # Backends write without autograd's knowledge; report the change in case autograd saved the tensor.
         increment_version([tensor for i in written for tensor in _each(args[i]) if not tensor.is_inference()])
 
     _register(f"{name}({arguments}, str backend) -> ()", kernel_that_is_seen, lambda *_: None)
@@ -94,7 +93,7 @@ def _operator(name: str) -> torch._ops.OpOverload:
 
 
 def _tensors(arguments: str) -> dict[int, str]:
-    """The places of those of a schema's arguments that are tensors, or lists of them, and the name of one."""
+    """Return the position and singular name of each schema argument that is a tensor or a list of tensors."""
     named = (argument.split(" ") for argument in arguments.split(", "))
     return {
         i: name.removesuffix("s") if kind.endswith("[]") else name
@@ -108,7 +107,7 @@ def _written(arguments: str) -> list[int]:
 
 
 def _kernel(name: str, arguments: str) -> Callable:
-    """Calls the function of this name of the backend that the last argument asks for."""
+    """Return a kernel that calls the function of this name in the backend given by the last argument."""
     tensors, written = list(_tensors(arguments)), _written(arguments)
     lists = {i for i, argument in enumerate(arguments.split(", ")) if "[]" in argument.split(" ")[0]}
 
@@ -126,7 +125,7 @@ def _kernel(name: str, arguments: str) -> Callable:
         return result if result is None else no_view(result)
 
     def resolved(*args):
-        # A backend reads memory, where a negated view (of z.conj().imag) has the numbers before it was negated.
+        # Backends read memory, in which a negated view, such as z.conj().imag, is not negated yet.
         plain = [_resolved(arg) for arg in args]
         result = kernel(*plain)
         for i in written:
@@ -139,7 +138,7 @@ def _kernel(name: str, arguments: str) -> Callable:
 
 
 def _each(argument: Tensor | list[Tensor | None] | None) -> list[Tensor]:
-    """The tensors of an argument: itself, or those in a list."""
+    """Return the tensors of an argument: itself, or those in a list."""
     if isinstance(argument, Tensor):
         return [argument]
     return [] if argument is None else [tensor for tensor in argument if tensor is not None]
@@ -152,25 +151,25 @@ def _resolved(argument: object) -> object:
 
 
 def _check_apart(args: tuple, tensors: dict[int, str], written: list[int]) -> None:
-    """Raises ValueError if a tensor that is written shares memory with another one."""
+    """Raise ValueError if a written tensor shares memory with another tensor."""
     named = [(i, tensor) for i in tensors for tensor in _each(args[i])]
     for one, other in meeting([tensor for _, tensor in named]):
         i, j = named[one][0], named[other][0]
         if i in written or j in written:
             raise ValueError(
-                f"{tensors[i]} and {tensors[j]} share memory, and a step writes into it; pass tensors of their own, as"
-                " torch.zeros_like(parameter) is."
+                f"{tensors[i]} and {tensors[j]} share memory, and a step writes to it; pass separate tensors, such as"
+                " torch.zeros_like(parameter)."
             )
 
 
 def _call(name: str, kernel: Callable) -> Callable:
-    """Calls the operator, or, where it would come to the same, its kernel at once, and autograd without a detour.
+    """Return a function that calls the operator or, where equivalent, directly its kernel and autograd function.
 
-    The operator's way there leads through its registration and back into Python: 15 us, and 100 with a gradient, or
-    after a convolution, which leaves nothing of it in the caches.
+    The operator's registration and return to Python take 15 us, or 100 us with a gradient or after a convolution, which
+    leaves the caches cold.
     """
     operator = _operator(name)
-    # Not those of a partition, which are as plain as the weight is and have no gradient.
+    # Without a partition's tensors, which have the weight's type and no gradient.
     tensors = [
         i
         for i, argument in enumerate(operator._schema.arguments)
@@ -195,7 +194,7 @@ def _call(name: str, kernel: Callable) -> Callable:
         if type(args[0]) is not list and args[0].is_meta:
             return operator(*args)
         if requires_grad:
-            # Function.apply itself first looks for transforms, which are not active here: 7 us.
+            # Function.apply first looks for transforms, which are not active here: 7 us.
             return super(torch.autograd.Function, _functions[name]).apply(*args)
         return kernel(*args)
 
@@ -203,19 +202,19 @@ def _call(name: str, kernel: Callable) -> Callable:
 
 
 _is_meta = attrgetter("is_meta")
-# Others are subclasses, which may give an operator a meaning of their own.
+# Other types are subclasses, which may override operators.
 _PLAIN = {Tensor, torch.nn.Parameter}
 _autocast: set[str] = set()
 _functions: dict[str, type[torch.autograd.Function]] = {}
 
 
 def is_transformed() -> bool:
-    """Inside torch.func's transforms or forward-mode differentiation, whose tensors look like any other."""
+    """Return whether torch.func's transforms or forward-mode AD are active; their tensors may look plain."""
     return _are_functorch_transforms_active() or forward_ad._current_level >= 0
 
 
 def differentiate(name: str, setup_context: Callable, backward: Callable) -> None:
-    """Registers the gradient of partkernels::name, and with it that vmap calls it for one example after another."""
+    """Register the gradient of partkernels::name, and a vmap that calls it for each example in turn."""
 
     def vmap(info, in_dims, *args):
         examples = [
@@ -226,8 +225,8 @@ def differentiate(name: str, setup_context: Callable, backward: Callable) -> Non
 
     torch.library.register_autograd(f"partkernels::{name}", backward, setup_context=setup_context, lib=_library)
     torch.library.register_vmap(f"partkernels::{name}", vmap, lib=_library)
-    # The same around the kernel, for tensors that need no dispatch, and for torch.func: torch.library's gradient does
-    # not serve torch.func.grad, and makes tangents 0.
+    # An autograd.Function of the same kernel, for tensors that need no dispatch and for torch.func: torch.library's
+    # gradient does not support torch.func.grad and sets tangents to 0.
     members = {"forward": _kernels[name], "setup_context": setup_context, "backward": backward, "vmap": vmap}
     _functions[name] = type(
         name, (torch.autograd.Function,), {key: staticmethod(value) for key, value in members.items()}
@@ -235,20 +234,20 @@ def differentiate(name: str, setup_context: Callable, backward: Callable) -> Non
 
 
 def is_wanted(ctx, place: int) -> bool:
-    """Whether this backward pass needs the gradient of an operator's first tensor, or of its second: places 0 and 1.
+    """Return whether this backward pass needs the gradient of an operator's tensor 0 or 1.
 
-    ctx.needs_input_grad says what some pass might need; torch.autograd.grad(y, x) has no use for a weight's gradient,
-    which costs as much as x's.
+    ctx.needs_input_grad covers any pass, but torch.autograd.grad(y, x) does not need a weight's gradient, which costs
+    as much as x's.
     """
     try:
         node = ctx.next_functions[place][0]
         return node is not None and torch._C._will_engine_execute_node(node)
     except (AttributeError, RuntimeError):
-        return True  # without an engine, as in torch.func; or a leaf that torch.autograd.grad is asked for
+        return True  # no engine, as in torch.func; or a leaf given to torch.autograd.grad
 
 
 def autocast(name: str) -> None:
-    """Under torch.autocast, casts every floating-point argument to its dtype, as it does for torch's own operator."""
+    """Cast floating-point arguments to torch.autocast's dtype when enabled, as autocast does for torch's operators."""
     _autocast.add(name)
     for device in ("cpu", "cuda"):
 

@@ -1,4 +1,4 @@
-"""subnetwork_weight: the materialised weight of a subnetwork, the definition of the other operators."""
+"""subnetwork_weight: the materialised weight of a subnetwork, which defines the other operators."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _forward = define("subnetwork_weight", f"Tensor weight, int active, {PARTITION}"
 select = define("subnetwork_weight_grad", f"Tensor grad, int first, int last, {OWNERS}", empty_subnetwork_weight_grad)
 
 
-# The public function detaches the weight instead; an exported program may call the operator itself.
+# subnetwork_weight detaches the weight and needs no gradient here; an exported program may call the operator itself.
 def _setup_context(ctx, inputs, output):
     _, ctx.active, map, _, ctx.count, *_, ctx.backend = inputs
     ctx.save_for_backward(map)
@@ -31,7 +31,7 @@ def _backward(ctx, grad):
 differentiate("subnetwork_weight", _setup_context, _backward)
 
 
-# With a gradient at the entries of one partition.
+# The same, with a gradient at the entries of one partition.
 _learning = define(
     "learning_weight",
     f"Tensor weight, int active, int update, {PARTITION}",
@@ -67,7 +67,7 @@ differentiate("subnetwork_weight_grad", _select_setup_context, _select_backward)
 
 
 def subnetwork_weight(weight: Tensor, partition: Partition, active: int, *, update: int | None = None) -> Tensor:
-    """w_s^(k), Section 3: the weight at entries of partitions 1..active, the default elsewhere.
+    """Return w_s^(k) (Section 3): the weight at entries of partitions 1..active, the default elsewhere.
 
     Its gradient is the dense one at the entries of partition `update` and exactly 0 elsewhere (Eq. 3); with update=None
     it is not computed at all (Eq. 4).

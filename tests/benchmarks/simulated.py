@@ -1,4 +1,4 @@
-"""What the tests of the benchmarks share: a clock that makes its time up, and results of such a clock."""
+"""Helpers of the benchmarks' tests: a simulated clock, and results measured by it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from partbench.results import Results
 
 
 class SimulatedClock:
-    """Every call takes the seconds that it returns, times noise that comes and goes as on a shared machine."""
+    """A clock on which a call takes the seconds that it returns, with noise as on a shared machine."""
 
     def __init__(self, seed: int, noise: float = 0.1) -> None:
         self.random, self.noise = random.Random(seed), noise
@@ -24,18 +24,18 @@ class SimulatedClock:
 
     def round(self, calls: Sequence) -> list[float]:
         self.rounds.append([call for call, _ in calls])
-        mood = self.random.lognormvariate(0, 2 * self.noise)  # slows all peers of a round
+        mood = self.random.lognormvariate(0, 2 * self.noise)  # slows down all peers of a round
         return [call() * mood * self.random.lognormvariate(0, self.noise) for call, _ in calls]
 
 
 def workload(suite: str = "speed", case: dict | None = None, **seconds: float) -> Workload:
-    """A workload whose peers take the given seconds."""
+    """Return a workload with peers that take the given seconds."""
     peers = {peer: lambda _, s=s: Run(lambda: s, lambda: None) for peer, s in seconds.items()}
     return Workload(suite, case or {"work": "waiting"}, lambda seed: seed, peers)
 
 
 def results(*workloads: Workload, seed: int = 0, plan: Plan | None = None, noise: float = 0.03) -> Results:
-    """What a run on a simulated clock finds."""
+    """Return the results of a run on a simulated clock."""
     plan = plan or Plan(rounds=5, seconds=1)
     return Results(
         command="python -m partbench speed",

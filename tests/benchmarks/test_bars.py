@@ -1,4 +1,4 @@
-"""The table of what the kernels for CPUs are held to: the worst subnetwork counts, and a miss is marked."""
+"""Tests of the CPU kernels' targets: the worst subnetwork counts, and a miss is marked."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ PASSES = 6
 
 
 def layer(shape: str, active: int, *, ours: float, where: float, work: str = "forward", dtype: str = "float32") -> list:
-    """Peers of a layer's operator; the dense one takes a second."""
+    """Return records of the peers of a layer's operator; the dense one takes a second."""
     operator = "linear" if "," not in shape else "conv2d"
     case = {"operator": operator, "work": work, "shape": shape, "dtype": dtype, "device": "cpu", **DIVISION}
     seconds = {"dense": 1.0, "where": where, cpu.OURS: ours}

@@ -1,4 +1,4 @@
-"""The command line, as a user meets it."""
+"""Tests of the command line, as users call it."""
 
 from __future__ import annotations
 
@@ -99,9 +99,9 @@ def test_users_measure_their_own_model(suite, tmp_path, monkeypatch):
         (["speed", "--conv2d", "1x1x4x4"], "'' has 1 sizes; pass 4, as in 200x20x14x14,50x20x5x5,padding=2"),
         (["speed", "--conv2d", "1x1x4x4,1x1x3x3,pad=1"], "has 'pad'; known are stride, padding, dilation and groups"),
         (["speed", "--conv2d", "2x3x8x8,4x5x3x3"], "'2x3x8x8,4x5x3x3' is no convolution: "),
-        (["speed", "--backends", "magic"], "'magic' is none of reference, cpu, triton, cuda"),
-        (["speed", "--dtypes", "float33"], "'float33' is none of float32, float64, bfloat16, float16"),
-        (["speed", "--works", "sleeping"], "'sleeping' is none of forward, grad_input, grad_weight, training"),
+        (["speed", "--backends", "magic"], "'magic' is unknown; pass some of reference, cpu, triton, cuda"),
+        (["speed", "--dtypes", "float33"], "'float33' is unknown; pass some of float32, float64, bfloat16, float16"),
+        (["speed", "--works", "sleeping"], "'sleeping' is unknown; pass some of forward, grad_input"),
         (["speed", "--bits", "3"], "--bits has 3; pass some of 1,2,4,8"),
         (["speed", "--active", "4"], "--active has 4, but there are 3 partitions; pass 1..3"),
         (["speed", "--proportions", ".5,.4"], "sum to 0.9"),
@@ -206,7 +206,7 @@ def test_pytest_benchmark_runs_the_same_suites(tmp_path):
     command = [sys.executable, "-m", "pytest", "-q", "--pyargs", "partbench.under_pytest"]
     command += ["--benchmark-only", f"--benchmark-json={path}", "-p", "no:cacheprovider"]
     command += ["--benchmark-min-rounds=1", "--benchmark-max-time=0.001", "--benchmark-warmup=off"]
-    # Of a worker of pytest-xdist, pytest-benchmark would learn that it must not measure.
+    # As a worker of pytest-xdist, pytest-benchmark would not measure.
     environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_XDIST")}
     environment["PARTBENCH_PRESET"] = "tiny"
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)

@@ -1,4 +1,4 @@
-"""Clocks, on a host and a GPU that are made up: what is timed, what is not, and what happens if a capture fails."""
+"""Tests of clocks on a simulated host and GPU: timed and untimed work, and captures that fail."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from partbench.measuring import clock
 
 @pytest.fixture
 def now(monkeypatch):
-    """The seconds of a host's clock that only calls move."""
+    """Return the seconds of a host's clock that only calls advance."""
     time = SimpleNamespace(seconds=0.0)
     monkeypatch.setattr(clock.time, "perf_counter", lambda: time.seconds)
     return time
 
 
 def lasting(now, *seconds):
-    """A call that takes the given seconds one after another, and the last of them from then on."""
+    """Return a call that takes the given seconds in turn, and the last of them from then on."""
     left = list(seconds)
 
     def call():
@@ -44,7 +44,7 @@ def test_long_calls_are_made_once(now):
 
 
 class Gpu:
-    """A stand-in for torch.cuda that keeps a log and lets each call take a millisecond of its own time."""
+    """A stand-in for torch.cuda that keeps a log and advances its time by a millisecond with each call."""
 
     def __init__(self, capturable: bool) -> None:
         self.log, self.capturable, self.milliseconds = [], capturable, 0.0

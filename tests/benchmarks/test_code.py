@@ -1,4 +1,4 @@
-"""What is read in machine code, on a few lines of it."""
+"""Tests of reading machine code, on a few lines of it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ WGMMA = "HGMMA.64x256x16.F32.BF16 R24, R152, gdesc[UR4], R24, gsb0"
 
 
 def code(*lines: str):
-    """As cuobjdump shows it; a line's address is 16 times its number."""
+    """Parse lines as cuobjdump shows them; a line's address is 16 times its number."""
     return sass(
         "\n".join(f"        /*{16 * i:04x}*/   {line} ;   /* 0x0123456789abcdef */" for i, line in enumerate(lines))
     )
@@ -56,7 +56,7 @@ def test_unrolled_products_tell_how_many_entries_an_iteration_has():
             "@P0 BRA 0x0",
         )
     )
-    # The first two products share a fragment of 16 by 16; then one of its registers is another.
+    # The first two products share a fragment of 16 by 16; then one of its registers is written.
     assert left_entries(loop) == 2 * 256
     assert multiply_adds(loop) == 3 * 16 * 8 * 16
 
@@ -64,7 +64,7 @@ def test_unrolled_products_tell_how_many_entries_an_iteration_has():
 def test_slots_are_instructions_of_the_loop_for_each_entry():
     loop = code("MOV R1, R2", "LOP3.LUT R20, R1, R2, R3, 0xca, !PT", PRODUCT, "@P0 BRA 0x10", "EXIT")
     assert costs(loop, warps=8, rebuilt=left_entries) == {"products": "mma", "slots": 3 * 32 / 256}
-    # Without products: all of it, for each entry of the tile.
+    # Without products, all instructions count, for each entry of the tile.
     assert costs(code("MOV R1, R2", "EXIT"), warps=4, rebuilt=left_entries, tile=(64,)) == {"slots": 2 * 4 * 32 / 64}
 
 

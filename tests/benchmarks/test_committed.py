@@ -1,4 +1,4 @@
-"""What is committed: results that can be read, and a page whose tables are made from them."""
+"""Tests of committed results: files are readable, and the pages' tables are made from them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def test_there_are_results():
 def test_committed_results_are_of_a_commit_and_none_of_ours_was_refused(path):
     results = Results.load(path)
     ours = [record for record in results.records if figures.ours([record.peer])]
-    # A plan does not serve every product; the backend that chooses its own does.
+    # A forced plan does not support every product; a backend that chooses its plan does.
     asked = [record for record in ours if figures.unforced([record.peer])]
     assert asked and all(record.samples for record in asked)
     assert not [record.label for record in ours if record.refused or record.missing.startswith("failed")]

@@ -1,4 +1,4 @@
-"""The kernels as they are compiled for GPUs that are not there: what can be told of them without one."""
+"""Tests of the kernels that are compiled for GPUs, without a GPU."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ Made = tuple[dict[str, list[Kernel]], str]
 
 
 def kernels_and_pages(folder: Path, *arguments: str, triton: Path | None = None) -> Made:
-    """The kernels of both backends, and their table.
+    """Return the kernels of both backends, and their table.
 
-    The CUDA library's are read if it is built, as `make wheel` builds it.
+    The CUDA library is read if it has been built, as by `make wheel`.
     """
     out = folder / "kernels.md"
     command = "-m", "partbench.compiled_kernels", "--built", "--json", "--out", out, *arguments
-    # What this machine has measured is no default.
+    # Measurements of this machine must not replace the defaults.
     found = json.loads(compiling(*command, triton=triton, PARTKERNELS_CACHE=str(folder)))
     kernels = {backend: [Kernel(**kernel) for kernel in those] for backend, those in found.items()}
     return kernels, out.read_text()
@@ -46,7 +46,7 @@ def made(tmp_path_factory) -> Made:
 
 @pytest.fixture(scope="module")
 def library(made) -> list[Kernel]:
-    """The CUDA library's kernels for Hopper that multiply matrices."""
+    """Return the CUDA library's kernels for Hopper that multiply matrices."""
     if not made[0]["cuda"]:
         pytest.skip("the CUDA library is not built of these sources: `make wheel` builds it, with nvcc")
     return [kernel for kernel in made[0]["cuda"] if kernel.target == "sm_90" and kernel.products]
@@ -54,7 +54,7 @@ def library(made) -> list[Kernel]:
 
 @pytest.fixture(scope="module")
 def kernels(made) -> dict[str, list[Kernel]]:
-    """Those of each target that it compiles."""
+    """Return each target's Triton kernels that compile."""
     return {
         target: [kernel for kernel in made[0]["triton"] if kernel.target == target and not kernel.error]
         for target in TARGETS
@@ -63,12 +63,12 @@ def kernels(made) -> dict[str, list[Kernel]]:
 
 @pytest.fixture(scope="module")
 def products(kernels) -> list[Kernel]:
-    """Those for Hopper that multiply matrices."""
+    """Return the Triton kernels for Hopper that multiply matrices."""
     return [kernel for kernel in kernels["sm_90"] if kernel.products]
 
 
 def none(kernels: list[Kernel], is_bad: Callable[[Kernel], object]) -> None:
-    """Fails if there are no kernels, or if is_bad finds something in one of them."""
+    """Fail if there are no kernels, or if is_bad finds something in one of them."""
     assert kernels
     found = [(kernel, is_bad(kernel)) for kernel in kernels if is_bad(kernel)]
     if found:
@@ -107,7 +107,7 @@ def test_shared_memory_is_within_a_blocks(kernels, target):
 
 
 def test_hopper_multiplies_by_wgmma(products):
-    # Which takes 64 rows at least.
+    # wgmma takes at least 64 rows.
     none([kernel for kernel in products if kernel.tile[0] >= 64], lambda kernel: kernel.products != "wgmma")
 
 
@@ -131,7 +131,7 @@ def test_no_kernel_of_the_library_for_bfloat16_spills_registers(made, library):
 
 
 def sections(table: str) -> dict[str, str]:
-    """By their headings, which name a version of a compiler."""
+    """Return sections by their headings, which name a version of a compiler."""
     return dict(re.findall(r"(?ms)^## (.*?)\n(.*?)(?=^## |\Z)", table))
 
 

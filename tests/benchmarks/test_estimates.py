@@ -1,4 +1,4 @@
-"""Estimates: intervals that hold what they promise, and changes that are neither missed nor made up."""
+"""Tests of estimates: intervals have their stated confidence, and changes are neither missed nor invented."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from partbench.measuring.estimates import Estimate, change, ratios
 
 
 def draws(generator: random.Random, count: int, centre: float = 1.0, noise: float = 0.1) -> Estimate:
-    """An estimate from passes whose true median is the centre, skewed as durations are."""
+    """Draw passes that are skewed as durations are, with the centre as their true median, and estimate it."""
     return Estimate.of([centre * generator.lognormvariate(0, noise) for _ in range(count)])
 
 

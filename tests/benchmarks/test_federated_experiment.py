@@ -1,4 +1,4 @@
-"""The paper's federated experiment: each method trains, goes on after an interruption, and is counted in bytes."""
+"""Tests of the paper's federated experiment: each method trains, resumes after an interruption, and counts bytes."""
 
 import dataclasses
 
@@ -17,7 +17,7 @@ from partnets.nn.partitioned import count
 
 @pytest.fixture(autouse=True)
 def small(monkeypatch):
-    """Few clients, and few rounds between looks."""
+    """Use few clients, and few rounds between evaluations."""
     monkeypatch.setattr(federated, "EVERY", 2)
     own = dataclasses.replace(federated.SETTINGS["digits"], clients=10, samples=1, batch=64)
     monkeypatch.setitem(federated.SETTINGS, "digits", own)
@@ -79,7 +79,7 @@ def test_the_papers_networks_have_concrete_dropout_between_layers(dataset, count
     "dataset, image", [("mnist", (1, 28, 28)), pytest.param("cifar10", (3, 32, 32), marks=pytest.mark.weekly)]
 )
 def test_the_papers_settings_train(dataset, image, monkeypatch, tmp_path):
-    """On noise, as its files are not here: one round of three clients."""
+    """Train on noise, because the data's files are not here: one round of three clients."""
 
     def noise(name, *, rotated, seed):
         generator = torch.Generator().manual_seed(seed)
@@ -98,7 +98,7 @@ def test_the_papers_settings_train(dataset, image, monkeypatch, tmp_path):
 
 @pytest.mark.full
 def test_what_rounds_cost(monkeypatch):
-    """Bytes of 10 clients: the upload is what the partitions are, and all of a reply is more than its arrays."""
+    """Check bytes of 10 clients: the upload is proportional to the partitions, and replies are larger than arrays."""
     monkeypatch.setattr(costs, "ROUNDS", 1)
     found = pd.DataFrame([costs.measured(method, 10) for method in costs.METHODS])
     plain, three, two = found.up

@@ -1,4 +1,4 @@
-"""The table of what the kernels for GPUs are held to, on results that are made up."""
+"""Tests of the table of the GPU kernels' targets, on invented results."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from partbench.suites import SUITES, memory
 from partbench.suites.options import Options
 
 AUTOMATIC, FUSED, REBUILD = gpu.BEST
-# Bytes and operations a second.
+# Bytes a second, and operations a second.
 COPY, MATMUL = 4e12, 8e14
 
 
@@ -31,7 +31,7 @@ def run(records: list[Record]) -> Results:
 
 
 def layer(shape: str, active: int = 1, *, work: str = "forward", defaults: str = "uniform", **seconds) -> list[Record]:
-    """A case; the dense peer takes a second, and a peer that takes None is refused."""
+    """Return records of a case; the dense peer takes a second, and a peer with None is refused."""
     case = {"operator": "conv2d" if "," in shape else "linear", "work": work, "shape": shape, "dtype": "bfloat16"}
     case |= {"device": "cuda", **DIVISION, "defaults": defaults, "active": active}
     names = {"automatic": AUTOMATIC, "fused": FUSED, "rebuild": REBUILD, "where": "where"}

@@ -1,4 +1,4 @@
-"""What the suites do on a GPU, rehearsed interpreted: plans as peers, and tuning."""
+"""Tests of the suites' work on a GPU, in Triton's interpreter: plans as peers, and tuning."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def test_a_plan_that_does_not_serve_a_product_has_no_figure():
 
 @pytest.fixture
 def tuned(tmp_path, monkeypatch) -> Path:
-    """An empty folder of measurements, and a clock for which what was measured last is the fastest: rebuilding."""
+    """Return an empty folder for measurements, and make the plan that is measured last, rebuilding, the fastest."""
     from partkernels.backend.triton import plans
 
     folder = tmp_path / "measured"

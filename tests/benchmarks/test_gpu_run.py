@@ -1,4 +1,4 @@
-"""`make gpu`, rehearsed with a Python that plays every step: what fails, hangs or is killed loses nothing else."""
+"""Tests of `make gpu` with simulated steps: one that fails, hangs or is killed does not affect the others' results."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ from partbench.gpu.steps import BUILD, Outcome, Step, steps
 
 ROOT = Path(__file__).parents[2]
 NAMES = [step.name for step in steps(Path("out"))]
-# Nothing tells steps apart but their place.
+# Steps differ only in their place.
 SOME = [NAMES[0], "smoke", NAMES[-1]]
-# What comes back from such a machine.
+# The most files and bytes that come back from such a machine.
 FILES, BYTES = 8, 16 << 20
 
 
 @pytest.fixture
 def played(tmp_path, monkeypatch) -> Callable[..., int]:
-    """Runs all steps in a second each at most, played by `true`, but for one that does something else."""
+    """Return a function that runs all steps as `true`, in a second each at most, except one with another program."""
 
     def play(fault: str = "", program: str = "exit 3") -> int:
         def planned(out: Path) -> list[Step]:
@@ -50,7 +50,7 @@ def played(tmp_path, monkeypatch) -> Callable[..., int]:
 
 
 def states(out: Path) -> dict[str, str]:
-    """What the summary says of each step."""
+    """Return the state of each step in the summary."""
     lines = (out / "summary.md").read_text().splitlines()
     assert len(lines) <= summary.LINES
     rows = [line.strip("| ").split(" | ") for line in lines if line.startswith("| ")]
@@ -58,7 +58,7 @@ def states(out: Path) -> dict[str, str]:
 
 
 def living(group: int) -> list[str]:
-    """What /proc says of the processes of a group, but for those that are dead and not yet buried."""
+    """Return the names of a group's processes in /proc, without zombies."""
     found = []
     for path in Path("/proc").glob("[0-9]*/stat"):
         with suppress(OSError):
@@ -166,7 +166,7 @@ def test_what_comes_back_is_few_files_of_bounded_size(played, tmp_path):
     played("smoke", f"yes {'x' * 999} | head -c {4 * running.KEPT}")
     assert (tmp_path / "log.txt").stat().st_size < (len(NAMES) * 2 * running.KEPT) + BYTES // 4 < BYTES
     assert "... left out ..." in (tmp_path / "log.txt").read_text()
-    # Beside these, one file of a GPU's plans, and one more that is being written.
+    # Besides these: one file of a GPU's plans, and one that is being written.
     assert len(__main__.FILES) + 2 <= FILES
 
 

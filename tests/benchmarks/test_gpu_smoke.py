@@ -1,4 +1,4 @@
-"""The smoke of `make gpu`: its cases, interpreted, and what a case that crashes, hangs or poisons costs the others."""
+"""Tests of the smoke step of `make gpu`: its cases, interpreted, and isolation of crashes, hangs and lost GPUs."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from partkernels.backend.dispatch import BACKENDS
 
 ROOT = Path(__file__).parents[2]
 INTERPRETED = "triton" not in obstacles() and "cpu" in BACKENDS["triton"].devices
-# Interpreted, the others take seconds each.
+# In the interpreter, the others take seconds each.
 SMALL = [number for number, case in enumerate(CASES) if case.layer.weight[0] < 64]
 
 

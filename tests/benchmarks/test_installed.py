@@ -1,4 +1,4 @@
-"""The benchmarks as they are installed: without a checkout around them, and what is said where one is missing."""
+"""Tests of the installed benchmarks, without a checkout, and of the messages if one is missing."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_the_commit_of_another_project_around_an_installation_is_not_taken_for_o
     [
         (gpu.main, [], "run `make gpu` in the root of one"),
         (paper.main, ["page"], "There is no docs/paper.md and no benchmarks/results/paper; run this in the root"),
-        (compiled_kernels.main, ["--out", "table.md"], "it compiles csrc, which only a checkout has"),
+        (compiled_kernels.main, ["--out", "table.md"], "compiling csrc needs a checkout"),
     ],
 )
 def test_what_needs_a_checkout_says_so(main, arguments, message, tmp_path, monkeypatch, capsys):

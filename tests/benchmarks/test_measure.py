@@ -1,4 +1,4 @@
-"""measure: peers take turns, wrong results are refused, failures are told, and compare sees what changed."""
+"""Tests of measure: peers alternate, wrong results are refused, failures are reported, and compare finds changes."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ def test_all_peers_compute_what_the_reference_computes(layer, dtype, defaults):
 
 
 class SimulatedClockOfNothing(SimulatedClock):
-    """For calls that return tensors."""
+    """A simulated clock for calls that return tensors."""
 
     def __init__(self) -> None:
         super().__init__(0)

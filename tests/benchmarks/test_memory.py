@@ -1,4 +1,4 @@
-"""Memory: what is counted is what arithmetic says, what is measured is what is known, and what the README promises."""
+"""Tests of memory: counts equal arithmetic, measurements equal known values, and the README's promises hold."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a call costs beyond torch's: every work is measured, and wrong results are refused."""
+"""Tests of a call's overhead over torch's: every work is measured, and wrong results are refused."""
 
 import pandas as pd
 import pytest

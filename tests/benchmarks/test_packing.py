@@ -1,4 +1,4 @@
-"""What packing costs: each peer does the same work, and a wrong result has no figure."""
+"""Tests of the cost of packing: each peer does the same work, and a wrong result has no figure."""
 
 import dataclasses
 

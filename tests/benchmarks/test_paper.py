@@ -1,4 +1,4 @@
-"""The paper's experiments at --quick size show what they must, go on after an interruption and fill the page."""
+"""Tests of the paper's experiments at --quick size: their claims, resuming after an interruption, and the pages."""
 
 import dataclasses
 import json
@@ -29,7 +29,7 @@ PAPER = ("mnist-cpu", "cifar10-cpu", "wikitext")
 
 @pytest.fixture(scope="module")
 def quick(tmp_path_factory):
-    """The records of an experiment's quick trainings, each made once."""
+    """Return a function that gives the records of an experiment's quick trainings, each made once."""
     folder, made = tmp_path_factory.mktemp("paper"), {}
 
     def records(name):
@@ -85,7 +85,7 @@ def test_a_claim_on_augmentations_counts_cells_and_every_seed():
         record("partitioned", True, 90.0, 100.0),
         record("partitioned", True, 92.0, 150.0, seed=1),
         record("partitioned", False, 95.0, 3.0),
-        record("partitioned", False, 99.0, 3.0, seed=1),  # beside no standard training
+        record("partitioned", False, 99.0, 3.0, seed=1),  # there is no standard training with this seed
         record("standard", True, 80.0, None),
         record("standard", False, 96.0, None),
     ]
@@ -112,7 +112,7 @@ def test_the_other_experiments_learn_and_tell(name, quick):
 
 
 @WEEKLY
-@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")  # of which peft asks
+@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")  # peft reads it
 @pytest.mark.filterwarnings("ignore:dropout .ConcreteDropout. learns directly:UserWarning")  # as in the paper
 def test_adapters_learn_and_tell(quick):
     pytest.importorskip("peft", reason="an experiment of its own extra")
@@ -169,7 +169,7 @@ def test_all_runs_every_experiment_on_its_first_data_set(monkeypatch):
 
 @pytest.fixture
 def trained(monkeypatch):
-    """The settings that an augmentation experiment trains, which takes no time."""
+    """Return the settings that an augmentation experiment trains, without any training."""
     seen = []
     found = {"accuracy": 90.0, "loss": 0.5, "psi": {}}
     monkeypatch.setattr(EXPERIMENTS["augmentation"], "train", lambda one, _: seen.append(one) or found)
@@ -195,7 +195,7 @@ def test_results_without_their_trainings_files_are_not_trained_again(tmp_path, t
     main([*options, "--seeds", "1", "--only", "method=standard", "--only", "examples=250"])
     assert [(one["seed"], one["examples"]) for one in trained] == [(0, 250), (0, 500), (0, 1297), (1, 250)]
     shutil.rmtree(tmp_path / "augmentation-digits.runs")
-    main([*options, "--seeds", "2", "--finished"])  # of which there are none: others stay
+    main([*options, "--seeds", "2", "--finished"])  # no training has this seed; the others stay
     made = report.Report.load(tmp_path / "augmentation-digits.json")
     assert len(made.records) == len(trained) == 4 and made.command.endswith("--seeds 0,1")
 
@@ -210,7 +210,7 @@ def test_results_of_other_settings_are_neither_dropped_nor_trained_again(tmp_pat
         main([*options, "method=partitioned"])
     assert path.read_text() == text and len(trained) == 2
     path.write_text("[]")
-    with pytest.raises(ValueError, match=r"augmentation-digits\.json is no file of results"):
+    with pytest.raises(ValueError, match=r"augmentation-digits\.json is not a file of results"):
         main([*options, "method=partitioned"])
 
 
@@ -220,8 +220,8 @@ def test_results_of_other_settings_are_neither_dropped_nor_trained_again(tmp_pat
         (["--only", "method"], "method is not NAME=VALUE"),
         (["--only", "methods=standard"], "no setting 'methods'; pass one of dataset, rotated, method"),
         (["--only", "method=standrd"], "no training has method=standrd; pass one of standard, validation"),
-        (["--seeds", "0,0"], "0,0 has a negative seed, or one twice"),
-        (["--jobs", "0"], "0 is not 1 or more"),
+        (["--seeds", "0,0"], "0,0 has a negative or a repeated seed"),
+        (["--jobs", "0"], "0 is below 1"),
         (["--finished"], "has no finished training; leave out --finished"),
     ],
 )
@@ -237,7 +237,7 @@ def test_a_trainings_file_of_another_training_is_damaged(tmp_path, trained):
     main(options)
     path = next((tmp_path / "augmentation-digits.runs").iterdir())
     path.write_text('{"accuracy": 1.0}')
-    with pytest.raises(ValueError, match=f"{path.name} is damaged .it is of another training.; delete it"):
+    with pytest.raises(ValueError, match=f"{path.name} is damaged .it belongs to another training.; delete it"):
         main(options)
 
 
@@ -258,7 +258,7 @@ def test_bfloat16_is_autocast_and_channels_last_with_results_of_its_own(tmp_path
 
 
 class Interrupted(Experiment):
-    """Fails at one of its trainings, once."""
+    """An experiment that fails at one of its trainings, once."""
 
     name = "interrupted"
 
@@ -415,5 +415,5 @@ def test_committed_results_say_how_to_make_them():
     for path in report.RESULTS.glob("*.json"):
         contents = json.loads(path.read_text())
         assert contents["command"].startswith(f"python -m partbench.paper {contents['experiment']} ")
-        # Hours, on the paper's own data: fewer seeds, as the pages say.
+        # The paper's data take hours, so there are fewer seeds, as the pages say.
         assert contents["dataset"] in PAPER or len({record["seed"] for record in contents["records"]}) >= 3

@@ -1,4 +1,4 @@
-"""The pages say what was measured, all of it, and need nothing but themselves."""
+"""Tests of the HTML pages: they show all measurements, and load nothing."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ BARE = Results(
 
 
 class Document(HTMLParser):
-    """A page as a reader's browser takes it: rows of tables, what it loads, and tags that are not closed properly."""
+    """A page as a browser reads it: rows of tables, loaded resources, and tags that are not closed properly."""
 
     def __init__(self, html: str) -> None:
         super().__init__()
@@ -133,7 +133,7 @@ def without(record: Record, **why) -> Record:
 
 
 def holed() -> Results:
-    """With figures that are not there."""
+    """Return results with missing figures."""
     records = speed()
     records[2] = without(records[2], refused="off by 0.1, and 0.01 is allowed")
     other = speed("training")
@@ -164,7 +164,7 @@ PAGES = {
 
 @cache
 def made(name: str) -> Document:
-    """One of PAGES: to draw them takes seconds."""
+    """Return one of PAGES, cached because drawing it takes seconds."""
     return Document(PAGES[name]())
 
 

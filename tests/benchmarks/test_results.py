@@ -1,4 +1,4 @@
-"""Results: what is written is what is read, and nothing else is taken for it."""
+"""Tests of results: files are read as they were written, and other files are rejected."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The experiments of self-tuning networks: their data, their networks and every method, at a few steps."""
+"""Tests of the experiments of self-tuning networks: data, networks and every method, at a few steps."""
 
 import math
 
@@ -79,7 +79,7 @@ def test_wikitext_is_read_from_local_files(tmp_path, monkeypatch):
     task = stn_lstm.wikitext_task(0, steps=2)
     assert len(task.train) == 8 and len(task.validation) == len(task.test) == 9
     assert (task.validation[0][0] > 0).all()
-    assert (task.test[0][0] == 0).sum() == 26  # words that the training text has not; the ends of lines it has
+    assert (task.test[0][0] == 0).sum() == 26  # words that are not in the training text, unlike <eos>
 
 
 @pytest.mark.full
@@ -163,7 +163,7 @@ def test_one_rate_by_every_schedule(method, tmp_path, monkeypatch):
     record = stn_schedules.StnSchedules().train(setting, tmp_path / "checkpoint")
     kinds = ("gaussian", "sinusoid") if method == "fixed" else ("final", "schedule")
     found = [record, *(record[kind] for kind in kinds)]
-    assert len({each["validation"] for each in found}) == len(found)  # none is another one's training
+    assert len({each["validation"] for each in found}) == len(found)  # all trainings differ
 
 
 @pytest.mark.full

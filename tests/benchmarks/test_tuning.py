@@ -1,4 +1,4 @@
-"""python -m partbench.tuning: regrets of partnets.tune and of searches, by problem."""
+"""Tests of python -m partbench.tuning: regrets of partnets.tune and of searches, by problem."""
 
 import json
 

@@ -1,4 +1,4 @@
-// The emulator of AMX against known answers; and a processor whose tiles do not work is not trusted with them.
+// Compares the AMX emulator with known answers, and checks that AMX is not used on processors with faulty tiles.
 #include "amx.h"
 
 #include <cmath>
@@ -20,7 +20,7 @@ constexpr float kTiny = 0x1p-130f;  // not a normal number
 
 uint32_t pair(float even, float odd) { return to_bfloat16(even).bits | uint32_t{to_bfloat16(odd).bits} << 16; }
 
-// A sum of 2 rows by 3 columns, of 2 pairs each.
+// A sum of 2 rows by 3 columns, with 2 pairs each.
 void small_tiles_multiply_as_the_manual_says() {
   amx::Configuration tiles;
   tiles.palette = 1;
@@ -77,7 +77,7 @@ float sum_of(float before, const uint32_t (&left)[2], const uint32_t (&right)[2]
 
 void sums_are_added_in_the_manuals_order_and_tiny_numbers_are_0() {
   const uint32_t ones[2] = {pair(1, 1), pair(1, 1)};
-  // Even entries are added, and odd ones, and both to what was there: no other order gives these.
+  // Even entries are added, then odd ones, then both to the previous sum: no other order gives these results.
   CHECK(sum_of(1, {pair(0x1p30f, 0x1p-10f), pair(-0x1p30f, 0x1p-10f)}, ones) == 1 + 0x1p-9f);
   CHECK(sum_of(0, {pair(0x1p30f, -0x1p30f), pair(1, 0)}, ones) == 0);
   CHECK(sum_of(-0x1p30f, {pair(0x1p30f, 0), pair(1, 0)}, ones) == 0);
@@ -90,7 +90,7 @@ void sums_are_added_in_the_manuals_order_and_tiny_numbers_are_0() {
   CHECK(std::isnan(sum_of(kNan, {pair(0, 0), pair(0, 0)}, ones)));
 }
 
-// The next best set is taken, and the report says why.
+// The next best set is used, and the report gives the reason.
 void it_is_not_taken(const char* why) {
   CHECK(cpu::instruction_set() == std::string("avx512_bf16"));
   CHECK(cpu::instruction_sets().front().lacking == why);

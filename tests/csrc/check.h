@@ -1,4 +1,4 @@
-// The few lines that the C++ tests need of a test framework.
+// A minimal test framework for the C++ tests.
 #pragma once
 
 #include <cstdio>
@@ -17,7 +17,7 @@
     }                                                                                    \
   } while (false)
 
-// Whether an environment variable is set and not empty: WEEKLY asks for everything, FULL for what CI runs.
+// Whether an environment variable is set and not empty: WEEKLY runs all cases, FULL those of CI.
 inline bool asks_for(const char* name) {
   const char* const value = std::getenv(name);
   return value != nullptr && *value != '\0';
@@ -36,7 +36,7 @@ inline void on_three_threads(int64_t count, const partkernels::cpu::Body& body) 
   for (std::thread& thread : threads) thread.join();
 }
 
-// Ends the test, and says to ctest that it was skipped, if this processor lacks what PARTKERNELS_CPU_ISA asks for.
+// Ends the test as skipped if the processor lacks the instruction set in PARTKERNELS_CPU_ISA.
 inline void unless_another_processor_is_needed() {
   try {
     std::printf("instruction set: %s\n", partkernels::cpu::instruction_set());

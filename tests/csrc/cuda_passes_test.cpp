@@ -1,5 +1,5 @@
-// The GPU's passes over a weight, run by an emulator: rebuilding it, optimisers' steps and random maps, entry by entry
-// against the definitions.
+// Compares the GPU's passes over a weight, run by an emulator, entry by entry with the definitions: rebuilding,
+// embedding, masking and optimiser steps.
 #include <algorithm>
 #include <cmath>
 #include <cstring>
@@ -26,7 +26,7 @@ T random_bits() {
   return value;
 }
 
-// A NaN whose payload is random.
+// A NaN with random payload.
 template <class T>
 T random_nan() {
   T value = random_bits<T>();
@@ -36,11 +36,11 @@ T random_nan() {
   return value;
 }
 
-// Where the entries of a weight lie.
+// The memory layout of a weight.
 struct Layout {
   int64_t rows, in, height, width;
   int64_t row_stride, in_stride, y_stride, x_stride;
-  int64_t origin = 0;  // where the first one is, in a memory that begins at a multiple of 16 bytes
+  int64_t origin = 0;  // offset of the first entry in memory that begins at a multiple of 16 bytes
 
   int64_t taps() const { return height * width; }
   int64_t cols() const { return in * taps(); }
@@ -57,7 +57,7 @@ struct Layout {
     }
     return most;
   }
-  // As many rows and channels of as many.
+  // The layout of a part with `some_rows` rows and `some_in` channels.
   Layout part(int64_t some_rows, int64_t some_in) const {
     Layout layout = *this;
     layout.rows = some_rows;
@@ -78,12 +78,12 @@ Layout shifted(Layout layout, int64_t entries) {
   return layout;
 }
 
-// Rows, and then channels, lie side by side.
+// Rows are innermost, then channels.
 Layout transposed(const Layout& l) {
   return {l.rows, l.in, l.height, l.width, 1, l.rows, l.rows * l.in * l.width, l.rows * l.in};
 }
 
-// Layouts of one weight: of what is read, and of what is written.
+// Layouts of one weight for reading and for writing.
 struct Pair {
   Layout from, to;
 };
@@ -94,16 +94,16 @@ const Pair kPairs[] = {
     {linear(1, 1), linear(1, 1)},
     {linear(5, 131), linear(5, 131)},                          // no vectors in its rows
     {{9, 68, 1, 1, 80, 1, 0, 0}, {9, 68, 1, 1, 72, 1, 0, 0}},  // gaps between rows
-    {{9, 67, 1, 1, 72, 1, 0, 0}, {9, 67, 1, 1, 72, 1, 0, 0}},  // of which vectors would be part
-    {{9, 68, 1, 1, 73, 1, 0, 0}, {9, 68, 1, 1, 73, 1, 0, 0}},  // and some rows are not aligned
+    {{9, 67, 1, 1, 72, 1, 0, 0}, {9, 67, 1, 1, 72, 1, 0, 0}},  // vectors would include gaps
+    {{9, 68, 1, 1, 73, 1, 0, 0}, {9, 68, 1, 1, 73, 1, 0, 0}},  // some rows are not aligned
     {linear(4, 128), shifted(linear(4, 128), 1)},              // no vector is aligned
     {shifted(linear(4, 128), 1), linear(4, 128)},              //
     {transposed(linear(33, 40)), linear(33, 40)},
     {{6, 70, 1, 1, 70, -1, 0, 0, 69}, {6, 70, 1, 1, -70, 1, 0, 0, 350}},  // backwards
     {{6, 70, 1, 1, 0, 0, 0, 0}, linear(6, 70)},                           // expanded
-    {contiguous(3, 64, 3, 3), contiguous(3, 64, 3, 3)},                   // convolutions' whose taps are whole groups,
-    {contiguous(3, 70, 2, 3), contiguous(3, 70, 2, 3)},                   // or not,
-    {contiguous(5, 3, 3, 2), contiguous(5, 3, 3, 2)},                     // or many in a group
+    {contiguous(3, 64, 3, 3), contiguous(3, 64, 3, 3)},                   // convolutions: whole groups per tap,
+    {contiguous(3, 70, 2, 3), contiguous(3, 70, 2, 3)},                   // partial groups per tap,
+    {contiguous(5, 3, 3, 2), contiguous(5, 3, 3, 2)},                     // or several taps per group
     {contiguous(2, 5, 9, 10), contiguous(2, 5, 9, 10)},                   //
     {channels_last(4, 20, 3, 3), channels_last(4, 20, 3, 3)},             //
     {contiguous(3, 72, 3, 3), channels_last(3, 72, 3, 3)},                //
@@ -114,7 +114,7 @@ const Pair kPairs[] = {
 constexpr int kCounts[] = {1, 2, 3, 5, 17, 256};
 int any_count() { return kCounts[integer(0, 5)]; }
 
-// A map of just its size, so that a sanitiser sees what is read beyond it.
+// A map without spare memory, so that a sanitiser reports reads beyond it.
 struct Map {
   std::vector<uint8_t> memory;
   Owners owners;
@@ -156,7 +156,7 @@ bool are_same(const std::vector<T>& a, const std::vector<T>& b) {
   return a.size() == b.size() && (a.empty() || std::memcmp(a.data(), b.data(), a.size() * sizeof(T)) == 0);
 }
 
-// The part of it that begins at a row and a channel; out's layout is of that part.
+// Checks the part that begins at a row and a channel; `part` is the layout of out.
 template <class T>
 void a_subnetworks_weight_has_live_entries_and_defaults(const Pair& pair, const Layout& part, int64_t first_row,
                                                         int64_t first_in, int count, int active, DefaultKind kind) {
@@ -224,7 +224,7 @@ void a_gradient_is_kept_in_a_range_of_partitions(const Pair& pair, int count, bo
   CHECK(are_same(out.memory, expected));
 }
 
-// How far a result in T may be from the formula's, whose terms are of this size.
+// The tolerance of a result in T for terms of this size.
 template <class T>
 double tolerance(double size) {
   return std::is_same_v<T, bfloat16>  ? size / 128
@@ -233,8 +233,8 @@ double tolerance(double size) {
                                       : size * 1e-14;
 }
 
-// Runs `step` on tensors whose other entries are NaN, compares its entries by `check` (what they were, then what they
-// are: parameter, gradient, state), and everything else with what it was.
+// Runs `step` on tensors that are NaN outside of the partition. check(before, after) compares its entries (parameter,
+// gradient, state); all other memory must be unchanged.
 template <class T, class Step, class Check>
 void only_a_partitions_entries_are_stepped(const Pair& pair, int count, bool has_map, const Step& step,
                                            const Check& check) {
@@ -247,7 +247,7 @@ void only_a_partitions_entries_are_stepped(const Pair& pair, int count, bool has
     for (T& entry : tensor->memory) entry = random_nan<T>();
     for (int64_t row = 0; row < pair.to.rows; ++row) {
       for (int64_t col = 0; col < pair.to.cols(); ++col) {
-        // Of an expanded gradient every entry is read.
+        // All entries of an expanded gradient share memory, so all are set.
         if (is_owned(row, col) || pair.from.in_stride == 0) {
           tensor->at(row, col) = narrow<T>(uniform(tensor == &second ? 0.1 : -1, 1));
         }
@@ -312,7 +312,7 @@ void an_adam_step_follows_its_formula(const Pair& pair, int count, bool has_map)
       });
 }
 
-// One more of each layout than a launch takes of the smallest steps, so that launches are full, or of one alone.
+// More parameters than fit into one launch, so that launches are full or partly filled.
 template <class T>
 void parameters_of_one_call_are_stepped_as_in_a_call_each() {
   constexpr int kCopies = 2, kUpdate = 1;
@@ -361,7 +361,7 @@ void parameters_of_one_call_are_stepped_as_in_a_call_each() {
   }
 }
 
-// Without decay.
+// Without weight decay.
 template <class T>
 void an_infinite_parameter_stays_infinite() {
   Tensor<T> parameter(linear(1, 8)), grad(linear(1, 8));

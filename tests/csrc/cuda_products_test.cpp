@@ -1,4 +1,4 @@
-// The GPU's kernels, run by an emulator and compared with the definition in float64.
+// Compares the GPU's products, run by an emulator, with the definition in float64.
 #include <cmath>
 #include <cstring>
 #include <iterator>
@@ -16,14 +16,13 @@ namespace {
 using namespace partkernels;
 using cuda::divide_up;
 
-// Random entries in memory of its own, aligned as a GPU's is; what lies between the entries is NaN.
+// Random entries in separate memory, aligned like a GPU's, with NaN between the entries.
 template <class T>
 struct Owned {
   std::vector<char> memory;
   Matrix<T> matrix;
 
-  // As rows of neighbouring entries with a gap, or, with gaps that are not whole parts of 16 bytes, the other way
-  // round.
+  // Contiguous rows with gaps between them; or columns, with gaps that are not multiples of 16 bytes.
   Owned(int64_t rows, int64_t cols, int64_t gap = 0, bool is_transposed = false)
       : memory(sizeof(T) * (is_transposed ? cols * (rows + gap) : rows * (cols + gap)) + 256) {
     auto* const data = reinterpret_cast<T*>((reinterpret_cast<uintptr_t>(memory.data()) + 255) / 256 * 256);
@@ -63,7 +62,7 @@ struct Map {
   }
 };
 
-// Device memory for a product of so many sums, NaN as yet.
+// The workspace of a product, filled with NaN.
 struct Room {
   std::vector<float> memory;
 
@@ -75,7 +74,7 @@ struct Room {
   cuda::Workspace workspace() { return {memory.data(), memory.size() * sizeof(float)}; }
 };
 
-// The sum of products of two functions of a term is `found`, rounded once after sums in float32.
+// Checks that `found` is the sum of left(t) * right(t), accumulated in float32 and rounded once.
 template <class T, class Left, class Right>
 void check_sum(double found, double start, int terms, const Left& left, const Right& right, const char* what) {
   double sum = start, size = std::fabs(start);
@@ -99,7 +98,7 @@ struct Case {
   bool is_transposed;
 };
 
-// Whether there is a kernel for a case, as partkernels/cuda.h says.
+// Whether partkernels/cuda.h documents a kernel for a case.
 bool is_served(const Case& c) {
   if (c.m == 0 || c.n == 0) return true;
   const auto has_parts = [&](int rows) {
@@ -151,7 +150,7 @@ void the_product_is_that_of_the_definition(const Case& c) {
   }
 }
 
-// As of unfold's windows, and of an expanded row: the copy engine takes neither.
+// Overlapping rows, like the windows of unfold or an expanded row, which the copy engine does not take.
 void rows_may_overlap_where_they_are_few() {
   constexpr int kCols = 64;
   for (const int64_t stride : {8, 0}) {
@@ -176,7 +175,8 @@ void rows_may_overlap_where_they_are_few() {
   }
 }
 
-// More shares than terms of a pipeline allow, than the workspace holds, and of a number that does not divide the terms.
+// More shares than the pipeline's number of terms allows, more than the workspace allows, and a number that does not
+// divide the terms.
 void sums_are_shared_where_there_are_few_tiles() {
   const int before = cuda::emulated::options.multiprocessors;
   for (const int multiprocessors : {8, 132}) {
@@ -196,8 +196,8 @@ void sums_are_shared_where_there_are_few_tiles() {
   cuda::emulated::options.multiprocessors = before;
 }
 
-// Sums of many more terms than there are stages, and tiles that follow one another: whatever is released too early is
-// overwritten, early or late.
+// Sums with many more terms than stages, and several tiles in a row: a stage that is released too early is overwritten,
+// in early or late runs.
 void stages_are_used_again() {
   const int before = cuda::emulated::options.multiprocessors;
   cuda::emulated::options.multiprocessors = 1;
@@ -225,7 +225,8 @@ void a_gpu_that_is_too_old_is_refused() {
   CHECK(status.code == cuda::Code::no_kernel && std::strstr(status.message, "8.0") != nullptr);
 }
 
-// Maps of every width: one with each kind of defaults under the sanitizers, which take several times as long.
+// Maps of every width: all of them with each kind of defaults; one under the sanitizers, which take several times as
+// long.
 constexpr int kCounts[] = {3, 1, 2, 4, 9, 200};
 #if defined(__SANITIZE_ADDRESS__)
 constexpr size_t kCountsOfEach = 1;
@@ -250,7 +251,7 @@ void random_cases() {
                    integer(0, 1) == 1,
                    integer(0, 9),
                    integer(0, 1) == 1};
-      // As the copies of 16 bytes need it.
+      // Sizes that suit copies of 16 bytes.
       const Case even{m, 8 * divide_up(c.n, 8), 8 * divide_up(c.k, 8), count, c.active, kind, c.has_bias, 8, false};
       the_product_is_that_of_the_definition<T>(c);
       the_product_is_that_of_the_definition<T>(even);
@@ -260,11 +261,11 @@ void random_cases() {
 
 }  // namespace
 
-// On a GPU as Hopper, which has kernels of its own; or on an older one.
+// Argument: "hopper" for the kernels of compute capability 9.0, otherwise an older GPU.
 int main(int count, char** arguments) {
   CHECK(count == 2);
   random_words.seed(7);
-  // The usual run has one dtype on each.
+  // The default run tests one dtype on each GPU.
   if (std::strcmp(arguments[1], "hopper") == 0) {
     random_cases<bfloat16>();
     if (is_full()) random_cases<float16>();
@@ -280,7 +281,7 @@ int main(int count, char** arguments) {
   random_cases<float16>();
   sums_are_shared_where_there_are_few_tiles();
   if (is_full()) stages_are_used_again();
-  // Memory for one stage.
+  // Shared memory for one stage only.
   the_product_is_that_of_the_definition<bfloat16>({9, 40, 1032, 200, 100, DefaultKind::stored, true, 8, false});
   sizes_of_zero();
   a_gpu_that_is_too_old_is_refused();

@@ -1,7 +1,8 @@
-// Products of sizes around those of blocks, to the bit: of small integers, whose sums are exact in float in any order.
+// Exact results of products with sizes around those of blocks. Entries are small integers, so that sums are exact in
+// float in any order.
 //
-// Whatever an operator allocates is full of NaN, and so are results before they are there: nothing may be read that was
-// not written, and nothing written beside a result.
+// All memory that an operator allocates, and all results, are filled with NaN first: unwritten memory must not be read,
+// and only results may be written.
 #include <algorithm>
 #include <cstdlib>
 #include <cstring>
@@ -15,7 +16,7 @@
 
 using namespace partkernels;
 
-// Both kinds of allocation: a thread's blocks are aligned.
+// Both kinds of allocation, since a thread's blocks are aligned.
 void* operator new(std::size_t size, std::align_val_t alignment) {
   const std::size_t unit = std::max(static_cast<std::size_t>(alignment), sizeof(void*));
   void* const memory = std::aligned_alloc(unit, (size + unit - 1) / unit * unit);
@@ -41,7 +42,7 @@ T in_type(int value) {
   }
 }
 
-// Whether a result is the integer, rounded.
+// Whether a result is the rounded integer.
 template <class T>
 bool is(T value, int expected) {
   if constexpr (std::is_same_v<T, bfloat16>) {
@@ -51,18 +52,18 @@ bool is(T value, int expected) {
   }
 }
 
-// Integers from -3 to 3, and owners, without an order.
+// Unordered integers from -3 to 3, and owners.
 int mixed(int64_t i, int64_t salt, int count) {
   return static_cast<int>((static_cast<uint64_t>(i) * 0x9E3779B97F4A7C15 + salt * 0xD1B54A32D192ED03) >> 40) % count;
 }
 int integer(int64_t i, int64_t salt) { return mixed(i, salt, 7) - 3; }
 int owner(int64_t i) { return mixed(i, 0, kPartitions); }
 
-// A tensor of any strides whose entries are those integers, or NaN, with NaN between them.
+// A strided tensor of these integers, initially NaN, with NaN between the entries.
 template <class T>
 class Numbers {
  public:
-  // apart: how far two entries lie from each other, at least.
+  // apart: the minimum distance of two entries.
   Numbers(int64_t count, int64_t apart) : count_(count), apart_(apart), memory_(count * apart + 1) {
     std::memset(memory_.data(), 0xFF, memory_.size() * sizeof(T));
   }
@@ -70,7 +71,7 @@ class Numbers {
     for (int64_t i = 0; i < count(); ++i) (*this)[i] = in_type<T>(integer(i, salt));
     return *this;
   }
-  T* data() { return memory_.data() + 1; }  // at no even place
+  T* data() { return memory_.data() + 1; }  // at an odd offset
   T& operator[](int64_t i) { return data()[i * apart_]; }
   int64_t count() const { return count_; }
 
@@ -216,7 +217,7 @@ void convolutions_are_exact(const Convolved& size, int64_t apart) {
 
 template <class T>
 void all_are_exact() {
-  // Around tiles, panels, blocks and batches of every instruction set.
+  // Sizes around tiles, panels, blocks and batches of every instruction set.
   constexpr int64_t kEdges[] = {0,   1,   2,   8,   9,   15,  16,  17,  31,  32,  33,  63,  64,
                                 65,  95,  96,  97,  127, 128, 129, 191, 192, 193, 255, 256, 257,
                                 359, 360, 361, 511, 512, 513, 575, 576, 577, 703, 704, 705};
@@ -232,7 +233,7 @@ void all_are_exact() {
   linear_is_exact<T>(97, 513, 257, 1);
   linear_is_exact<T>(737, 258, 33, 1);
   linear_is_exact<T>(737, 33, 258, 2);
-  // Deeper than x is packed at once, and weights that are read where they lie.
+  // Depths for which x is packed several times, and weights that are read in place.
   linear_is_exact<T>(3, 22600, 18, 1);
   linear_is_exact<T>(18, 11300, 17, 2);
   linear_is_exact<T>(35, 2081, 67, 1);
@@ -244,7 +245,7 @@ void all_are_exact() {
       {2, 4, 4, 16, 17, 1, 1, 0, 1, 1},    // 32 pixels
       {3, 5, 11, 33, 15, 1, 1, 0, 1, 1},   // 165
       {1, 7, 9, 57, 33, 3, 1, 1, 1, 1},    // a depth of 513
-      {2, 9, 13, 6, 10, 3, 2, 2, 2, 2},    // everything at once
+      {2, 9, 13, 6, 10, 3, 2, 2, 2, 2},    // all options at once
       {1, 27, 27, 3, 5, 5, 3, 1, 1, 1},    // nine phases
       {1, 8, 8, 4, 258, 2, 1, 0, 1, 1},    // more channels than columns of a block,
       {1, 4, 4, 258, 4, 2, 1, 1, 1, 1},    // in both directions

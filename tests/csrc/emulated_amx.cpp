@@ -1,6 +1,6 @@
-// As Intel's manual defines the instructions (Software Developer's Manual, volume 2: LDTILECFG, TILERELEASE, TILEZERO,
-// TILELOADD, TILELOADDT1, TILESTORED, TDPBF16PS), and stricter: whatever would fault ends the program, tiles hold NaN
-// until they are written, and a thread that ends must have released them.
+// Emulates the instructions as defined in Intel's manual (Software Developer's Manual, volume 2: LDTILECFG,
+// TILERELEASE, TILEZERO, TILELOADD, TILELOADDT1, TILESTORED, TDPBF16PS), with stricter rules: faults end the program,
+// tiles hold NaN until they are written, and a thread must release its tiles before it ends.
 #include "emulated_amx.h"
 
 #include <signal.h>
@@ -19,7 +19,7 @@ namespace partkernels::cpu::amx {
 
 Faults faults;
 
-// These stand for the library's. A processor that has AMX needs no emulator.
+// These replace the library's functions. A processor with AMX needs no emulator.
 bool has_tiles() { return __builtin_cpu_supports("amx-tile") == 0; }
 bool has_products() { return has_tiles(); }
 bool is_permitted() { return !faults.refuses; }
@@ -81,7 +81,7 @@ void emulate_store(int tile, char* to, int64_t stride) {
   for (int r = 0; r < state.rows(tile); ++r) std::memcpy(to + r * stride, state.data[tile][r], state.row_bytes(tile));
 }
 
-// Numbers too small to be normal are 0, before and after each operation.
+// Subnormal numbers are flushed to 0 before and after each operation.
 float flushed(float value) { return std::fabs(value) < FLT_MIN ? std::copysign(0.0f, value) : value; }
 float even(uint32_t pair) { return flushed(std::bit_cast<float>(pair << 16)); }
 float odd(uint32_t pair) { return flushed(std::bit_cast<float>(pair & 0xFFFF0000)); }
@@ -100,7 +100,7 @@ void emulate_add_product(int sum, int left, int right) {
       std::memcpy(right_row, state.data[right][k], sizeof(right_row));
       for (int j = 0; j < kFloats; ++j) {
         const uint32_t pair = faults.swaps_pairs ? std::rotl(right_row[j], 16) : right_row[j];
-        // Rounded once, as by an FMA, since the product of two bfloat16 is exact in float.
+        // Rounded once, like an FMA, since the product of two bfloat16 numbers is exact in float.
         evens[j] = flushed(evens[j] + even(left_row[k]) * even(pair));
         odds[j] = flushed(odds[j] + odd(left_row[k]) * odd(pair));
       }
@@ -113,10 +113,10 @@ void emulate_add_product(int sum, int left, int right) {
   }
 }
 
-// An instruction with a VEX prefix of three bytes, which all of AMX have.
+// An instruction with a three-byte VEX prefix, as all AMX instructions have.
 struct Instruction {
   int prefix, opcode, mod, reg, rm, vvvv;
-  int64_t address = 0, index = 0;  // of memory: base and displacement, and the scaled index register
+  int64_t address = 0, index = 0;  // memory operand: base plus displacement, and the scaled index register
   const uint8_t* end;
 
   Instruction(const uint8_t* code, const greg_t* registers) {

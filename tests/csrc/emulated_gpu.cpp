@@ -15,7 +15,7 @@ float16 to_float16(float value) {
   const uint32_t bits = float_bits(value), sign = bits >> 16 & 0x8000, magnitude = bits & 0x7FFFFFFF;
   if (magnitude > 0x7F800000) return {static_cast<uint16_t>(sign | 0x7E00)};
   if (magnitude >= 0x477FF000) return {static_cast<uint16_t>(sign | 0x7C00)};
-  // Below the least normal number, steps are of 2^-24; scaled to integers, nearbyint rounds ties to even.
+  // Below the smallest normal number, steps are 2^-24; scaled to integers, nearbyint rounds ties to even.
   if (magnitude < 0x38800000) {
     return {static_cast<uint16_t>(sign | static_cast<uint32_t>(std::nearbyint(std::ldexp(std::fabs(value), 24))))};
   }
@@ -37,7 +37,7 @@ Options options;
 
 namespace {
 
-constexpr int kFirstAddress = 1024;  // so that 0 is no address
+constexpr int kFirstAddress = 1024;  // so that 0 is not a valid address
 constexpr size_t kStack = 256 << 10;
 
 using Work = std::function<void()>;
@@ -56,7 +56,7 @@ struct Exchange {
   std::vector<char> given[2];
 };
 
-// Groups of work that have been committed, and what the next one has so far.
+// Committed groups of work, and the group that is still open.
 struct Queue {
   std::vector<Work> open;
   std::deque<std::vector<Work>> committed;
@@ -79,10 +79,10 @@ struct Block {
   std::map<std::pair<Group, int>, Meeting> meetings;
   std::map<std::pair<Group, int>, Exchange> exchanges;
   std::map<SharedAddress, Barrier> barriers;
-  std::map<int, Queue> products;  // of each warpgroup
+  std::map<int, Queue> products;  // per warpgroup
 };
 
-// A fiber's stack; they are used again, since the system takes its time to give memory.
+// A fiber's stack. Stacks are reused, since allocating them from the system is slow.
 class Stack {
  public:
   Stack() {
@@ -109,7 +109,7 @@ struct Thread {
   std::map<Group, int64_t> exchanged;
 };
 
-// Blocks run one after the other: none waits for another one.
+// Blocks run one after another, since no block waits for another.
 struct Machine {
   Block block;
   std::vector<std::unique_ptr<Thread>> threads;
@@ -136,7 +136,7 @@ void block_until(const char* what, std::function<bool()> may_run) {
   swapcontext(&now->context, &machine->scheduler);
 }
 
-// Half of the runs do all asynchronous work as late as possible, the others some of it as soon as it is begun.
+// Half of the runs do all asynchronous work as late as possible; the others do some of it immediately.
 bool is_early() { return options.seed % 2 != 0; }
 bool is_done_at_once() { return is_early() && machine->random() % 2 == 0; }
 
@@ -160,8 +160,8 @@ bool run_something_pending() {
   std::exit(1);
 }
 
-// Early runs let a warp, or a warpgroup, go as far as it comes before another one may: who is not waited for is far
-// behind.
+// Early runs advance one warp, or warpgroup, as far as possible before the next one, so that threads that nobody waits
+// for fall far behind.
 void run_threads() {
   std::vector<Thread*> order;
   for (const auto& thread : machine->threads) order.push_back(thread.get());
@@ -347,7 +347,7 @@ SharedAddress swizzled(SharedAddress address) { return address ^ (address >> 3 &
 
 namespace {
 
-// An entry of an operand of a warpgroup's product: row of 16-bit entries, and which of the 16 terms.
+// An entry of an operand of a warpgroup's product, given its row and its term (of 16).
 uint16_t entry_of(uint64_t operand, int row, int term) {
   const auto start = static_cast<SharedAddress>((operand & 0x3FFF) << 4);
   const auto stride = static_cast<SharedAddress>((operand >> 32 & 0x3FFF) << 4);

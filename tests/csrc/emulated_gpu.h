@@ -1,9 +1,9 @@
-// The GPU that csrc/cuda/intrinsics.h and hopper_intrinsics.h describe, emulated on a CPU: the kernels are proven
-// without one.
+// An emulator, on a CPU, of the GPU instructions in csrc/cuda/intrinsics.h and hopper_intrinsics.h, to test the kernels
+// without a GPU.
 //
-// Each thread of a block is a fiber; fibers change where the hardware could wait. What the hardware does by itself
-// (copies, products of a warpgroup) happens as late as a correct kernel allows, or at random before: a kernel that
-// does not wait for it computes nonsense here, and one that waits for what never comes is reported with its threads.
+// Each thread of a block is a fiber; fibers switch where the hardware could wait. Asynchronous work of the hardware
+// (copies, products of a warpgroup) is done as late as a correct kernel allows, or earlier at random. So a kernel
+// without a required wait gives wrong results, and a kernel that waits forever is reported with its threads.
 #pragma once
 
 #include <algorithm>
@@ -30,7 +30,7 @@ float16 to_float16(float value);
 float as_float(float16 value);
 inline float as_float(bfloat16 value) { return to_float(value); }
 
-// A matrix in global memory and the box of it that a copy takes.
+// A matrix in global memory and the size of the box that is copied.
 struct TensorMap {
   const char* data;
   int64_t rows, cols, row_bytes;
@@ -50,7 +50,7 @@ inline int divide_up(int a, int b) { return (a + b - 1) / b; }
 
 namespace emulated {
 
-// What the tests choose.
+// Options that the tests set.
 struct Options {
   int major = 9, minor = 0, multiprocessors = 3;
   int shared_memory = 227 << 10;
@@ -60,7 +60,7 @@ extern Options options;
 
 void run(int blocks, int threads, int shared_bytes, const std::function<void()>& kernel);
 
-// What the running thread may ask for.
+// Functions for the running thread.
 int thread_index();
 int block_index();
 int blocks();
@@ -69,11 +69,11 @@ char* shared_memory();
 char* at(SharedAddress address, int bytes);
 void fail(const char* what);
 
-// Blocks until so many threads of this group have come.
+// Blocks until `size` threads of this group have called it.
 enum class Group { warp, warpgroup, block };
 void meet(Group group, int number, int size);
 
-// Every member gives `bytes` bytes and gets all members' in their order.
+// Each member contributes `bytes` bytes and gets those of all members, in order.
 void exchange(Group group, int size, const void* own, void* all, int bytes);
 template <class T, int kSize>
 std::array<T, kSize> exchange(const T& own) {
@@ -82,9 +82,10 @@ std::array<T, kSize> exchange(const T& own) {
   return all;
 }
 
-// Work that the hardware does by itself, some time.
+// Schedules work that the hardware does asynchronously, at any time.
 void later(std::function<void()> work);
-// The same, once the thread waits for its groups of copies, or the warpgroup for its products.
+// The same, for work that is complete once the thread waits for its groups of copies, or the warpgroup for its
+// products.
 void at_wait_for_copies(std::function<void()> work);
 void commit_copies();
 void wait_for_copies(int pending);
@@ -92,7 +93,7 @@ void at_wait_for_products(std::function<void()> work);
 void commit_products();
 void wait_for_products(int pending);
 
-// Whether the driver makes such a map: what cuTensorMapEncodeTiled asks of sizes, strides and boxes.
+// Whether sizes, strides and boxes meet the requirements of cuTensorMapEncodeTiled.
 bool takes_map(const TensorMap& map);
 
 void make_barrier(SharedAddress barrier, int arrivals);
@@ -204,7 +205,7 @@ void wait_for_copies() {
 
 namespace emulated {
 
-// The memory of entry `entry` of row `row` of the i-th matrix, whose rows' addresses the lanes gave.
+// The address of entry `entry` of row `row` of the i-th matrix; `rows` has the row addresses from all lanes.
 inline char* entry_of_matrix(const std::array<SharedAddress, kWarp>& rows, int i, int row, int entry) {
   if (rows[8 * i + row] % 16 != 0) fail("unaligned row of a matrix");
   return at(rows[8 * i + row], 16) + 2 * entry;

@@ -1,4 +1,4 @@
-// The formats in C++: known answers, and fast code against the one-entry definitions.
+// Tests the formats in C++ against known answers, and fast code against the definitions of single entries.
 #include <cstring>
 #include <type_traits>
 #include <vector>
@@ -32,7 +32,7 @@ void bfloat16_rounds_to_nearest_even() {
 }
 
 void defaults_give_the_known_answers() {
-  // Computed in Python, by two implementations that tests/test_formats.py compares.
+  // Computed in Python by two implementations, which tests/partkernels/test_formats.py compares.
   const int64_t cols[8] = {0, 1, 2, 8, 16, 63, 64, 199};
   const uint16_t uniform[8] = {0xbceb, 0x3d2f, 0x3cc4, 0x3d8e, 0x3d80, 0x3bdb, 0x3d12, 0xbda3};
   const uint16_t normal[8] = {0xbbc8, 0x3db7, 0x3e13, 0xbd37, 0xbe21, 0x3e05, 0xbdce, 0x0000};
@@ -42,7 +42,7 @@ void defaults_give_the_known_answers() {
     const Defaults n{DefaultKind::normal, 0x1.62ba0ap-11f, seed, stream};
     CHECK(to_bfloat16(default_value(u, 8, cols[i])).bits == uniform[i]);
     CHECK(to_bfloat16(default_value(n, 8, cols[i])).bits == normal[i]);
-    // The last of them as the first of a shard.
+    // The last column, as part of a shard.
     const Defaults shard{DefaultKind::uniform, 0x1.9cp-11f, seed, stream, 8, 192};
     CHECK(to_bfloat16(default_value(shard, 0, 7)).bits == uniform[7]);
   }
@@ -54,7 +54,7 @@ struct Size {
   int64_t cols() const { return in * height * width; }
 };
 
-// A map in which owners follow each other in an order that no tile's size divides.
+// A map with a period that does not divide any tile size.
 std::vector<uint8_t> map_of(const Size& size, int count) {
   const int bits = bits_for(count);
   std::vector<uint8_t> map(size.rows * row_bytes(size.cols(), bits));
@@ -74,7 +74,7 @@ T number(int64_t i) {
   }
 }
 
-// A contiguous weight's strides: its columns are not in the map's order unless the kernel is 1 x 1.
+// The strides of a contiguous weight. Its columns are in the map's order only if the kernel is 1 x 1.
 template <class T>
 Weight<T> weight_of(T* data, const Size& size) {
   return {data, size.rows, size.in, size.height, size.width, size.cols(), size.height * size.width, size.width, 1};

@@ -1,4 +1,4 @@
-// Numbers for the tests of the CUDA kernels: random ones, and of any type from and to double.
+// Random numbers for the tests of the CUDA kernels, and conversions of any type from and to double.
 #pragma once
 
 #include <random>

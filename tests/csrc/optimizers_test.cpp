@@ -1,5 +1,5 @@
-// Optimisers' steps on a weight of any strides, entry by entry against the formulas; and the entries of a partition as
-// a vector and back.
+// Tests optimiser steps on weights of any strides, entry by entry against the formulas, and gathering and scattering of
+// a partition's entries.
 #include <cmath>
 #include <cstdint>
 #include <thread>
@@ -13,7 +13,7 @@ using namespace partkernels;
 
 namespace {
 
-// Where the entries of a weight lie.
+// The memory layout of a weight.
 struct Layout {
   int64_t rows, in, height, width;
   int64_t row_stride, in_stride, y_stride, x_stride;
@@ -32,20 +32,20 @@ struct Layout {
 
 constexpr Layout kLayouts[] = {
     {130, 530, 1, 1, 530, 1, 0, 0},    // a linear weight
-    {9, 20, 3, 2, 120, 6, 2, 1},       // a convolution's: contiguous,
+    {9, 20, 3, 2, 120, 6, 2, 1},       // a convolution: contiguous,
     {9, 300, 3, 2, 1800, 6, 2, 1},     // with many channels,
-    {9, 70, 2, 4, 560, 8, 4, 1},       // with as many taps as are moved together in 8,
-    {9, 70, 3, 3, 630, 9, 3, 1},       // 4,
-    {9, 70, 5, 5, 1750, 25, 5, 1},     // 2
-    {5, 70, 7, 8, 3920, 56, 8, 1},     // or one of its channels,
-    {3, 5, 9, 10, 450, 90, 10, 1},     // and more than fit into a word,
+    {9, 70, 2, 4, 560, 8, 4, 1},       // with 8 channels moved at once,
+    {9, 70, 3, 3, 630, 9, 3, 1},       // 7,
+    {9, 70, 5, 5, 1750, 25, 5, 1},     // 2,
+    {5, 70, 7, 8, 3920, 56, 8, 1},     // one,
+    {3, 5, 9, 10, 450, 90, 10, 1},     // more taps than fit into a word,
     {9, 20, 3, 2, 130, 1, 40, 20},     // channels_last with gaps between the rows,
     {9, 20, 3, 2, 240, 12, 4, 2},      // and with gaps everywhere
     {1, 40000, 1, 1, 40000, 1, 0, 0},  // one row
-    {200, 1, 1, 1, 1, 1, 0, 0},        // and one column
+    {200, 1, 1, 1, 1, 1, 0, 0},        // one column
 };
 
-// Of about as many entries for each partition.
+// A random map with about the same number of entries in each partition.
 std::vector<uint8_t> random_map(const Layout& layout, int count, const cpu::ParallelFor& parallel_for) {
   const int64_t cols = layout.cols();
   std::vector<uint8_t> map(layout.rows * row_bytes(cols, bits_for(count)));
@@ -89,7 +89,7 @@ void steps_follow_their_formulas(const Layout& layout, int count, bool has_map, 
       CHECK(std::abs(adam_m[i] - mean) < 1e-14);
       CHECK(std::abs(adam_v[i] - square) < 1e-14);
       CHECK(std::abs(adam_p[i] - (0.99 * p[i] - 0.1 * direction)) < 1e-11);
-      // Compared below: what is between and beyond these entries must have its bits.
+      // All other memory is compared below, and must be unchanged.
       adam_p[i] = sgd_p[i] = p[i];
       adam_m[i] = sgd_buffer[i] = m[i];
       adam_v[i] = v[i];

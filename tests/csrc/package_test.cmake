@@ -1,5 +1,5 @@
-# Installs a build tree into an empty folder and moves it; examples/cpp, copied to be a project of its own, must find
-# it there, build and run. CMakeLists.txt registers this as a test and says what it is given.
+# Installs a build tree into an empty folder and moves it; examples/cpp, copied as a separate project, must find it
+# there, build and run. CMakeLists.txt registers this test and passes its variables.
 cmake_minimum_required(VERSION 3.24)
 set(work ${BUILD}/package)
 set(given -G ${GENERATOR} -D CMAKE_MAKE_PROGRAM=${MAKE_PROGRAM} -D CMAKE_CXX_COMPILER=${COMPILER}
@@ -20,7 +20,7 @@ run(${CMAKE_COMMAND} --build ${work}/build --config ${BUILD_TYPE})
 run(${EMULATOR} ${work}/build/subnetwork_matmul)
 if(cuda IN_LIST COMPONENTS)
   foreach(example matmul_gpu with_cublas)
-    if(example STREQUAL matmul_gpu OR EXISTS ${work}/build/subnetwork_${example})  # there may be no cuBLAS
+    if(example STREQUAL matmul_gpu OR EXISTS ${work}/build/subnetwork_${example})  # cuBLAS is optional
       execute_process(COMMAND ${work}/build/subnetwork_${example} RESULT_VARIABLE result)
       if(NOT result EQUAL 0 AND NOT result EQUAL 77)  # 77: there is no GPU
         message(FATAL_ERROR "subnetwork_${example}: ${result}")
@@ -29,7 +29,7 @@ if(cuda IN_LIST COMPONENTS)
   endforeach()
 endif()
 
-# A component that is not there is an error, with its cure; and so is another minor version, whose names may differ.
+# A missing component is an error that explains the fix, and so is another minor version, which may use other names.
 function(refused name arguments reason)
   file(WRITE ${work}/${name}/CMakeLists.txt "cmake_minimum_required(VERSION 3.24)\nproject(${name} LANGUAGES CXX)\n"
     "find_package(partkernels ${arguments})\n")

@@ -1,4 +1,4 @@
-// The C++ library used as a C++ project would use it: no Python, no torch, its own threads.
+// Uses the C++ library like a C++ project: without Python and torch, and with its own threads.
 #include <sys/mman.h>
 
 #include <cmath>
@@ -52,7 +52,7 @@ void linear_multiplies_by_the_subnetworks_weight(const cpu::ParallelFor& paralle
   }
 }
 
-// Rows that lie more than 2^31 entries apart, in address space of which next to nothing is ever memory.
+// Rows more than 2^31 entries apart, in address space that is almost entirely unallocated.
 void offsets_need_more_than_32_bits() {
   constexpr int64_t kFar = (int64_t{1} << 31) + 64, kIn = 70, kOut = 3, kBatch = 3;
   constexpr size_t kBytes = 3 * kFar * sizeof(float);
@@ -70,7 +70,7 @@ void offsets_need_more_than_32_bits() {
       w[row * kFar + i] = static_cast<float>(2 * row + i % 3);
     }
   }
-  const std::vector<uint8_t> map(kOut * row_bytes(kIn, 2), 0x40);  // in each byte, the last entry is partition 2's
+  const std::vector<uint8_t> map(kOut * row_bytes(kIn, 2), 0x40);  // the last entry of each byte is in partition 2
   const Owners owners{map.data(), row_bytes(kIn, 2), 2};
   const Subnetwork<float> subnetwork{{w, kOut, kIn, 1, 1, kFar, 1, 0, 0}, owners, 3, 1, Defaults{}, {}};
   cpu::linear<float>({x, kBatch, kIn, kFar, 1}, subnetwork, nullptr, {y, kBatch, kOut, kFar, 1}, in_turn);
@@ -93,8 +93,8 @@ T in_type(double value) {
   }
 }
 
-// Of integers, so that the order of sums is nothing. Rows are finished in pieces, of which this has several; the last
-// register tile and panel are not whole.
+// With integers, so that results do not depend on the order of sums. Rows are finished in several pieces; the last
+// register tile and panel are incomplete.
 template <class T>
 void weight_gradients_of_wide_layers_are_of_their_partition(int64_t batch, const cpu::ParallelFor& parallel_for) {
   constexpr int64_t kIn = 2118, kOut = 29;
@@ -115,7 +115,7 @@ void weight_gradients_of_wide_layers_are_of_their_partition(int64_t batch, const
   }
 }
 
-// The three products of a layer, bit by bit.
+// The results of a layer's three products.
 template <class T>
 std::vector<T> products(int64_t batch, int64_t in, int64_t out, int active, const cpu::ParallelFor& parallel_for) {
   std::vector<T> x(batch * in), w(out * in), grad_y(batch * out), results(batch * out + batch * in + out * in);
@@ -167,7 +167,7 @@ cpu::Images<T> images(T* data, const Size& size) {
   return {data, size.batch, size.channels, size.height, size.width, size.channels * pixels, pixels, size.width, 1};
 }
 
-// Strides, padding, dilation and groups at once, against sums over every (output pixel, tap).
+// Strides, padding, dilation and groups at once, compared with sums over every (output pixel, tap).
 void convolutions_multiply_by_the_subnetworks_weight(const cpu::ParallelFor& parallel_for) {
   const cpu::Convolution conv{{2, 1}, {2, 1}, {1, 2}, 2};
   const Size x_size{3, 6, 9, 13}, y_size{3, 10, 6, 11};

@@ -1,4 +1,4 @@
-"""What every test of a backend shares: where which backends run, dtypes, layouts, the tolerance rule as one call."""
+"""Shared tools of the backends' tests: which backends run on which devices, dtypes, layouts and the tolerance rule."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from partkernels.testing import Yardstick
 
 @dataclass(frozen=True)
 class Target:
-    """A backend and a device that it serves; of a backend with several plans, one of them."""
+    """A backend, a device that it serves and, if the backend has several plans, one plan."""
 
     backend: str
     device: str
@@ -37,28 +37,28 @@ class Target:
 
 
 _READY = [name for name, status in pk.backends().items() if status == READY]
-# Every backend that runs on the host, besides the reference.
+# Every backend that runs on the host, except the reference.
 BACKENDS = [name for name in _READY if name == "cpu"]
-# Everything that is held against dense PyTorch: also, where there is a GPU, whatever runs there.
+# All targets that are compared with dense PyTorch; with a GPU, also its backends.
 TARGETS = [Target(name, "cpu") for name in BACKENDS]
 if torch.cuda.is_available():
     TARGETS += [Target(name, "cuda") for name in _READY if name == "reference"]
     TARGETS += [Target(name, "cuda", plan) for plan in NAMES for name in _READY if name == "cuda"]
-# Without a GPU its kernels are interpreted.
+# Without a GPU, Triton's kernels are interpreted.
 TRITON = [Target("triton", *dispatch.BACKENDS["triton"].devices, plan) for plan in NAMES if "triton" in _READY]
 TARGETS += TRITON
-# Where there is but one way: not by each plan again.
+# Targets for operators with only one plan: no repetition for each plan.
 BY_ONE_PLAN = [target for target in TARGETS if target.plan != "rebuild"]
-# Of the backends that run on the host, those that are interpreted.
+# Backends with kernels that are interpreted on the host.
 INTERPRETED = ["triton"] if any(target.device == "cpu" for target in TRITON) else []
-# On a device's own arithmetic, at its own speed: the interpreter's sums are NumPy's, and take seconds.
+# Targets that use the device's arithmetic at full speed: the interpreter adds with NumPy and takes seconds.
 COMPILED = [target for target in TARGETS if target.backend not in INTERPRETED]
 DTYPES = [torch.float32, torch.float64, torch.bfloat16]
 LAYOUTS = ["contiguous", "transposed", "sliced", "expanded", "channels_last", "negated"]
 
 
 def in_layout(tensor: Tensor, layout: str) -> Tensor:
-    """A tensor of the same shape (and, but for 'expanded', of the same values) in another layout."""
+    """Return a tensor of the same shape (and, except for 'expanded', the same values) in another layout."""
     if layout == "transposed":
         return tensor.transpose(0, -1).contiguous().transpose(0, -1)
     if layout == "sliced":
@@ -67,7 +67,7 @@ def in_layout(tensor: Tensor, layout: str) -> Tensor:
         return wide[..., 1::2]
     if layout == "expanded":  # stride 0
         return tensor[:1].expand(tensor.shape)
-    if layout == "negated":  # a view that says so; its memory has the opposite numbers
+    if layout == "negated":  # a view with the negative bit set; its memory has the negated values
         return torch._neg_view(-tensor)
     if layout == "channels_last" and tensor.dim() == 4:
         return tensor.contiguous(memory_format=torch.channels_last)
@@ -75,5 +75,5 @@ def in_layout(tensor: Tensor, layout: str) -> Tensor:
 
 
 def assert_within_twice_dense_error(got: Tensor, dense: Callable[[torch.dtype], Tensor]) -> None:
-    """The tolerance rule (see Yardstick) for a result and the dense operator that it stands for."""
+    """Check a result against its dense operator by the tolerance rule (see Yardstick)."""
     Yardstick(dense, got.dtype).check(got)

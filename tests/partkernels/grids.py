@@ -1,4 +1,4 @@
-"""Records the grids of the Triton kernels where weights and batches are huge; usage: python grids.py, prints JSON."""
+"""The grids of the Triton kernels for huge weights and batches, as JSON; usage: python grids.py."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import bfloat16
 from partbench.compiled_kernels.without_gpu import META, Case, launches
 from partbench.peers.layer import Layer
 
-# A tensor of so many entries takes 8 GB.
+# A bfloat16 tensor with this many entries takes 8 GB.
 HUGE = 1 << 32
 GROUPS = 1 << 20
 

@@ -1,4 +1,4 @@
-"""The few instructions of PTX that our inline assembly uses, in NumPy: what its twin is held against without a GPU."""
+"""A NumPy emulation of the few PTX instructions in our inline assembly, to test it without a GPU."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ Words = np.ndarray  # of uint32
 
 
 def _number(bits: Words) -> np.ndarray:
-    """bfloat16 numbers, in float64: products and sums of two are exact there."""
+    """Convert bfloat16 bits to float64, in which products and sums of two numbers are exact."""
     return (bits.astype(np.uint32) << 16).view(np.float32).astype(np.float64)
 
 
@@ -52,7 +52,7 @@ INSTRUCTIONS = {
 
 
 def run(assembly: str, *arguments: Words | int) -> Words:
-    """What $0 is after the instructions, for $1, $2, ...: all broadcast."""
+    """Return the value of $0 after the instructions, given the broadcast arguments $1, $2, ..."""
     words = np.broadcast_arrays(*(np.asarray(argument, dtype=np.uint32) for argument in arguments))
     registers = {f"${i}": word.copy() for i, word in enumerate(words, start=1)}
     for line in re.findall(r"[^;{}]+;", assembly):

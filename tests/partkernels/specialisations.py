@@ -1,11 +1,11 @@
-"""Compiles every Triton kernel ahead of time in the specialisations that its launches can ask for.
+"""Ahead-of-time compilation of every Triton kernel in the specialisations that its launches can request.
 
-On a GPU Triton makes a constant of an integer argument of 1, and another kernel for multiples of 16, for integers of 64
-bits, for pointers that are not aligned and for those that are None. Its interpreter does none of this.
+On a GPU, Triton turns an integer argument of 1 into a constant, and compiles separate kernels for multiples of 16, for
+64-bit integers, for unaligned pointers and for None. Its interpreter does not specialise.
 
 usage: python specialisations.py {pairs,corners,compile,again}, without TRITON_INTERPRET
 
-Prints what is wrong, as JSON.
+Prints the failures as JSON.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ from partkernels.backend import triton as backend
 from partkernels.backend.triton import launch
 
 TARGETS = [GPUTarget("cuda", arch, 32) for arch in (90, 80)]
-# 1, a multiple of 16, neither, and what takes 64 bits.
+# 1, a multiple of 16, neither, and a 64-bit integer.
 INTEGERS = 1, 16, 7, (1 << 31) + 1
 DTYPES = torch.bfloat16, torch.float16, torch.float32, torch.float64
-# What a launch chooses of constants that are not flags. The sizes of tiles stay as they are: small, compiled sooner.
+# Values of constants that are not flags. Tile sizes do not vary: small tiles compile faster.
 CONSTANTS = {
     "BITS": (2, 1, 4, 8),
     "KIND": ("uniform", "zeros", "normal", "stored"),
@@ -45,17 +45,17 @@ CONSTANTS = {
     "PRECISION": ("tf32", "ieee"),
 }
 TILE = 64, 64, 4, 2
-# What changes from call to call: rows of x, ids, which partitions, and what is drawn.
+# Arguments that change from call to call: rows of x, ids, partition numbers, and words of random draws.
 CHANGING = {"M", "steps", "count", "partition", "update", "first", "last", *launch.WORDS}
 STEPS = "sgd_steps", "adam_steps"
-# What copies entries of a weight.
+# Operators that copy entries of a weight.
 COPIES = "subnetwork_weight", "subnetwork_weight_grad", "embedding", "gather_entries", "scatter_entries"
-# What may be None, whatever the other arguments are: pointers, and of several tensors tuples.
+# Arguments that may be None independently of the others: pointers, or tuples for kernels of several tensors.
 OPTIONAL = "bias", "momentum_buffer", "momentum_buffers", "rows", "cols", "taps"
 
 
 def cases() -> Iterator[Case]:
-    """Calls that launch every kernel between them, in each dtype that it is launched for."""
+    """Yield calls that together launch every kernel, in each dtype that it supports."""
     for dtype in DTYPES:
         linear = Layer((64, 1024), (64, 1024), dtype=dtype, device=META)
         convolution = Layer((2, 64, 8, 8), (64, 64, 3, 3), padding=1, dtype=dtype, device=META)
@@ -68,7 +68,7 @@ def cases() -> Iterator[Case]:
 
 
 def kernels() -> dict[str, JITFunction]:
-    """Every kernel of the backend."""
+    """Return every kernel of the backend, by module and name."""
     found = {}
     for module in pkgutil.iter_modules(backend.__path__):
         scope = vars(importlib.import_module(f"{backend.__name__}.{module.name}"))
@@ -77,14 +77,14 @@ def kernels() -> dict[str, JITFunction]:
 
 
 class Specialiser:
-    """What Triton makes of a kernel's arguments, by its own rules."""
+    """Triton's specialisation of a kernel for given arguments."""
 
     def __init__(self, kernel: JITFunction, target: GPUTarget) -> None:
         self.kernel, self.target, self.backend = kernel, target, make_backend(target)
         self._bind = create_function_from_signature(kernel.signature, kernel.params, self.backend)
 
     def key(self, arguments: dict) -> list:
-        """What tells compiled kernels apart, argument by argument."""
+        """Return the cache key that distinguishes compiled kernels, argument by argument."""
         return self._bind(**arguments)[1]
 
     def compile(self, arguments: dict) -> None:
@@ -92,7 +92,7 @@ class Specialiser:
         triton.compile(source, target=self.target, options=options.__dict__)
 
     def translate(self, arguments: dict) -> None:
-        """Compiles as far as most mistakes show, which takes milliseconds: to Triton's own code, simplified."""
+        """Compile to Triton's simplified IR, which takes milliseconds and reveals most errors."""
         source, options = self._source(arguments)
         context, stages = ir.context(), {}
         ir.load_dialects(context)
@@ -109,7 +109,7 @@ class Specialiser:
 
 
 def factors(kernel: JITFunction, examples: Sequence[dict]) -> dict[str, Sequence]:
-    """What changes from launch to launch: which target and example, and arguments; of pointers, where they lie."""
+    """Return the values of each factor that varies between launches: target, example, arguments, pointer alignment."""
     found = {"target": TARGETS, "example": range(len(examples))}
     specialiser, example = Specialiser(kernel, TARGETS[0]), examples[0]
     for parameter in kernel.params:
@@ -131,7 +131,7 @@ def factors(kernel: JITFunction, examples: Sequence[dict]) -> dict[str, Sequence
 
 
 def arguments(example: dict, row: dict) -> dict:
-    """An example's, but for what a row of factors changes."""
+    """Return an example's arguments with the changes of a row of factors."""
     made = dict(example)
     for name in row.keys() & example.keys():
         value, level = example[name], row[name]
@@ -146,7 +146,7 @@ def arguments(example: dict, row: dict) -> dict:
 
 
 def covering(factors: dict[str, Sequence]) -> Iterator[dict]:
-    """Rows in which every two levels of every two factors meet; greedily few."""
+    """Yield rows that combine every two levels of every two factors; greedy, so there are few."""
     names, levels = list(factors), [range(len(levels)) for levels in factors.values()]
     pairs = list(combinations(range(len(names)), 2))
     left = {((i, a), (j, b)) for i, j in pairs for a in levels[i] for b in levels[j]}
@@ -154,7 +154,7 @@ def covering(factors: dict[str, Sequence]) -> Iterator[dict]:
         wanted = Counter(chain.from_iterable(left))
         row: dict[int, int] = {}
         for i in sorted(range(len(names)), key=lambda i: -sum(wanted[i, a] for a in levels[i])):
-            # What meets most that it has not met, then what has most left to meet.
+            # Take the level with the most missing pairs in this row, then the one with the most missing pairs overall.
             met = {a: sum(tuple(sorted(((i, a), other))) in left for other in row.items()) for a in levels[i]}
             row[i] = max(levels[i], key=lambda a: (met[a], wanted[i, a]))
         left -= {((i, row[i]), (j, row[j])) for i, j in pairs}
@@ -162,14 +162,14 @@ def covering(factors: dict[str, Sequence]) -> Iterator[dict]:
 
 
 def corners(factors: dict[str, Sequence]) -> Iterator[dict]:
-    """Rows in which all integers are alike; whatever else changes takes turns."""
+    """Yield rows in which all integers are equal and the other factors cycle through their levels."""
     for turn, integer in enumerate(INTEGERS):
         row = {name: levels[turn % len(levels)] for name, levels in factors.items()}
         yield row | {name: integer for name, levels in factors.items() if levels[-1] == INTEGERS[-1]}
 
 
 def examples() -> list[tuple[str, JITFunction, list[dict]]]:
-    """Of every kernel its name and the arguments of some launches."""
+    """Return each kernel with its name and the arguments of some launches."""
     found: dict[str, list[dict]] = {name: [] for name in kernels()}
     for one in chain.from_iterable(map(launches, cases())):
         found[one.name].append(one.arguments)
@@ -177,7 +177,7 @@ def examples() -> list[tuple[str, JITFunction, list[dict]]]:
 
 
 def failures(rows: Callable[[dict], Iterator[dict]], compile: Callable[[Specialiser, dict], None]) -> list[str]:
-    """What is wrong with each kernel, and in how many of its rows."""
+    """Return each kernel's errors with the number of failing rows."""
     found: dict[str, list[dict]] = {}
     for name, kernel, launched in examples():
         for row in rows(factors(kernel, launched)):
@@ -189,7 +189,7 @@ def failures(rows: Callable[[dict], Iterator[dict]], compile: Callable[[Speciali
 
 
 def compiled_again() -> list[str]:
-    """What changes from call to call and yet has a kernel compiled again for some of its values."""
+    """Return the changing arguments that cause a recompilation for some of their values."""
     return [
         f"{name}: {argument}"
         for name, kernel, launched in examples()
@@ -199,7 +199,7 @@ def compiled_again() -> list[str]:
 
 
 def compiled_again_for_others() -> list[str]:
-    """Which kernels of several tensors are compiled again for others: of other sizes, elsewhere in memory, or more."""
+    """Return the multi-tensor kernels that are recompiled for other shapes, addresses or numbers of tensors."""
     keys = defaultdict(set)
     for shape, tensors, address in (((64, 1024), 3, 1 << 40), ((3, 7), 16, (1 << 40) + 2)):
         for step, dtype, bits in product(STEPS, DTYPES, (2, 0)):

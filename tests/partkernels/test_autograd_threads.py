@@ -1,4 +1,4 @@
-"""What PyTorch hands on to threads of backward passes stays whole, also with a PyTorch that frees what others hold."""
+"""Objects passed to threads of backward passes stay alive, even if PyTorch releases them once too often."""
 
 import ctypes
 import sys
@@ -17,7 +17,7 @@ COUNTED = torch._C._stash_obj_in_tls
 
 
 def borrow(name: str, value: object) -> None:
-    """As PyTorch 2.11: it gives back a reference that it has not taken."""
+    """Emulate PyTorch 2.11, which releases a reference that it does not own."""
     COUNTED(name, value)
     ctypes.pythonapi.Py_DecRef(ctypes.py_object(value))
 
@@ -48,7 +48,7 @@ def test_what_is_handed_on_is_held_once():
 
 @pytest.mark.usefixtures("_pytorch")
 def test_contexts_free_nothing_that_others_hold():
-    # A name that nobody else has, and that no Python keeps for ever; caches have another.
+    # A string object that nothing else references and that Python does not intern; caches hold a different one.
     with pk.use_backend("".join(["refer", "ence"])):
         pk.linear(torch.ones(2, 4), torch.ones(3, 4), pk.Partition.random((3, 4), (0.5, 0.5), seed=0), 1)
     name, value, layer = "".join(["refer", "ence"]), InThread(), partnets.Linear(4, 3, proportions=(0.5, 0.5), seed=0)

@@ -1,4 +1,4 @@
-"""A bias with a row for each partition: the live rows' sum, and a gradient for one row."""
+"""A bias with one row per partition: the forward adds the active rows, and one row has a gradient."""
 
 import pytest
 import torch
@@ -31,7 +31,7 @@ def test_the_live_rows_are_added_up_and_one_of_them_learns(name, dtype, target):
         with target.use(), poisoned_memory():
             ours = layer(x, weight, partition, active, update=update, bias=rows)
             expected = layer(x, weight, partition, active, update=update, bias=alone)
-        # Backends add the rows up in float, or more precisely.
+        # Backends add the rows in float32 or a higher precision.
         torch.testing.assert_close(ours, expected)
         grads = torch.autograd.grad(ours.square().sum(), rows, allow_unused=True)[0]
         if update is None:
@@ -78,7 +78,7 @@ def test_operators_with_rows_are_well_registered_and_twice_differentiable(name):
     args = (x, weight, rows, *geometry, 1, 1, *partition.flat(), "reference")
     assert set(torch.library.opcheck(getattr(torch.ops.partkernels, name).default, args).values()) == {"SUCCESS"}
 
-    def call(x, row):  # the rows of other partitions are no variables
+    def call(x, row):  # the rows of other partitions are constants
         rows = torch.cat([row[None], torch.ones(2, 6, dtype=torch.float64)])
         return calls[name](x, weight.detach(), rows, *args[3:])
 

@@ -1,4 +1,4 @@
-"""A checkout whose package hides an installed one: whose library is used, and what is said where none can be."""
+"""A checkout that hides an installed package: which library is used, and the message if none can be used."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ PACKAGE = Path(build_info.__file__).parent
 
 
 def copy_package(to: Path, *files: str) -> Path:
-    """The Python of partkernels, without what setup.py leaves, and other files of the checkout."""
+    """Copy partkernels' Python files, without the outputs of setup.py, and other files of the checkout."""
     shutil.copytree(PACKAGE, to / "partkernels", ignore=shutil.ignore_patterns("_c*", "build_info.json", "__pycache__"))
     for name in files:
         (to / name).parent.mkdir(parents=True, exist_ok=True)
@@ -38,20 +38,20 @@ def build(package: Path, sources: str) -> None:
 
 @pytest.fixture
 def checkout(tmp_path) -> Path:
-    """Without a build of its own."""
+    """Return a checkout without a build."""
     copy_package(tmp_path / "checkout", "csrc/include/partkernels/cpu.h")
     return tmp_path / "checkout"
 
 
 @pytest.fixture
 def installed(tmp_path, checkout) -> Path:
-    """The folder of a copy that was built from the same sources."""
+    """Return the folder of an installed copy that was built from the same sources."""
     build(copy_package(tmp_path / "installed"), digest(checkout / "csrc"))
     return tmp_path / "installed"
 
 
 def run(checkout: Path, installed: Path, *arguments: str) -> subprocess.CompletedProcess:
-    """Python in the checkout's root, where it finds the checkout first."""
+    """Run Python in the checkout's root, so that it finds the checkout first."""
     environment = {**os.environ, "PYTHONPATH": str(installed)}
     return run_python(*arguments, cwd=checkout, environment=environment, check=True)
 
@@ -82,7 +82,7 @@ def test_one_of_other_sources_is_not_taken_and_the_first_call_names_both_places_
 
 @pytest.fixture
 def imported(checkout, monkeypatch):
-    """This process, as if partkernels had been imported from the checkout."""
+    """Make this process behave as if partkernels had been imported from the checkout."""
     monkeypatch.setattr(build_info, "FOLDER", checkout / "partkernels")
     monkeypatch.setattr(sys, "path", [])
     monkeypatch.setattr(sys, "meta_path", [])
@@ -136,7 +136,7 @@ def test_another_partkernels_than_partnets_came_with_is_warned_of_if_it_differs(
     copy_package(folder)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        check_companion(partnets)  # the same Python
+        check_companion(partnets)  # identical Python files
     with (folder / "partkernels" / "partition.py").open("a") as file:
         file.write("# newer\n")
     with pytest.warns(UserWarning, match=rf"partnets is imported from {partnets} and partkernels from {PACKAGE}"):

@@ -1,4 +1,4 @@
-"""conv1d and the transposed convolutions: conv2d's kernels in other clothes, against dense PyTorch."""
+"""conv1d and the transposed convolutions, which reuse conv2d's kernels, against dense PyTorch."""
 
 import itertools
 
@@ -10,7 +10,7 @@ from pairwise import pairwise
 
 import partkernels as pk
 
-# A weight's shape, x's, and the geometry; of transposed ones the weight is [in, out / groups, ...].
+# The shapes of weight and x, and the geometry. Transposed convolutions have weights [in, out / groups, ...].
 CASES = {
     "conv1d": [
         ((6, 4, 3), (2, 4, 9), {}),
@@ -143,7 +143,7 @@ def test_transposed_ones_of_every_geometry(name):
         ]
         try:
             expected = getattr(F, name)(*leaves, **geometry, groups=groups)
-        except RuntimeError:  # none of this geometry
+        except RuntimeError:  # PyTorch does not support this geometry
             continue
         y = getattr(pk, name)(
             *leaves, pk.Partition.random(leaves[1].shape, (1.0,), seed=0), 1, update=1, **geometry, groups=groups
@@ -156,7 +156,7 @@ def test_transposed_ones_of_every_geometry(name):
     assert tried > 500
 
 
-@pytest.mark.skipif(pk.backends()["cpu"] != "ready", reason="the others' convolutions are called from Python")
+@pytest.mark.skipif(pk.backends()["cpu"] != "ready", reason="only the cpu backend calls torch's convolutions from C++")
 def test_what_torch_says_of_a_convolution_is_told():
     partition = pk.Partition.random((6, 4, 3, 3), PROPORTIONS, seed=0)
     with pk.use_backend("cpu"), pytest.raises(RuntimeError, match=r"calculation overflowed|why to stderr"):

@@ -1,6 +1,6 @@
-"""The CUDA backend's own Python: what its kernels compute, what PyTorch's do, and from what.
+"""The Python code of the CUDA backend: which products its kernels compute, which PyTorch computes, and their arguments.
 
-Without a GPU: in place of the kernels are the reference's operators, and what they are called with is seen.
+Runs without a GPU: the reference's operators replace the kernels, and their arguments are recorded.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ DEFAULTS = [pk.Zeros(), pk.Uniform(0.3, seed=2**40 + 7), pk.Normal(0.3, seed=9),
 
 @pytest.fixture
 def calls(monkeypatch) -> list[tuple[str, tuple]]:
-    """The kernels that are called, by name, and their arguments."""
+    """Return the list in which calls of kernels are recorded: their names and arguments."""
     seen = []
 
     def kernel(name: str, function):
@@ -43,7 +43,7 @@ def calls(monkeypatch) -> list[tuple[str, tuple]]:
 
 
 def products(dtype: torch.dtype, defaults: pk.Defaults, active: int, rows: int = 3) -> dict[str, tuple]:
-    """The arguments of each product."""
+    """Return the arguments of each product."""
     if isinstance(defaults, pk.Stored):
         defaults = pk.Stored(torch.randn(40, 72, dtype=dtype))
     partition = pk.Partition.random((40, 72), (0.4, 0.3, 0.3), seed=1, defaults=defaults)
@@ -74,7 +74,7 @@ def test_products_are_the_references_by_each_plan(dtype, defaults, chosen, activ
 
 
 def test_slices_of_a_weight_are_rebuilt_from_their_part_of_the_map(monkeypatch, calls):
-    monkeypatch.setattr(rebuilt, "SLICE", 64 * 130 * 4)  # 41 rows, or 64 columns
+    monkeypatch.setattr(rebuilt, "SLICE", 64 * 130 * 4)  # fits 41 rows or 64 columns
     for count in (2, 3, 9, 40):
         partition = pk.Partition.random((130, 200), [1 / count] * count, seed=1, defaults=pk.Uniform(0.1, seed=0))
         weight = torch.randn(130, 200)
@@ -82,7 +82,7 @@ def test_slices_of_a_weight_are_rebuilt_from_their_part_of_the_map(monkeypatch, 
         y = cuda.linear(torch.eye(200), weight, None, 1, None, *partition.flat())
         rows = cuda.linear_grad_input(torch.eye(130), weight, 1, None, *partition.flat())
         assert torch.equal(y.t(), expected) and torch.equal(rows, expected)
-    assert len({arguments[0].data_ptr() for _, arguments in calls[:4]}) == 1, "slices take turns in the same memory"
+    assert len({arguments[0].data_ptr() for _, arguments in calls[:4]}) == 1, "slices should reuse the same memory"
 
 
 @pytest.mark.parametrize("chosen", plan.NAMES)

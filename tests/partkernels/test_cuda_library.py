@@ -1,4 +1,4 @@
-"""The CUDA library: compiled without a GPU, and looked at with the toolkit's own tools."""
+"""The CUDA library, compiled without a GPU and inspected with the toolkit's tools."""
 
 import json
 import os
@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
-triton = pytest.importorskip("triton", reason="its package has the disassembler that this looks with")
+triton = pytest.importorskip("triton", reason="Triton's package contains the disassembler")
 
 ROOT = Path(__file__).parents[2]
 WHEELS = ROOT / "build" / "wheel"
@@ -24,7 +24,7 @@ pytestmark = [
 
 @pytest.fixture(scope="module")
 def wheel() -> Path:
-    """The wheel that `make wheel` built, or a new one if sources have changed since."""
+    """Return the wheel that `make wheel` built, or a new one if sources have changed since."""
     sources = [path for path in (ROOT / "csrc").rglob("*") if path.is_file()] + [ROOT / "setup.py"]
     newest = max(path.stat().st_mtime for path in sources)
     found = [
@@ -64,7 +64,7 @@ def _names(wheel: Path) -> list[str]:
 
 @pytest.fixture(scope="module")
 def machine_code(unpacked) -> dict[tuple[str, str], str]:
-    """The disassembly of each kernel: of an architecture and a mangled name."""
+    """Return the disassembly of each kernel, by architecture and mangled name."""
     tools = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
     command = [tools / "cuobjdump", "--dump-sass", unpacked / "partkernels" / "_cuda.so"]
     listing = subprocess.run(command, capture_output=True, text=True, check=True).stdout
@@ -133,7 +133,7 @@ except RuntimeError as error:
 
 
 def _symbols(library: Path, which: str) -> set[tuple[str, str]]:
-    """Kind and name, without its version, of the dynamic symbols that a library defines, or leaves undefined."""
+    """Return (kind, name without version) of the dynamic symbols that a library defines or leaves undefined."""
     listing = subprocess.run(
         ["nm", "-D", f"--{which}-only", library], capture_output=True, text=True, check=True
     ).stdout
@@ -150,6 +150,6 @@ def test_every_undefined_symbol_is_found_in_the_libraries_that_a_backend_needs(u
     needed = re.findall(r"\(NEEDED\).*\[(.*)\]", dynamic)
     found = {name for each in needed for _, name in _symbols(paths[each], "defined")}
     missing = {(kind, symbol) for kind, symbol in _symbols(library, "undefined") if symbol not in found}
-    # The toolchain's own, which no library has; a weak one of ours would be null where it is called.
+    # The toolchain's weak symbols, which no library defines. Ours must not be weak: a weak function could be null.
     own = {"_ITM_deregisterTMCloneTable", "_ITM_registerTMCloneTable", "__gmon_start__"}
     assert missing == {("w", symbol) for symbol in own}

@@ -1,4 +1,4 @@
-"""The current stream: found where Python has loaded libtorch_cuda, which no symbol of ours can be linked to."""
+"""The current stream, which is looked up in the loaded libtorch_cuda, because our library is not linked to it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ ROOT = Path(__file__).parents[2]
 COMPILER = shutil.which("g++") or shutil.which("c++")
 pytestmark = pytest.mark.skipif(COMPILER is None, reason="there is no C++ compiler")
 
-# Each plays a library of PyTorch, or ours; a stream is 1000 and its device's number.
+# Stand-ins for PyTorch's libraries and ours; a stream's value is 1000 plus its device's number.
 LIBTORCH_CPU = 'extern "C" void torch_cpu() {}'
 LIBTORCH_CUDA = """
 #include <cstdint>
@@ -41,7 +41,7 @@ extern "C" intptr_t stream(int32_t) { return aoti_torch_get_current_cuda_stream 
 
 @pytest.fixture(scope="module")
 def libraries(tmp_path_factory) -> Path:
-    """A folder of them; ours, as the real one, are linked with libtorch_cpu alone."""
+    """Build the stand-ins in a folder; ours, like the real library, link only to libtorch_cpu."""
     folder = tmp_path_factory.mktemp("libraries")
     includes = [f"-I{ROOT / 'csrc' / 'torch' / 'cuda'}", f"-I{Path(torch.__file__).parent / 'include'}"]
     options = ["-std=c++20", "-shared", "-fPIC", "-DUSE_CUDA", "-DTORCH_TARGET_VERSION=0x020a000000000000"]
@@ -58,7 +58,7 @@ def libraries(tmp_path_factory) -> Path:
 
 
 def streams(libraries: Path, ours: str, *, cuda: str, devices: tuple[int, ...] = (0,)) -> list[int]:
-    """What a new process gets from ours, after it loaded what plays libtorch_cuda in a mode of ctypes', or not."""
+    """Return the streams that our library finds in a new process that loads libtorch_cuda in mode `cuda`, if any."""
     program = f"""
 import ctypes
 ctypes.CDLL("{libraries}/libtorch_cpu.so")

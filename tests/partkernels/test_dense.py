@@ -1,4 +1,4 @@
-"""Products with whole weights, by the library's kernels or by PyTorch's: the same within rounding."""
+"""Dense products by the library's kernels and by PyTorch's agree within rounding."""
 
 import pytest
 import torch
@@ -57,7 +57,7 @@ def test_second_derivatives(ours):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("groups", [1, 2])
 def test_convolutions_of_whole_weights(dtype, groups):
-    """Those of which PyTorch's own fails in bfloat16 as well: dilated ones (docs/torch-faults.md)."""
+    """Include dilated convolutions, in which PyTorch's bfloat16 kernels fail (docs/torch-faults.md)."""
     generator = torch.Generator().manual_seed(0)
     x, weight = (torch.randn(size, generator=generator) for size in ((2, 6, 9, 8), (4, 6 // groups, 3, 2)))
     geometry = (1, 2), (2, 1), (2, 1), groups

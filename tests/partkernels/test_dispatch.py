@@ -1,4 +1,4 @@
-"""Which backend runs, and what is said when one cannot."""
+"""The choice of the backend, and the message if a backend cannot run."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def run(*arguments: str, **environment: str):
 
 @pytest.fixture
 def without_library(monkeypatch, tmp_path):
-    """partkernels as if no library had been built."""
+    """Make partkernels behave as if no library had been built."""
     monkeypatch.setattr(build_info, "FOLDER", tmp_path)
     for cached in (dispatch.BACKENDS["cpu"].status, dispatch._warn_of_reference, build_info._found, dispatch.choose):
         cached.cache_clear()
@@ -76,7 +76,7 @@ def test_use_backend_nests_and_restores():
 
 
 def one_at_a_time(compiled):
-    """The compiler's guards are for one thread at a time: others make it compile again, up to its limit."""
+    """Call a compiled function under a lock: concurrent calls would recompile it, up to the compiler's limit."""
     lock = threading.Lock()
 
     def call(x):
@@ -107,7 +107,7 @@ def test_each_thread_asks_for_its_own_backend(compiled):
                 wrong.append(not torch.equal(asked(x), x + ("auto", "reference", "cpu").index(name)))
             wrong.append(not torch.equal(asked(x), x))
 
-    ask(0, turns=2)  # compiled once, not by all threads at a time
+    ask(0, turns=2)  # compile once before the threads start
     with ThreadPoolExecutor(8) as threads:
         list(threads.map(lambda number: [start.wait(), ask(number)], range(8)))
     assert len(wrong) == 804 and not any(wrong)
@@ -116,7 +116,7 @@ def test_each_thread_asks_for_its_own_backend(compiled):
 
 @pytest.mark.full
 def test_a_backward_pass_in_a_thread_of_autograd_recomputes_on_the_backend_of_the_forward():
-    """As on a GPU, whose backward passes run in threads of their own; here nested ones do, past 60 of them."""
+    """Nest more than 60 backward passes, so that they run in separate threads as on a GPU."""
     asked = []
 
     def nested(depth):
@@ -191,7 +191,7 @@ def test_without_a_library_auto_says_once_that_it_runs_the_reference(without_lib
     x, weight, partition = example()
     with pytest.warns(UserWarning, match="cpu: not built"):
         pk.linear(x, weight, partition, 1)
-    pk.linear(x, weight, partition, 1)  # a second warning would be an error here
+    pk.linear(x, weight, partition, 1)  # a second warning would raise
     with pytest.raises(RuntimeError, match="PARTKERNELS_BUILD=cpu"), pk.use_backend("cpu"):
         pass
 
@@ -232,9 +232,9 @@ def test_importing_initialises_no_gpu_and_downloads_nothing():
         ("sm_80, PTX 80, sm_90a", (9, 0), dispatch.READY),
         ("sm_80, PTX 80, sm_90a", (8, 6), dispatch.READY),
         ("sm_80, PTX 80, sm_90a", (12, 0), dispatch.READY),
-        ("sm_80, sm_90a", (12, 0), "TORCH_CUDA_ARCH_LIST=12.0, else use triton or reference"),
+        ("sm_80, sm_90a", (12, 0), "TORCH_CUDA_ARCH_LIST=12.0, otherwise use triton or reference"),
         ("sm_86", (8, 0), "has compute capability 8.0"),
-        ("sm_80, PTX 80", (7, 5), "has compute capability 7.5; from 8.0 on"),
+        ("sm_80, PTX 80", (7, 5), "has compute capability 7.5; if that is 8.0"),
     ],
 )
 def test_the_cuda_library_serves_what_it_was_built_for(built, capability, status, monkeypatch):

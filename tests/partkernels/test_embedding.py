@@ -1,4 +1,4 @@
-"""embedding: the rows that are asked for are those of the materialised weight, bit for bit, on every backend."""
+"""`embedding` returns the rows of the materialised weight, bit for bit, on every backend."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def check(ids, weight, partition, active, target) -> None:
 
 
 @pairwise(
-    # Interpreted: every count with one kind, and every kind with one count.
+    # Interpreted targets have every count with one kind, and every kind with one count.
     lambda count, kind, dtype, target: target.backend not in INTERPRETED or count == 3 or kind == "uniform",
     count=[1, 2, 3, 9, 40],
     kind=list(KINDS),
@@ -70,7 +70,7 @@ def test_ids_of_any_shape(dtype, batch, shape, target):
 def test_weight_and_ids_of_any_strides(layout, kind, target):
     weight, partition = table((20, 70), torch.float32, kind, target)
     ids = ids_of(20, (4, 6), target)
-    strided = torch.stack([ids, ids + 10**9], dim=-1)[..., 0]  # what lies between would be out of range
+    strided = torch.stack([ids, ids + 10**9], dim=-1)[..., 0]  # the skipped values are out of range
     for each in (ids.t(), strided, ids[:1].expand(3, 6)):
         check(each, in_layout(weight, layout), partition, 2, target)
 
@@ -116,7 +116,7 @@ def test_a_shard_looks_up_its_own_rows_and_columns(kind, target):
 def test_the_gradient_is_the_dense_one_in_one_partition(padding_idx, dtype, target):
     weight, partition = table((15, 70), dtype, "uniform", target)
     weight.requires_grad_()
-    ids = ids_of(15, (4, 15), target)  # some of them many times
+    ids = ids_of(15, (4, 15), target)  # with repeated ids
     grad = target.randn((4, 15, 70)).to(dtype)
     dense = F.embedding(ids, weight, padding_idx)
     with target.use(), poisoned_memory():

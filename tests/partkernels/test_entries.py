@@ -1,4 +1,4 @@
-"""gather_entries and scatter_entries: what a mask selects, in its order, on any strides, dtype and backend."""
+"""gather_entries and scatter_entries: a mask's entries in order, for any strides, dtype and backend."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from pairwise import pairwise
 import partkernels as pk
 from partkernels.testing import poisoned_memory
 
-# Also of several tiles each way: interpreted, those of Triton have 64 rows and 512 columns.
+# Some shapes span several tiles in each dimension: interpreted tiles have 64 rows and 512 columns.
 SHAPES = [(1,), (130,), (5, 7), (3, 1100), (9, 5, 3), (4, 70, 3, 3), (2, 3, 9, 8), (2, 3, 2, 3, 2), (300, 128)]
 DTYPES = [torch.float32, torch.float64, torch.bfloat16, torch.float16]
-# And of how many dimensions they are, at least.
+# Each layout and its minimal number of dimensions.
 LAYOUTS = {"contiguous": 1, "transposed": 2, "channels last": 4, "taps transposed": 4, "with gaps": 1}
 DEFAULT, REFERENCE = Target("auto", "cpu"), Target("reference", "cpu")
 
@@ -34,7 +34,7 @@ def tensor_of(shape, layout: str, dtype, device: str = "cpu") -> torch.Tensor:
 
 
 def check(tensor: torch.Tensor, partition: pk.Partition, target: Target) -> None:
-    """Gathers some partitions' entries, and scatters them among NaNs, which stay where entries are of others."""
+    """Gather a partition's entries and scatter them into NaNs; other partitions' entries must stay NaN."""
     before, count = tensor.clone(), partition.count
     for k in [(count + 1) // 2] if target.backend in INTERPRETED else range(1, count + 1):
         mask = (partition.ids() == k).to(tensor.device)

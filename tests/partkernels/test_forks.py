@@ -1,4 +1,4 @@
-"""Small work after a fork: the child has no other threads, and must not wait for any."""
+"""Small operators after a fork: the child process has no other threads and must not wait for any."""
 
 import os
 import subprocess
@@ -8,7 +8,7 @@ import pytest
 
 import partkernels as pk
 
-# A child that hangs is given so many seconds: by itself it takes a tenth of one.
+# Timeout in seconds for a child that hangs; normally it takes 0.1 s.
 LIMIT = 20
 
 PROGRAM = """
@@ -48,7 +48,7 @@ sys.exit(os.waitstatus_to_exitcode(status))
 
 @pytest.mark.full
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
-@pytest.mark.skipif(pk.backends()["cpu"] != "ready", reason="the reference's own operators wait for threads in a child")
+@pytest.mark.skipif(pk.backends()["cpu"] != "ready", reason="the reference's operators wait for threads in a child")
 def test_a_child_of_a_fork_does_small_work_alone():
     environment = {**os.environ, "PARTKERNELS_BACKEND": "cpu", "OMP_NUM_THREADS": "4"}
     environment["PYTHONPATH"] = os.pathsep.join(sys.path)

@@ -1,4 +1,4 @@
-"""The bit-level formats, against independent few-line readers in numpy."""
+"""The bit-level formats, compared with independent short implementations in NumPy."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SEEDS = st.integers(0, 2**63 - 1)
 
 
 def philox_in_numpy(counter: list[int], seed: int) -> list[int]:
-    """Philox4x32-7 in Python integers."""
+    """Compute Philox4x32-7 with Python integers."""
     c, k = list(counter), [seed & 0xFFFFFFFF, seed >> 32]
     for _ in range(7):
         a, b = 0xD2511F53 * c[0], 0xCD9E8D57 * c[2]
@@ -33,13 +33,13 @@ def philox_in_numpy(counter: list[int], seed: int) -> list[int]:
 
 
 def bfloat16_bits(value: np.float32) -> int:
-    """The nearest bfloat16, ties to even."""
+    """Return the bits of the nearest bfloat16, ties to even."""
     bits = int(np.float32(value).view(np.uint32))
     return ((bits + 0x7FFF + (bits >> 16 & 1)) >> 16) & 0xFFFF
 
 
 def default_in_numpy(defaults: pk.Uniform | pk.Normal, r: int, c: int) -> int:
-    """The bfloat16 bits of one default, from the words of the format alone."""
+    """Return the bfloat16 bits of one default, following only the format's specification."""
     stream = [defaults.stream & 0xFFFFFFFF, defaults.stream >> 32]
     if isinstance(defaults, pk.Normal):
         word = philox_in_numpy([c // 4, r, *stream], defaults.seed)[c % 4]
@@ -117,7 +117,7 @@ def test_every_backend_regenerates_the_same_bits(target, dtype, shape, kind):
         dead = pk.subnetwork_weight(weight, partition.to(target.device), active=1).cpu()
     with pk.use_backend("reference"):
         assert torch.equal(dead, defaults.values(shape, dtype))
-    assert torch.equal(dead.bfloat16().to(dtype), dead), "a default is a bfloat16 number"
+    assert torch.equal(dead.bfloat16().to(dtype), dead), "defaults should be bfloat16 numbers"
 
 
 def test_the_known_answers_of_the_cpp_test_are_the_formats():
@@ -160,7 +160,7 @@ def test_a_map_reads_back_what_was_packed(count, rows, cols, data):
     assert torch.equal(packed_map.unpack(packed, cols, bits), ids)
     used = torch.arange(packed.shape[1] * 8) < cols * bits
     as_bits = (packed[:, :, None] >> torch.arange(8, dtype=torch.uint8)) & 1
-    assert not as_bits.view(rows, -1)[:, ~used].any(), "padding is 0"
+    assert not as_bits.view(rows, -1)[:, ~used].any(), "padding should be 0"
 
 
 def test_columns_of_a_convolution_run_with_input_channels_innermost():

@@ -1,7 +1,7 @@
-"""Random calls of every operator, against dense PyTorch in float64; and what was found by such calls before.
+"""Random calls of every operator, compared with dense PyTorch in float64, and errors that such calls once found.
 
-A new operator is a function here, `@operator`, that draws a call of it. See tests/fuzzing.py for how many are run, and
-test_fuzz_wrong.py for wrong ones.
+To add an operator, add a function marked `@operator` that draws a call. See tests/fuzzing.py for the number of calls,
+and test_fuzz_wrong.py for invalid calls.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ from partkernels.testing import Yardstick, poisoned_memory
 
 BACKEND = BACKENDS[0]
 WRITABLE = [layout for layout in LAYOUTS if layout != "expanded"]
-# Results of so few entries depend on luck: the dense operator's error is then no yardstick.
+# In results with at most this many entries, the dense operator's error is too random for a comparison.
 FEW = 2000
 
 
 @dataclass
 class Call:
-    """An operator's arguments, by name, and what says whether its results are right."""
+    """An operator, its arguments by name, and a check of its results."""
 
     function: Callable
     arguments: dict[str, Any]
@@ -61,11 +61,11 @@ def operator(draws: Callable[[Draw], Call]) -> Callable[[Draw], Call]:
     return draws
 
 
-# What is drawn: partitions, layouts, geometries.
+# Random arguments: partitions, layouts, geometries.
 
 
 def drawn_proportions(draw: Draw) -> list[float]:
-    """C = 1 to 256 numbers, some of them 0."""
+    """Draw C = 1 to 256 proportions, some of them 0."""
     count = draw.choice((1, 2, 2, 3, 3, 4, 5, 16, 17, 200, 255, 256))
     shares = [draw.choice((0, 1, 1, 5, draw.random())) for _ in range(count)]
     shares[draw.randrange(count)] = 1
@@ -96,31 +96,31 @@ def drawn_partition(draw: Draw, shape: tuple[int, ...], dtype: torch.dtype = tor
     return pk.Partition.from_ids(in_layout(ids, draw.choice(WHOLE)), count=count, defaults=defaults)
 
 
-# The layouts of integers, which know no NaN and no negative view.
+# Layouts of integer tensors, which have no NaNs and no negated views.
 WHOLE = ["contiguous", "transposed", "expanded", "channels_last"]
 
 
 def drawn_weight(draw: Draw, shape: tuple[int, ...]) -> dict[str, Any]:
-    """A weight, its partition, and which of its partitions are live and learn."""
+    """Draw a weight, its partition, `active` and `update`."""
     dtype = draw.choice(DTYPES)
     partition = drawn_partition(draw, shape, dtype)
     active = draw.randint(1, partition.count)
     update = draw.choice((None, active, draw.randint(1, active)))
     weight, layout = draw.randn(shape, dtype), draw.choice(LAYOUTS)
-    if layout != "expanded" and draw.chance(0.5):  # nothing may depend on entries that are not live
+    if layout != "expanded" and draw.chance(0.5):  # no result may depend on inactive entries
         weight[partition.ids() > active] = torch.nan
     return {"weight": in_layout(weight, layout), "partition": partition, "active": active, "update": update}
 
 
 def drawn_bias(draw: Draw, out: int, dtype: torch.dtype, count: int) -> Tensor | None:
-    """None, a vector, or a row for each partition."""
+    """Draw a bias: None, a vector, or one row per partition."""
     shape = draw.choice((None, (out,), (count, out)))
     return None if shape is None else in_layout(draw.randn(shape, dtype), draw.choice(LAYOUTS))
 
 
 @contextmanager
 def drawn_machine(draw: Draw) -> Iterator[None]:
-    """Other threads, and another workspace, in which convolutions rebuild a weight part by part."""
+    """Draw a number of threads, and a workspace size, with which convolutions may rebuild a weight part by part."""
     limit_workspace = torch.ops.partkernels_cpu.limit_workspace
     threads, workspace = torch.get_num_threads(), limit_workspace(0)
     limit_workspace(draw.choice((workspace, workspace, workspace, 0, 100, 20_000)))
@@ -134,7 +134,7 @@ def drawn_machine(draw: Draw) -> Iterator[None]:
 
 @contextmanager
 def without_onednn() -> Iterator[None]:
-    """Convolutions by PyTorch alone: see docs/torch-faults.md. torch.backends.mkldnn.flags warns."""
+    """Disable oneDNN's convolutions (see docs/torch-faults.md); torch.backends.mkldnn.flags would warn."""
     before = torch._C._get_mkldnn_enabled()
     torch._C._set_mkldnn_enabled(False)
     try:
@@ -144,19 +144,21 @@ def without_onednn() -> Iterator[None]:
 
 
 def a_few(dims: int, numbers: list[int]) -> int | tuple[int, ...]:
-    """Numbers of a geometry, as one where they are alike."""
+    """Return the numbers of a geometry, as a single int if they are equal."""
     return numbers[0] if len(set(numbers)) == 1 else tuple(numbers)
 
 
-# How results are judged.
+# Comparison of results.
 
 
 def assert_near(got: Tensor, compute: Callable[[torch.dtype], Tensor], most: Tensor) -> None:
-    """The tolerance rule. The largest error, and all of a result of few entries, may instead be the usual one of a sum.
+    """Check a result by the tolerance rule, or by the usual error bound of a sum.
+
+    The bound may replace the rule for the largest error, and for all errors if the result has few entries.
 
     Args:
-        compute: the dense result in a dtype.
-        most: for each entry the sum of its terms' absolute values.
+        compute: a function that returns the dense result in a dtype.
+        most: for each entry, the sum of the absolute values of its terms.
     """
     yardstick = Yardstick(compute, got.dtype)
     try:
@@ -165,7 +167,7 @@ def assert_near(got: Tensor, compute: Callable[[torch.dtype], Tensor], most: Ten
         if got.shape != most.shape:
             raise
         errors, eps = (got.double() - yardstick.truth).abs(), torch.finfo(got.dtype).eps
-        # Rows of a bias are added up in float64 one after another: alike ones err by more.
+        # Bias rows are added sequentially in float64, so the errors of similar rows accumulate.
         of_sums = 20 * eps if got.dtype == torch.float64 else 4 * torch.finfo(torch.float32).eps
         usual = eps * yardstick.truth.abs() + of_sums * most
         is_luck = got.numel() <= FEW or errors.square().mean().sqrt() <= yardstick.allowed[1]
@@ -174,7 +176,7 @@ def assert_near(got: Tensor, compute: Callable[[torch.dtype], Tensor], most: Ten
 
 
 def check_product(draw: Draw, call: Call, dense: Callable[..., Tensor]) -> None:
-    """Output and gradients of a product of x and a weight are those of dense(x, w_s^(k), bias, ...)."""
+    """Compare output and gradients of a product with those of dense(x, w_s^(k), bias, ...)."""
     geometry = dict(call.arguments)
     x, weight, partition, active = (geometry.pop(name) for name in ("x", "weight", "partition", "active"))
     update, bias = geometry.pop("update"), geometry.pop("bias")
@@ -227,7 +229,7 @@ def check_product(draw: Draw, call: Call, dense: Callable[..., Tensor]) -> None:
 
 @operator
 def linear(draw: Draw) -> Call:
-    # Rarely so large that threads share it.
+    # Sizes that use several threads are rare.
     out, features = draw.choice(((draw.size(), draw.size()),) * 9 + ((draw.randint(200, 300), draw.randint(150, 300)),))
     arguments = drawn_weight(draw, (out, features))
     dtype, count = arguments["weight"].dtype, arguments["partition"].count
@@ -238,7 +240,7 @@ def linear(draw: Draw) -> Call:
 
 
 def drawn_images(draw: Draw, dims: int, is_transposed: bool) -> dict[str, Any]:
-    """The arguments of a convolution."""
+    """Draw the arguments of a convolution."""
     groups = draw.choice((1, 1, 1, 2, 3, draw.size(17)))
     first, second = draw.size(70 // groups), draw.size(70 // groups)
     kernel = [draw.choice((1, 1, 2, 3, 3, 4, 5, 7)) for _ in range(dims)]
@@ -328,7 +330,7 @@ def subnetwork_weight(draw: Draw) -> Call:
 
 
 def drawn_shape(draw: Draw) -> tuple[int, ...]:
-    """A weight's shape of 1 to 5 dimensions, narrow ones too, rarely so large that threads share it."""
+    """Draw a weight's shape with 1 to 5 dimensions; some are narrow, and few are large enough for several threads."""
     return draw.choice([
         (draw.size(),), (draw.size(), 1), (1, draw.size()), (draw.size(), draw.size()), (1, draw.randint(300, 3000)),
         (draw.size(20), draw.size(20), 3), (draw.size(20), draw.size(20), 3, 2), (1, 1, 5, 5), (3, 4, 2, 2, 3),
@@ -354,7 +356,7 @@ def check_subnetwork_weight(draw: Draw, call: Call) -> None:
 
 
 def same(a: Any, b: Any) -> bool:
-    """Equal, NaNs to NaNs."""
+    """Return whether two tensors are equal, with NaNs equal to NaNs."""
     return a.shape == b.shape and bool(((a == b) | (a.isnan() & b.isnan())).all())
 
 
@@ -363,7 +365,7 @@ def drawn_step(draw: Draw, *states: str) -> dict[str, Any]:
     layout, one = draw.choice(WRITABLE), draw.chance(0.5)
     tensors = {
         name: in_layout(
-            # The root of an entry near 0 would magnify any rounding.
+            # The square root of an entry near 0 would magnify rounding.
             draw.randn(shape, dtype).square() + 0.1 if name == "exp_avg_sq" else draw.randn(shape, dtype),
             layout if one else draw.choice(WRITABLE),
         )
@@ -397,7 +399,7 @@ STATES = ("parameter", "grad", "momentum_buffer", "exp_avg", "exp_avg_sq")
 
 
 def check_step(draw: Draw, call: Call) -> None:
-    """The step is torch's at the partition's entries; all others keep their bits, which may be NaN."""
+    """Compare the partition's entries with torch's step; all other entries must be unchanged, including NaNs."""
     tensors = {name: call.arguments[name] for name in STATES if call.arguments.get(name) is not None}
     numbers = {name: value for name, value in call.arguments.items() if name not in STATES}
     partition, update = numbers.pop("partition"), numbers.pop("update")
@@ -424,18 +426,18 @@ def check_step(draw: Draw, call: Call) -> None:
 
     most = 4 * sum(tensor[mask].double().abs() for tensor in before.values())
     for name, tensor in tensors.items():
-        assert same(tensor[~mask], before[name][~mask]), f"{name} has changed elsewhere"
+        assert same(tensor[~mask], before[name][~mask]), f"{name} changed in other partitions"
         if name == "grad":
             assert same(tensor, before[name]), "the gradient has changed"
         else:
             assert_near(tensor[mask], lambda dtype, name=name: dense(dtype)[name], most)
 
 
-# What is no call of one operator.
+# Cases that are not calls of one operator.
 
 
 def partitions(draw: Draw) -> None:
-    """A map is its proportions' and its seed's alone, survives copies, and its shards agree with it."""
+    """Check that a map depends only on proportions and seed, survives copies, and agrees with its shards."""
     shape, proportions, seed = drawn_shape(draw), drawn_proportions(draw), draw.getrandbits(63)
     defaults = drawn_defaults(draw, shape, torch.float32)
     with drawn_machine(draw):
@@ -469,9 +471,9 @@ def partitions(draw: Draw) -> None:
 
 
 def drawn_sizes(draw: Draw) -> None:
-    """Sizes sum to the total and are within 1 of what the proportions, divided by their sum, say."""
+    """Check that sizes sum to the total and are within 1 of the normalised proportions times the total."""
     proportions = draw.choice((drawn_proportions, lambda _: draw.choice(ROUGH)))(draw)
-    if draw.chance(0.3):  # rounded, as a file or float32 holds them
+    if draw.chance(0.3):  # rounded to float32
         proportions = torch.tensor(proportions).tolist()
     total = draw.choice((0, 1, draw.size(), draw.getrandbits(20), draw.getrandbits(40)))
     found = sizes(total, proportions)
@@ -504,7 +506,7 @@ def test_random_calls_compute_what_dense_pytorch_computes(name, part):
     run_part(CASES[name], name, number_of(440, 11_000) // len(CASES), part, PARTS, __file__)
 
 
-# What was found before.
+# Errors that random calls found.
 
 
 def conv2d_of(dtype: torch.dtype, x: tuple[int, ...], weight: tuple[int, ...], **geometry: Any) -> Call:
@@ -519,13 +521,13 @@ def conv2d_of(dtype: torch.dtype, x: tuple[int, ...], weight: tuple[int, ...], *
 
 
 FOUND_CONVOLUTIONS = {
-    # Written beyond its memory, for a weight in channels_last.
+    # Wrote out of bounds for a weight in channels_last.
     "memory": conv2d_of(
         torch.bfloat16, (3, 54, 2, 11), (27, 6, 1, 2), stride=(1, 7), padding=(0, 3), dilation=3, groups=9
     ),
-    # conv2d_input refuses what the transposed convolution takes.
+    # torch's conv2d_input rejects this output_padding, which conv_transpose2d accepts.
     "output_padding": conv2d_of(torch.float32, (2, 3, 5, 5), (3, 4, 3, 3), stride=2, output_padding=2, dilation=3),
-    # oneDNN's gradients of bfloat16 weights: garbage where a tap meets no pixel, or columns are left over.
+    # oneDNN's gradients of bfloat16 weights were wrong if a tap met no pixel or columns were left over.
     "height": conv2d_of(torch.bfloat16, (1, 32, 17, 29), (13, 32, 1, 7), stride=(7, 1), padding=(0, 8), dilation=2),
     "stride": conv2d_of(torch.bfloat16, (2, 33, 9, 19), (32, 33, 4, 5), stride=(1, 7)),
     "taps": conv2d_of(torch.bfloat16, (3, 16, 9, 3), (4, 16, 2, 7), stride=(1, 7), padding=(0, 2)),
@@ -545,11 +547,11 @@ def of_256() -> pk.Partition:
 
 
 SPLIT = [
-    # Rounded proportions made a size above the total, or sizes that did not sum to it.
+    # Rounded proportions gave a size above the total, or sizes that did not sum to it.
     lambda: pk.Partition.random((1000, 2000), (1.0000009, 0.0), seed=0).sizes() == [2_000_000, 0],
     lambda: sum(sizes(10**8, torch.tensor((0.3, 0.3, 0.4)).tolist())) == 10**8,
     lambda: sizes(7_000_000, (0.1428571,) * 7) == [1_000_000] * 7,
-    # Ids of 256 partitions are no uint8.
+    # The ids of 256 partitions do not fit into uint8.
     lambda: torch.equal(pickle.loads(pickle.dumps(of_256())).map, of_256().map),
     lambda: torch.equal(copy.deepcopy(of_256()).ids(), of_256().ids()) and of_256().ids().max() == 256,
 ]

@@ -1,4 +1,4 @@
-"""Random calls that are wrong: they raise and change nothing; the operators themselves, called raw, never crash."""
+"""Random invalid calls: public functions raise and change nothing, and the raw operators never crash."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from torch import Tensor
 
 import partkernels as pk
 
-# What a wrong call may raise; an IndexError is embedding's, as torch's own.
+# Errors that a wrong call may raise; `embedding` raises IndexError like torch.
 ERRORS = (ValueError, TypeError, RuntimeError, IndexError)
 
 
 def wrong(draw: Draw) -> None:
-    """A call with one argument that is wrong raises, names it, and leaves all tensors as they were."""
+    """Check that a call with one wrong argument raises with a message and leaves all tensors unchanged."""
     name = draw.choice(list(OPERATORS))
     call = OPERATORS[name](draw)
     draw.say(str(call))
@@ -43,12 +43,12 @@ def wrong(draw: Draw) -> None:
 
 
 def wrong_arguments(draw: Draw, call: Call) -> Iterator[tuple[str, Any]]:
-    """Every argument of a call with values that it cannot have."""
+    """Yield each argument of a call with invalid values."""
     a = call.arguments
     partition, update = a["partition"], a["update"]
     for name, value in a.items():
         if isinstance(value, Tensor):
-            # Of images the channels.
+            # The dimension of the channels, for images.
             channels = 1 - a["weight"].dim() if name == "x" else -1
             yield from wrong_tensors(name, value, channels)
     if partition is not None:
@@ -85,7 +85,7 @@ def wrong_arguments(draw: Draw, call: Call) -> Iterator[tuple[str, Any]]:
 
 
 def wrong_tensors(name: str, value: Tensor, dim: int) -> Iterator[tuple[str, Any]]:
-    """A tensor of another dtype, device or shape; `dim` is one whose size matters."""
+    """Yield tensors of another dtype, device or shape; `dim` is a dimension of fixed size."""
     for dtype in (torch.int16, torch.complex64, torch.bool):
         yield name, value.to(dtype)
     if name not in ("weight", "parameter"):
@@ -96,14 +96,14 @@ def wrong_tensors(name: str, value: Tensor, dim: int) -> Iterator[tuple[str, Any
         yield name, value.flatten()[:0]
 
 
-# The operators below the public functions, torch.ops.partkernels: they check no more than what memory needs.
+# The operators below the public functions, torch.ops.partkernels, check only memory safety.
 
-# Not spoilt: rows of an embedding beyond its last are looked for by the public function alone.
+# Not spoilt: only the public function checks that ids of an embedding are in range.
 UNSPOILT = {"ids"}
 
 
 def raw(draw: Draw) -> None:
-    """An operator with an argument that does not fit returns something or raises, but does not crash."""
+    """Call an operator with invalid arguments: it may return or raise, but must not crash."""
     name = draw.choice(["linear", "conv2d", "embedding", "subnetwork_weight", "sgd_step", "adam_step"])
     operator, arguments = raw_call(draw, name)
     names = [argument.name for argument in operator._schema.arguments]
@@ -117,7 +117,7 @@ def raw(draw: Draw) -> None:
 
 
 def raw_call(draw: Draw, name: str) -> tuple[torch._ops.OpOverload, list[Any]]:
-    """One of the operators that serve a public function, with arguments that fit."""
+    """Return one of the operators behind a public function, with valid arguments."""
     a = OPERATORS[name](draw).arguments
     partition = a["partition"]
     if name.endswith("_step"):
@@ -162,7 +162,7 @@ def raw_call(draw: Draw, name: str) -> tuple[torch._ops.OpOverload, list[Any]]:
 
 
 def spoilt(draw: Draw, value: Any) -> Any:
-    """A value of the same type, more or less, that does not fit."""
+    """Return an invalid value of about the same type."""
     if isinstance(value, Tensor):
         tensor = value if value.dim() else value[None]
         return draw.choice([
@@ -193,7 +193,7 @@ def test_wrong_calls_raise_and_change_nothing():
 
 
 def test_raw_operators_do_not_crash():
-    """In a process of their own: of a crash the last case is told."""
+    """Call them in a separate process, so that a crash can be reported with its last case."""
     path = os.pathsep.join([str(ROOT / "tests"), os.environ["PYTHONPATH"]])
     command = [__file__, "raw", str(SEED), str(number_of(200, 5000, of_calls=0.5))]
     done = run_python(*command, environment=os.environ | {"PYTHONPATH": path})
@@ -217,22 +217,22 @@ def emptied(use: Callable[[pk.Partition], Any]) -> None:
 
 
 FOUND = [
-    # Accepted, and failed later or never.
+    # These were accepted and failed later or never.
     (lambda: pk.Partition.from_ids(torch.ones(2, 2, dtype=torch.uint8), count=2.5), ValueError, "count=2.5"),
     (lambda: pk.Uniform(True, 0), TypeError, "scale=True"),
     (lambda: pk.linear(COMPLEX, COMPLEX, PARTITION, 1), TypeError, "complex64"),
     (lambda: pk.embedding(torch.tensor([0]), COMPLEX.real, PARTITION, 1, padding_idx=0.5), ValueError, "pass an int"),
-    # Two moments on one memory; and one that is missing.
+    # Two moments that share memory; a missing moment.
     (lambda: adam(torch.zeros(4, 6)), ValueError, "exp_avg and exp_avg_sq share memory"),
     (lambda: adam(None), TypeError, "exp_avg is None"),
-    # Read, or written, where there is no memory.
-    (stored_without_a_tensor, RuntimeError, "defaults are stored, and there is no tensor"),
+    # These read or wrote out of bounds.
+    (stored_without_a_tensor, RuntimeError, "stored defaults need a tensor"),
     (
         lambda: emptied(lambda p: pk.linear(COMPLEX.real, COMPLEX.real, p, 1)),
         RuntimeError,
-        "map is none of a weight",
+        "map does not fit a weight",
     ),
-    (lambda: emptied(lambda p: pk.subnetwork_weight(COMPLEX.real, p, 1)), RuntimeError, "map is none of a weight"),
+    (lambda: emptied(lambda p: pk.subnetwork_weight(COMPLEX.real, p, 1)), RuntimeError, "map does not fit a weight"),
 ]
 
 

@@ -1,4 +1,4 @@
-"""What a call leaves behind: nothing, of memory that only C counts."""
+"""Calls leak no memory of the C heap."""
 
 import ctypes
 import gc
@@ -10,7 +10,7 @@ from against_dense import BACKENDS
 import partkernels as pk
 
 CALLS = 400
-# One of glibc's smallest pieces has 32 bytes; caches may fill meanwhile.
+# glibc's smallest allocation has 32 bytes, so one leak a call exceeds this; caches may fill during the test.
 MOST = 16 * CALLS
 
 WEIGHT = torch.randn(16, 8)
@@ -51,10 +51,10 @@ class Mallinfo2(ctypes.Structure):
 
 
 def in_use():
-    """Bytes that malloc has given out."""
+    """Return the number of bytes that malloc has allocated."""
     library = ctypes.CDLL(None)
     if not hasattr(library, "mallinfo2"):
-        pytest.skip("this C library does not count what it has given out; glibc 2.33 does")
+        pytest.skip("this C library does not report allocated memory; glibc 2.33 does")
     library.mallinfo2.restype = Mallinfo2
     gc.collect()
     found = library.mallinfo2()
@@ -62,7 +62,7 @@ def in_use():
 
 
 @pytest.mark.full
-@pytest.mark.skipif("cpu" not in BACKENDS, reason="the others have no memory of their own")
+@pytest.mark.skipif("cpu" not in BACKENDS, reason="only the cpu backend allocates memory")
 @pytest.mark.parametrize("work", WORKS)
 def test_a_call_leaves_nothing(work):
     with pk.use_backend("cpu"):

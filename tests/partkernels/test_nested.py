@@ -1,4 +1,4 @@
-"""Nested partitions: what the equal map gives, of nothing but what is live."""
+"""Nested partitions give the results of the equivalent explicit map, computed from active channels only."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def nested(shape, rows, cols=None) -> pk.NestedPartition:
     return pk.Partition.nested(shape, rows, cols)
 
 
-# Of each operator: how it is called, a weight's shape, n and m, and the shape of x; groups of several kinds.
+# Each case: operator, weight shape, active rows n and columns m of each subnetwork, shape of x, and options.
 CASES = {
     "linear": (pk.linear, (7, 9), (3, 5, 7), (2, 6, 9), (4, 9), {}),
     "linear, segments": (pk.linear, (7, 9), ((1, 1, 2), (2, 4, 5)), ((1, 3, 4), (1, 1, 3), (0, 1, 2)), (4, 9), {}),
@@ -70,7 +70,7 @@ def inputs(case: str, dtype=torch.float64):
 
 
 def computed(operator, x, weight, bias, partition, active, update, **options):
-    """The result and the gradients of x, weight and bias; None for those that have none."""
+    """Return the result and the gradients of x, weight and bias; None for an input without a gradient."""
     leaves = [one.detach().clone().requires_grad_() for one in (x, weight, bias)]
     y = operator(leaves[0], leaves[1], partition, active, update=update, bias=leaves[2], **options)
     grad = torch.linspace(-1, 1, y.numel(), dtype=torch.float64).view(y.shape).to(y.dtype)
@@ -156,7 +156,7 @@ def test_its_gradients_and_theirs_are_right(case):
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("active, update", [(2, 1), (3, 3)])
 def test_second_derivatives_are_the_equal_maps(case, active, update):
-    """As of a penalty on gradients; those of other partitions are 0."""
+    """Differentiate a penalty on gradients; the derivatives of other partitions are 0."""
     operator, x, weight, bias, partition, options = inputs(case)
     found = []
     for each in (partition, partition.explicit()):
@@ -170,7 +170,7 @@ def test_second_derivatives_are_the_equal_maps(case, active, update):
 
 
 @pytest.mark.full
-@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")  # as torch's own compiler does
+@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")  # raised by torch's compiler
 def test_transforms_compilers_and_autocast():
     _, x, weight, bias, partition, _ = inputs("linear", torch.float32)
 

@@ -1,4 +1,4 @@
-"""The operators: each backend against plain PyTorch, gradients against finite differences, and what they save."""
+"""The operators: each backend against dense PyTorch, gradients against finite differences, and saved tensors."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def defaults_of(kind: str, shape: tuple[int, ...], dtype: torch.dtype) -> pk.Def
 
 @dataclass
 class Case:
-    """A layer: what surrounds its weight."""
+    """A layer: the shapes of its input and weight, and its geometry."""
 
     x: tuple[int, ...]
     weight: tuple[int, ...]
@@ -71,7 +71,7 @@ LINEAR = {
     "odd": Case((37, 61), (53, 61)),
     "blocks": Case((203, 530), (197, 530)),
     "three dimensions": Case((3, 7, 65), (130, 65)),
-    "empty batch": Case((0, 3, 2, 9), (4, 9)),  # its strides may not collapse
+    "empty batch": Case((0, 3, 2, 9), (4, 9)),  # strides of an empty tensor may not collapse
     "small batch": Case((2, 1030), (100, 1030)),
     "a tile's rows": Case((12, 1030), (100, 1030)),
 }
@@ -97,7 +97,7 @@ CONV2D = {
     "ten channels": Case((3, 10, 10, 9), (14, 10, 3, 3)),
 }
 WIDE = Case((1, 1, 3, 9000), (40, 1, 3, 3), {"padding": 1})
-# Sums of so many terms that the order of adding them decides the error.
+# Sums with so many terms that the order of addition determines the error.
 DEEP = {
     "forward": Case((20, 16400), (30, 16400)),
     "forward, few rows": Case((7, 16400), (90, 16400)),
@@ -110,18 +110,18 @@ WEIGHTS = (7,), (5, 300), (6, 5, 3), (3, 4, 2, 5), (3, 4, 2, 2, 3)
 CASES = {f"linear {name}": case for name, case in LINEAR.items()} | {
     f"conv2d {name}": case for name, case in CONV2D.items()
 }
-# Interpreted, these take seconds each, and in one dtype show as much.
+# When interpreted, these take seconds each, and one dtype is enough.
 SLOW = {"linear blocks", "linear small batch", "linear a tile's rows"}
 
 
 def is_worth_it(case: Case, dtype: torch.dtype, target: Target) -> bool:
-    """Not what is slow or the same again: float64 and convolutions have one plan."""
+    """Return whether a case is neither slow nor redundant: float64 and convolutions have only one plan."""
     is_slow = target not in COMPILED and dtype != torch.bfloat16 and case in [CASES[name] for name in SLOW]
     return not is_slow and not (target.plan == "fused" and (dtype == torch.float64 or len(case.weight) == 4))
 
 
 def check(case: Case, dtype, kind, count, active, update, x_layout, weight_layout, grad_layout, target) -> None:
-    """Forward and all gradients of one case against the dense operator with the materialised weight."""
+    """Compare output and gradients of one case with the dense operator on the materialised weight."""
     partition = pk.Partition.random(
         case.weight, [1 / count] * count, seed=11, defaults=defaults_of(kind, case.weight, dtype)
     ).to(target.device)
@@ -141,7 +141,7 @@ def check(case: Case, dtype, kind, count, active, update, x_layout, weight_layou
     def dense(which: int):
         def compute(compute_dtype):
             leaves = [t.detach().to(compute_dtype).requires_grad_() for t in (x, subnetwork, bias)]
-            with poisoned_memory():  # where it is to be deterministic, cuDNN adds up in another order
+            with poisoned_memory():  # in deterministic mode, cuDNN adds in another order
                 y = case.dense(*leaves)
                 return (y, *torch.autograd.grad(y, leaves, grad.to(compute_dtype)))[which].detach()
 
@@ -153,8 +153,8 @@ def check(case: Case, dtype, kind, count, active, update, x_layout, weight_layou
     if update:
         assert ours[1].shape == weight.shape
         mask = partition.mask(update)
-        assert (ours[1][~mask] == 0).all(), "other partitions' gradient is exactly 0"
-        # All entries of the dense gradient are the yardstick, not just the few of this partition.
+        assert (ours[1][~mask] == 0).all(), "other partitions' gradient should be exactly 0"
+        # Compare with the error of the complete dense gradient, not only with this partition's few entries.
         truth = dense(2)(torch.float64)
         assert_within_twice_dense_error(torch.where(mask, ours[1], truth.to(dtype)), dense(2))
 
@@ -175,14 +175,14 @@ def test_images_wider_than_a_workspace(dtype, target):
 @pytest.mark.parametrize("target", COMPILED, ids=str)
 @pytest.mark.parametrize("case", DEEP.values(), ids=DEEP)
 def test_errors_of_deep_products_grow_no_faster_than_dense_pytorchs(case, target):
-    # Not in float64: there MKL's own product, which is called the truth, was seen to err 9 times as much as ours.
+    # Not in float64: MKL's product, which serves as the truth, had 9 times the error of ours.
     check(case, torch.float32, "uniform", 3, 2, 2, "contiguous", "contiguous", "contiguous", target)
 
 
 @pytest.mark.skipif("cpu" not in BACKENDS, reason="the cpu backend was not built")
 @pairwise(case=CONV2D, dtype=DTYPES, workspace=[0, 10_000])
 def test_convolutions_whose_weight_does_not_fit_the_workspace(case, dtype, workspace):
-    # 0 bytes: our own convolutions; 10 000: larger weights are rebuilt slice by slice.
+    # 0 bytes: our convolutions run; 10 000 bytes: larger weights are rebuilt slice by slice.
     before = torch.ops.partkernels_cpu.limit_workspace(workspace)
     try:
         for layout in ("contiguous", "channels_last"):
@@ -192,7 +192,7 @@ def test_convolutions_whose_weight_does_not_fit_the_workspace(case, dtype, works
 
 
 @pairwise(
-    # Where a weight is rebuilt, PyTorch's operators read the others.
+    # In the rebuild plan, only the weight is read by our kernels; PyTorch's operators read x and grad.
     lambda case, layout, which, target: which == "weight" or target.plan != "rebuild",
     case={name: CASES[name] for name in ("linear odd", "linear three dimensions", "conv2d odd", "conv2d groups")},
     layout=LAYOUTS,
@@ -201,15 +201,15 @@ def test_convolutions_whose_weight_does_not_fit_the_workspace(case, dtype, works
 )
 def test_any_strides(case, which, layout, target):
     layouts = [layout if which == name else "contiguous" for name in ("x", "weight", "grad")]
-    kind = "uniform" if target in COMPILED else "stored"  # to be drawn takes an interpreter longest
+    kind = "uniform" if target in COMPILED else "stored"  # drawn defaults are the slowest to interpret
     check(case, torch.float32, kind, 3, 2, 1, *layouts, target)
 
 
 @pytest.mark.cases(usual=10, full=20)
 @pairwise(is_worth_it, case=CASES, dtype=[torch.float32], target=TARGETS)
 def test_the_gradient_of_a_sum_has_stride_0_everywhere(case, dtype, target):
-    # Whole numbers: every product and sum is exact, so that backends must agree to the bit. On a GPU cuDNN's are exact
-    # in float64, and in float32 nearly: it transforms images.
+    # With whole numbers, every product and sum is exact, so backends must agree to the bit. On a GPU, cuDNN is exact in
+    # float64 and nearly exact in float32, because it transforms images.
     partition = pk.Partition.random(case.weight, (0.5, 0.3, 0.2), seed=3).to(target.device)
     numbers = [target.randn(shape).mul(2).round() for shape in (case.x, case.weight)]
     results = []
@@ -249,13 +249,13 @@ def test_every_kind_of_defaults_and_number_of_bits(case, numbers, kind, target):
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_kind_of_defaults_in_each_dtype(kind, dtype, target):
-    # Whole tiles, and parts of them. Each pair has loops of its own, of which compilers have made wrong ones.
+    # Complete and partial tiles. Each pair compiles to separate loops, and compilers have miscompiled some.
     case = CASES["linear three dimensions"]
     check(case, dtype, kind, 3, 2, 2, "contiguous", "contiguous", "contiguous", target)
 
 
 @pairwise(
-    # Interpreted: what is drawn in one layout, and every layout in one dtype.
+    # Interpreted targets have drawn defaults in one layout, and every layout in one dtype.
     lambda kind, shape, layout, dtype, target: (
         target in COMPILED or layout == "contiguous" or (kind == "stored" and dtype == torch.bfloat16)
     ),
@@ -313,7 +313,7 @@ def test_results_do_not_depend_on_the_number_of_threads(case, backend):
 
 
 def operator_calls(backend: str) -> dict[str, tuple]:
-    """Arguments for each operator, in float64, that require gradients."""
+    """Return float64 arguments for each operator that require gradients."""
 
     def leaf(*shape):
         return torch.randn(*shape, dtype=torch.float64, requires_grad=True)
@@ -353,7 +353,7 @@ def test_operators_are_well_registered(name, backend):
 
 
 class Seen(TorchDispatchMode):
-    """The operators that are dispatched, by namespace and name."""
+    """A mode that records the namespace and name of each dispatched operator."""
 
     def __init__(self):
         super().__init__()
@@ -382,7 +382,7 @@ def test_for_plain_tensors_the_backend_is_called_at_once():
     with torch.no_grad():
         assert seen(x, weight) == ["partkernels_cpu::linear"]
     assert seen(x, weight)[-1] == "partkernels_cpu::linear"
-    # Where the operator has a meaning of its own: a subclass's, autocast's.
+    # Subclasses and autocast override the operator.
     assert seen(x.as_subclass(Subclass), weight.detach())[0] == "partkernels::linear"
     with torch.autocast("cpu", torch.bfloat16):
         assert "partkernels::linear" in seen(x, weight.detach())
@@ -397,12 +397,12 @@ def test_meta_tensors_have_the_operators_shapes_and_no_backend():
 
 
 def updatable(name: str, args: tuple) -> list[bool]:
-    """Which arguments are a weight whose gradient is confined to one partition."""
+    """Return for each argument whether it is a weight with a gradient in only one partition."""
     index = {"embedding": 0, "linear": 1, "conv2d": 1, "linear_grad_input": 1, "conv2d_grad_input": 1}.get(name)
     return [i == index for i in range(len(args))]
 
 
-# All backends have one set of formulas, and the reference takes longest.
+# All backends share the gradient formulas, and the reference is the slowest.
 @pytest.mark.cases(usual=3)
 @pytest.mark.parametrize("backend", [pytest.param("reference", marks=pytest.mark.weekly), *BACKENDS])
 @pytest.mark.parametrize("name", OPERATORS)
@@ -575,7 +575,7 @@ def test_what_an_operator_gives_can_be_changed_in_place(backend, shape, weight, 
 
 
 def passes(monkeypatch, run) -> set[str]:
-    """Which gradients a function computes: "input" and "weight"."""
+    """Return the gradients that a function computes: "input", "weight"."""
     ran = set()
     for module in (linear_operators, convolution_operators):
         for name in ("input", "weight"):
@@ -615,19 +615,19 @@ def test_only_gradients_that_are_asked_for_are_computed(run, expected, ours, hid
 def test_defaults_that_would_learn_with_their_weight_are_refused():
     weight = torch.randn(3, 4, requires_grad=True)
     shared = pk.Partition.random((3, 4), (0.5, 0.5), seed=0, defaults=pk.Stored(weight))
-    message = r"share memory, so that these would learn; pass Stored\(weight.clone\(\)\)"
+    message = r"share memory, so training would change both; pass Stored\(weight.clone\(\)\)"
     with pytest.raises(ValueError, match=message):
         pk.linear(torch.ones(1, 4), weight, shared, 1)
     with pytest.raises(ValueError, match=message):
         pk.sgd_step(weight.detach(), torch.ones(3, 4), None, shared, 2, lr=1.0)
-    pk.linear(torch.ones(1, 4), weight.detach(), shared, 1)  # of a weight that is frozen they are what they were
+    pk.linear(torch.ones(1, 4), weight.detach(), shared, 1)  # a frozen weight's defaults do not change
 
 
 def test_defaults_that_meet_their_weight_in_an_array_of_numpy_are_refused():
     array = np.zeros((3, 4), np.float32)
     weight = torch.from_numpy(array).requires_grad_()
     shared = pk.Partition.random((3, 4), (0.5, 0.5), seed=0, defaults=pk.Stored(torch.from_numpy(array)))
-    with pytest.raises(ValueError, match="share memory, so that these would learn"):
+    with pytest.raises(ValueError, match="share memory, so training would change both"):
         pk.linear(torch.ones(1, 4), weight, shared, 1)
 
 
@@ -635,7 +635,7 @@ def test_defaults_that_meet_their_weight_in_an_array_of_numpy_are_refused():
 def test_a_tensor_whose_memory_was_taken_away_is_refused(missing):
     def emptied(*shape):
         tensor = torch.ones(shape)
-        # PyTorch aligns memory to 64 bytes: where one entry is missing, no other tensor can be.
+        # PyTorch aligns memory to 64 bytes, so the missing entry cannot belong to another tensor.
         tensor.untyped_storage().resize_(0 if missing == "all" else tensor.nbytes - tensor.itemsize)
         return tensor
 
@@ -668,7 +668,7 @@ def test_arrays_of_numpy_are_named(name):
     weight, given = torch.randn(4, 8), {"x": torch.randn(2, 8), "bias": torch.randn(4)}
     given[name] = given[name].numpy()
     partition = pk.Partition.random(weight.shape, (0.5, 0.5), seed=0)
-    with pytest.raises(TypeError, match=rf"{name} is a ndarray of numpy; pass torch.from_numpy\({name}\)"):
+    with pytest.raises(TypeError, match=rf"{name} is a numpy ndarray; pass torch.from_numpy\({name}\)"):
         pk.linear(given["x"], weight, partition, 1, bias=given["bias"])
     given[name] = tuple(given[name].tolist())
     with pytest.raises(TypeError, match=f"{name} is a tuple; pass a tensor"):

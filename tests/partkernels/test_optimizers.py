@@ -1,4 +1,4 @@
-"""Optimisers' steps: each backend against torch.optim, on one partition; all other entries keep their bits."""
+"""Optimiser steps on one partition: each backend against torch.optim; all other entries keep their bits."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ BITS = {torch.float32: torch.int32, torch.float64: torch.int64, torch.bfloat16: 
 
 @dataclass
 class Step:
-    """An optimiser's step: torch's, and ours of the same arguments."""
+    """An optimiser's step by torch and by partkernels with the same arguments."""
 
     optimizer: type[torch.optim.Optimizer]
     moments: tuple[str, ...] = ()
@@ -36,10 +36,10 @@ class Step:
     arguments: dict = field(default_factory=dict)
 
     def tensors(self, target: Target, shape: tuple[int, ...], dtype: torch.dtype, layout="contiguous") -> list[Tensor]:
-        """Parameter, gradient and moments."""
+        """Return random tensors: parameter, gradient and moments."""
         tensors = [target.randn(shape) for _ in range(2 + len(self.moments))]
         if "exp_avg_sq" in self.moments:
-            tensors[-1] = tensors[-1].square() + 0.1  # near 0, its square root would magnify any rounding
+            tensors[-1] = tensors[-1].square() + 0.1  # near 0, the square root would magnify rounding
         return [in_layout(tensor.to(dtype), layout) for tensor in tensors]
 
     def ours(self, tensors: list[Tensor], partition: pk.Partition | None, update: int | None) -> None:
@@ -51,7 +51,7 @@ class Step:
             pk.adam_step(*tensors, partition, update, step=self.number, decoupled=decoupled, **self.arguments)
 
     def of_all(self, each: list[list[Tensor]], partitions: list[pk.Partition | None], update: int | None) -> None:
-        """Several parameters in one call."""
+        """Step several parameters in one call."""
         lists = [list(column) for column in zip(*each, strict=True)]
         if self.optimizer is torch.optim.SGD:
             parameters, grads, *buffers = lists
@@ -61,7 +61,7 @@ class Step:
             pk.adam_steps(*lists, partitions, update, **numbers, **self.arguments)
 
     def torchs(self, tensors: list[Tensor], dtype: torch.dtype) -> list[Tensor]:
-        """The tensors after torch's step over every entry, computed in a dtype."""
+        """Return the tensors after torch's step on every entry, computed in a dtype."""
         parameter, grad, *moments = (tensor.to(dtype, copy=True).contiguous() for tensor in tensors)
         parameter.requires_grad_().grad = grad
         optimizer = self.optimizer([parameter], **self.arguments)
@@ -84,22 +84,22 @@ STEPS = {
 }
 every_step = pytest.mark.parametrize("step", STEPS.values(), ids=STEPS)
 SHAPES = [(7,), (1, 1), (5, 300), (3, 16), (40, 2100), (6, 5, 3), (4, 300, 3, 2), (6, 1, 3, 3), (3, 4, 2, 2, 3)]
-# Interpreted, in one dtype they show as much.
+# When interpreted, one dtype is enough for these.
 SLOW = [(5, 300), (40, 2100), (4, 300, 3, 2)]
 
 
 def check(step: Step, tensors: list[Tensor], partition: pk.Partition, update: int, target: Target) -> None:
-    """Our step is torch's at the partition's entries."""
+    """Compare our step on the partition's entries with torch's."""
     before = [tensor.clone() for tensor in tensors]
     with target.use():
         step.ours(tensors, partition, update)
     mask = partition.mask(update)
     for i, (old, new) in enumerate(zip(before, tensors, strict=True)):
-        assert torch.equal(new[~mask], old[~mask]), "another partition's entries have moved"
+        assert torch.equal(new[~mask], old[~mask]), "another partition's entries have changed"
         if i == 1:
             assert torch.equal(new, old), "the gradient has changed"
             continue
-        # All entries of torch's step are the yardstick, not just the few of this partition.
+        # Compare with the error of torch's complete step, not only with this partition's few entries.
         truth = step.torchs(before, torch.float64)[i]
         ours = torch.where(mask, new, truth.to(new.dtype))
         assert_within_twice_dense_error(ours, lambda dtype, i=i: step.torchs(before, dtype)[i])
@@ -169,7 +169,7 @@ def test_other_partitions_keep_every_bit_whatever_it_means(step, shape, layout, 
     mask = partition.mask(3)
     limits = torch.iinfo(BITS[dtype])
     tensors = step.tensors(target, shape, dtype)
-    for i, tensor in enumerate(tensors):  # infinities and NaNs of all kinds, also in the gradient
+    for i, tensor in enumerate(tensors):  # all kinds of infinities and NaNs, also in the gradient
         noise = torch.randint(limits.min, limits.max, shape, dtype=BITS[dtype], device=target.device)
         nans = torch.full(shape, torch.nan, dtype=dtype, device=target.device).view(BITS[dtype]) | noise
         noise = torch.where(noise % 2 == 0, noise, nans)
@@ -254,7 +254,7 @@ def test_nothing_changes_where_one_of_several_does_not_fit(step):
     spoilt[2][1] = spoilt[2][1].t()
     with pytest.raises(ValueError, match=r"grad has shape \(5, 4\) and the parameter \(4, 5\)"):
         step.of_all(spoilt, [None] * 3, None)
-    with pytest.raises(ValueError, match="partitions are 2, of 3 parameters; pass as many"):
+    with pytest.raises(ValueError, match="2 partitions for 3 parameters; pass one for each"):
         step.of_all(each, [None] * 2, None)
     with pytest.raises(ValueError, match="parameter and parameter share memory"):
         step.of_all([each[0], [each[0][0], *each[1][1:]]], [None] * 2, None)
@@ -298,7 +298,7 @@ def test_compiles_without_a_graph_break(step, backend):
     tensors = step.tensors(Target(backend, "cpu"), (4, 2, 3, 3), torch.float32)
     twins = [tensor.clone() for tensor in tensors]
     tensors[0].requires_grad_()
-    torch._dynamo.reset()  # every case is a compilation of the same function, of which there may be eight
+    torch._dynamo.reset()  # each case recompiles the same function; the limit is eight
     with pk.use_backend(backend):
         step.ours(twins, partition, 2)
         torch.compile(step.ours, fullgraph=True, backend="aot_eager")(tensors, partition, 2)
@@ -320,7 +320,7 @@ def test_a_compiled_adam_is_not_compiled_again_for_every_step():
 
     for step in range(1, 8):
         compiled(list(torch.zeros(4, 3).unbind()), step)
-    assert compilations <= 3  # 1 is a constant, then 2, then any
+    assert compilations <= 3  # for step=1, for step=2, and one with a symbolic step
 
 
 def test_tensors_may_lie_between_each_other_on_one_memory():
@@ -348,7 +348,7 @@ def error_cases():
     yield lambda: pk.sgd_step(w, w.t(), None, p, 1, **sgd), ValueError, r"grad has shape \(6, 4\) and the parameter \(4"
     yield lambda: pk.sgd_step(w, w.double(), None, p, 1, **sgd), ValueError, "grad has dtype torch.float64 and the par"
     yield lambda: pk.sgd_step(w, w.to("meta"), None, p, 1, **sgd), ValueError, "grad has device meta"
-    yield lambda: pk.sgd_step(w, w.to_sparse(), None, p, 1, **sgd), ValueError, r"as grad\.to_dense\(\) is"
+    yield lambda: pk.sgd_step(w, w.to_sparse(), None, p, 1, **sgd), ValueError, r"such as grad\.to_dense\(\)"
     yield lambda: pk.sgd_step(w, w, None, p, 1, **momentum), ValueError, r"pass torch\.zeros_like\(parameter\)"
     yield lambda: pk.sgd_step(w, w, b[0], p, 1, **momentum), ValueError, "momentum_buffer has shape"
     yield lambda: pk.adam_step(w, w, b, b.half(), p, 1, **adam), ValueError, "exp_avg_sq has dtype"

@@ -1,4 +1,4 @@
-"""Partition: construction, moves, copies, files, and bad input."""
+"""Partition: construction, moves, copies, files, and invalid input."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_what_was_pickled_before_there_were_shards_is_whole():
 
 def test_a_damaged_pickle_does_not_become_a_partition():
     partition = a_partition()
-    partition.map[1, 0] = 0xFF  # ids 3, of 3 partitions numbered from 0
+    partition.map[1, 0] = 0xFF  # id 3, but ids of 3 partitions are 0 to 2
     with pytest.raises(ValueError, match="above its count of 3"):
         pickle.loads(pickle.dumps(partition))
 
@@ -141,7 +141,7 @@ def test_sizes_are_the_rounded_shares_whatever_the_proportions_were_rounded_to(t
     assert sizes(total, np.array(proportions)) == found
 
 
-# What versions before made of proportions as they are written, ties of rounded products included.
+# Sizes that earlier versions computed, including ties of rounded products; saved maps depend on them.
 @pytest.mark.parametrize(
     ("total", "proportions", "expected"),
     [(25, (0.7, 0.2, 0.1), [18, 5, 2]), (8, (0.7, 0.2, 0.1), [5, 2, 1]), (14, (0.6, 0.3, 0.1), [9, 4, 1])],
@@ -199,13 +199,13 @@ def map_of(shape, count):
             "a kernel of 1x1; cut it",
         ),
         (lambda: pk.Partition.random((4,), (1.0,), seed=0).columns(0, 1), ValueError, r"\(4,\) cannot be cut"),
-        (lambda: pk.Partition(SHAPE, 3, map_of(SHAPE, 3), row=-1), ValueError, r"row=-1, col=0; pass those"),
+        (lambda: pk.Partition(SHAPE, 3, map_of(SHAPE, 3), row=-1), ValueError, r"row=-1, col=0; pass the position"),
         (lambda: pk.Partition(SHAPE, 3, map_of(SHAPE, 3), col=2**31), ValueError, r"in \[0, 2\*\*31\)"),
         (lambda: pk.Partition(SHAPE, 3, map_of(SHAPE, 3), row="1"), ValueError, "row='1'"),
         (lambda: pk.Partition(SHAPE, True, map_of(SHAPE, 1)), ValueError, "count=True; pass an int"),
         (lambda: pk.Partition.from_ids(IDS, count=2.5), ValueError, "count=2.5; pass an int from 1 to 256"),
-        (lambda: pk.Partition.random((4.5, 3), (1.0,), seed=0), TypeError, r"\(4.5, 3\) is no sequence of ints"),
-        (lambda: pk.Partition.random(4, (1.0,), seed=0), TypeError, "shape 4 is no sequence of ints"),
+        (lambda: pk.Partition.random((4.5, 3), (1.0,), seed=0), TypeError, r"\(4.5, 3\) is not a sequence of ints"),
+        (lambda: pk.Partition.random(4, (1.0,), seed=0), TypeError, "shape 4 is not a sequence of ints"),
         (lambda: pk.Uniform(True, 0), TypeError, "scale=True is a bool; pass a number"),
         (lambda: pk.Normal("0.1", 0), TypeError, "std='0.1' is a str"),
         (lambda: pk.Stored(torch.ones(2, 2).to_sparse()), TypeError, "torch.sparse_coo; pass a dense one"),

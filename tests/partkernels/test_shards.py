@@ -1,4 +1,4 @@
-"""A shard of a partition: what is computed with its weight is, bit for bit, that part of what the whole gives."""
+"""Results with a shard of a weight and its partition equal, bit for bit, that part of the complete result."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ ACTIVE = 2
 
 
 def on_every_target(cuts: st.SearchStrategy, targets: list[Target] = TARGETS):
-    """Holds a claim about (target, cut) for examples of cuts; for few where kernels are interpreted, seconds each."""
+    """Test a claim about (target, cut) for random cuts; for only 3 if kernels are interpreted, which takes seconds."""
 
     def decorate(claim):
         @pytest.mark.parametrize("target", [Target("reference", "cpu"), *targets], ids=str)
@@ -41,7 +41,7 @@ def defaults_of(kind: str, shape: tuple[int, ...], dtype: torch.dtype) -> pk.Def
 
 @dataclass
 class Cut:
-    """A weight, and a part of its rows and columns, which are its input channels."""
+    """The shape of a weight and a part of its rows and columns (input channels)."""
 
     shape: tuple[int, ...]
     count: int
@@ -51,7 +51,7 @@ class Cut:
     columns: slice
 
     def made(self, target: Target) -> tuple[Tensor, pk.Partition, pk.Partition]:
-        """The weight, its partition, and the shard of that."""
+        """Return the weight, its partition, and the partition's shard."""
         defaults = defaults_of(self.kind, self.shape, self.dtype)
         proportions = [1 / self.count] * self.count
         whole = pk.Partition.random(self.shape, proportions, seed=4, defaults=defaults).to(target.device)
@@ -66,7 +66,7 @@ class Cut:
 
 @st.composite
 def cuts(draw, kernel: int = 1, *, is_conv: bool = False) -> Cut:
-    """Of a linear layer, or of a convolution with so many rows in its kernel; of more than one, all columns."""
+    """Draw a cut of a linear layer, or of a convolution with `kernel` kernel rows; with several, keep all columns."""
     rows, cols = draw(st.integers(1, 12)), draw(st.integers(1, 200))
     count = draw(st.sampled_from([2, 3, 9, 40]))
     kind = draw(st.sampled_from(["zeros", "uniform", "normal", "stored"]))
@@ -87,7 +87,7 @@ def cuts(draw, kernel: int = 1, *, is_conv: bool = False) -> Cut:
 def test_a_shard_is_a_partition_with_the_owners_of_the_whole(cut):
     _, whole, shard = cut.made(Target("reference", "cpu"))
     assert torch.equal(shard.ids(), cut.of(whole.ids()))
-    # Its padding is 0 and its rows are as long as they should be, or this would raise.
+    # The constructor raises unless the shard's padding is 0 and its rows have the right length.
     pk.Partition(shard.shape, shard.count, shard.map, shard.defaults, shard.row, shard.col)
 
 
@@ -129,7 +129,7 @@ def test_a_shards_convolutions_of_single_pixels_are_that_part_of_the_whole_weigh
         expected = cut.of(pk.subnetwork_weight(weight, whole, ACTIVE))
     part = cut.of(weight).detach()
     pixels = expected[0].numel()
-    # An image for each input channel and row of the kernel: 1 there, else 0.
+    # One image per input channel and kernel row: 1 at this position, 0 elsewhere.
     x = torch.eye(pixels, dtype=cut.dtype, device=target.device).view(pixels, *expected.shape[1:]).requires_grad_()
     with target.use():
         y = pk.conv2d(x, part, shard, ACTIVE)

@@ -1,4 +1,4 @@
-"""Convolutions in which PyTorch's own are wrong or crash are ours: see docs/torch-faults.md."""
+"""Convolutions in which PyTorch is wrong or crashes, and which our kernels compute: see docs/torch-faults.md."""
 
 import pytest
 import torch
@@ -6,8 +6,8 @@ from against_dense import BACKENDS
 
 import partkernels as pk
 
-# x, weight, stride, padding, dilation, groups: of each PyTorch 2.13 was seen to crash, or to be wrong, in the
-# forward pass or in the gradient of the weight.
+# x, weight, stride, padding, dilation, groups. In each case PyTorch 2.13 crashed or was wrong, in the forward pass or
+# in the gradient of the weight.
 BFLOAT16 = [
     ((1, 32, 17, 29), (13, 32, 1, 7), (7, 1), (0, 8), 2, 1),
     ((2, 33, 9, 30), (32, 33, 4, 5), (1, 7), 0, 1, 1),
@@ -37,7 +37,7 @@ def pair(value):
     return value if isinstance(value, tuple) else (value, value)
 
 
-@pytest.mark.skipif("cpu" not in BACKENDS, reason="the others' convolutions are PyTorch's, or a GPU's")
+@pytest.mark.skipif("cpu" not in BACKENDS, reason="the other backends use PyTorch's convolutions or a GPU")
 @pytest.mark.parametrize("channels_last", [False, True])
 @pytest.mark.parametrize(("dtype", "of_x", "of_weight", "stride", "padding", "dilation", "groups"), CASES)
 def test_they_are_right(dtype, of_x, of_weight, stride, padding, dilation, groups, channels_last):
@@ -62,6 +62,6 @@ def test_they_are_right(dtype, of_x, of_weight, stride, padding, dilation, group
     )
     exact[2][~partition.mask(1)] = 0
     for ours, true in zip(found, exact, strict=True):
-        # Sums are kept in float32 and rounded once, and may fall on the other side of a tie.
+        # Sums are computed in float32 and rounded once, so they may fall on the other side of a tie.
         error, rounding = (each.double().sub(true).abs().max() for each in (ours, true.to(dtype)))
         assert error <= 2 * rounding + 1e-5 * true.abs().max()

@@ -1,4 +1,4 @@
-"""torch.func over the operators: what plain PyTorch gives, or an error; never a silent 0."""
+"""torch.func transforms of the operators: the result of dense PyTorch or an error, never a silent 0."""
 
 import pytest
 import torch
@@ -17,7 +17,7 @@ LAYERS = {
 
 @pytest.fixture(params=LAYERS)
 def case(request):
-    """Ours and torch's, as functions of x, a weight and a bias with two rows; and such tensors."""
+    """Return our layer and torch's as functions of (x, weight, bias with two rows), and such tensors."""
     layer, dense, partition, shape = LAYERS[request.param]
 
     def ours(x, weight, rows):
@@ -62,7 +62,7 @@ def test_a_stack_of_weights_is_mapped_over(case):
 
 @pytest.mark.full
 def test_vmap_compiles(case):
-    torch.compiler.reset()  # otherwise the graphs of other tests count towards its limit
+    torch.compiler.reset()  # graphs of other tests would count towards the recompilation limit
     ours, theirs, (x, *others) = case
     mapped = torch.vmap(lambda x: ours(x, *others))
     compiled = torch.compile(mapped, backend="aot_eager", fullgraph=True)
@@ -75,7 +75,7 @@ def test_jacobians_and_gradients_of_gradients_are_torchs(case):
     assert_alike(ours, theirs, lambda f: torch.func.jacrev(torch.func.grad(squares(f))), *tensors)
 
 
-@pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated")  # of what torch itself imports for it
+@pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated")  # raised by modules that torch imports
 def test_forward_mode_raises(case):
     ours, _, (x, *others) = case
     with pytest.raises(NotImplementedError, match="jvp"):

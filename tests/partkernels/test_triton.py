@@ -1,4 +1,4 @@
-"""The Triton backend's own: what no tile may change, its inline assembly, its plans and what was measured for them."""
+"""The Triton backend: results that are independent of tiles, inline assembly, plans and their measurements."""
 
 from __future__ import annotations
 
@@ -55,8 +55,8 @@ TILES = [Config(16, 16, 4, 1), Config(64, 32, 4, 3), Config(32, 64, 2, 2), Confi
 
 @pytest.mark.cases(usual=2, full=5)
 @pairwise(
-    # Interpreted, these take seconds each: every tile in one dtype, and every dtype in one tile. The largest in float32
-    # is more than an H200's shared memory.
+    # Interpreted, these take seconds each: test every tile in one dtype, and every dtype with one tile. The largest
+    # tile in float32 exceeds an H200's shared memory.
     lambda defaults, dtype, tile: (
         dtype == torch.bfloat16 or tile == TILES[1] if INTERPRETED else dtype != torch.float32 or tile != TILES[-1]
     ),
@@ -75,7 +75,7 @@ def test_products_with_unit_vectors_are_the_references_bits_whatever_the_tile(de
 @pytest.mark.cases(usual=1)
 @pytest.mark.parametrize("shape", [(3, 40, 130), (40, 130), (2, 3, 5, 130), (1, 40, 1, 130)])
 def test_sums_that_several_programs_share(shape, monkeypatch):
-    # Whole numbers: every product and sum is exact.
+    # With whole numbers, every product and sum is exact.
     monkeypatch.setattr(launch, "gpu", lambda _: launch.Gpu("large", 1000, 227 << 10, is_hopper=True))
     monkeypatch.setattr(plans, "_LEAST_STEPS", 1)
     partition, weight = layer((130, shape[-1]), pk.Zeros(), torch.float32)
@@ -91,7 +91,7 @@ def test_sums_that_several_programs_share(shape, monkeypatch):
 
 
 def test_rows_of_any_strides():
-    # Of four dimensions, no two of which merge: copied. And of three: rows that lie at two strides.
+    # Four dimensions that cannot be merged are copied; three give rows at two strides.
     partition, weight = layer((40, 70), pk.Zeros(), torch.float32)
     weight = weight.mul(2).round().requires_grad_()
     memory = torch.randn(2, 3, 5, 70, device=DEVICE).mul(2).round()
@@ -113,7 +113,7 @@ def test_rows_of_any_strides():
 
 @pytest.mark.full
 def test_offsets_beyond_32_bits():
-    # Memory that is never touched but for a few pages.
+    # Only a few pages of this memory are ever touched.
     memory = torch.empty((1 << 31) + 4096, dtype=torch.bfloat16, device=DEVICE)
     partition, weight = layer((5, 70), pk.Zeros(), torch.bfloat16)
     values = torch.randn(2, 70, device=DEVICE).bfloat16()
@@ -137,13 +137,13 @@ def test_entries_beyond_32_bits():
 
 @pytest.fixture
 def last_program(monkeypatch) -> list[Tensor]:
-    """Of a long grid only the last program runs, and sums are shared by as many as there may be.
+    """Run only the last program of a long grid, and split sums among as many programs as possible.
 
     Returns:
-        the shares of each sum, which are not added up.
+        The partial results of each sum, which are not added.
     """
     if not INTERPRETED:
-        pytest.skip("a GPU runs all")
+        pytest.skip("a GPU runs all programs")
     from triton.runtime import interpreter
 
     shares: list[Tensor] = []
@@ -158,7 +158,7 @@ def last_program(monkeypatch) -> list[Tensor]:
     return shares
 
 
-# So many that a sum of them and a tile's size takes 64 bits.
+# A size that overflows 32-bit integers when a tile's size is added.
 NEARLY = (1 << 31) - 3
 
 
@@ -192,7 +192,7 @@ def test_a_step_over_more_entries_than_32_bits_count(last_program):
 
 @pytest.fixture
 def launched(monkeypatch) -> list[str]:
-    """The names of the optimisers' kernels that are launched."""
+    """Return the list in which the names of launched optimiser kernels are recorded."""
     found = []
 
     class Noting:
@@ -208,7 +208,7 @@ def launched(monkeypatch) -> list[str]:
     return found
 
 
-# More than a launch takes, of one program and of several.
+# More tensors than one launch takes, some with one program and some with several.
 SHARING = [(), (1,), (1, 1), *((2 + i, 1 + 2 * i) for i in range(15)), (66, 520), (6, 5, 3), (2, 3, 1, 2), (2, 3, 4, 2)]
 SHARING += [(4, 3, 2, 2), (2, 3, 4, 2, 2)]
 
@@ -222,7 +222,7 @@ def test_tensors_that_share_a_launch_are_stepped_as_if_each_had_its_own(work, dt
         divides = has_map and len(shape) > 1
         partition = pk.Partition.random(shape, (0.5, 0.3, 0.2), seed=i).to(DEVICE) if divides else None
         values = torch.rand(4, math.prod(shape) + i, generator=generator).to(DEVICE, dtype)
-        # They are not aligned, those of some lie channels last, and of one the gradient lies otherwise.
+        # The tensors are unaligned, some are channels last, and one gradient has another layout.
         tensors = [row[i:].view(shape) for row in values]
         if shape[-2:] == (2, 2):
             tensors = [tensor.movedim(1, -1).contiguous().movedim(-1, 1) for tensor in tensors]
@@ -254,7 +254,7 @@ def test_entries_of_a_row_that_takes_64_bits(last_program):
     memory = torch.empty(1, cols, dtype=torch.bfloat16, device=DEVICE)
     map = torch.empty(1, row_bytes(cols, 1), dtype=torch.uint8, device=DEVICE)
     memory[:, -70:], map[:, -512:] = torch.arange(70), 0
-    # Nobody counts the others, so that the vector is of these alone.
+    # The entries of the skipped programs are not counted, so the result has only these entries.
     assert torch.equal(triton_operators.gather_entries(memory, 1, map, 2), memory[0, -70:])
 
 
@@ -278,7 +278,7 @@ def test_rows_of_up_to_three_dimensions_are_not_copied():
                 offset = m // lies["inner"] * lies["outer_stride"] + m % lies["inner"] * lies["inner_stride"]
                 assert view.storage_offset() + offset == int(flat[m, 0])
         else:
-            assert view.dim() > 3, "only what does not merge into two dimensions is copied"
+            assert view.dim() > 3, "a view whose rows merge into two dimensions should not be copied"
 
 
 @pytest.mark.parametrize("bits", [1, 2, 4, 8])
@@ -387,8 +387,8 @@ def test_what_was_measured_is_kept_and_serves_sizes_within_a_factor_of_two(own_m
     assert "estimated" in plans.choose(product(down=512, across=512)).reason
     assert "estimated" in plans.choose(product(bits=4)).reason
     measured.remember(product(), None, {"fused": 200.0, "rebuild": 190.0})
-    assert plans.choose(product()).config is None, "a newer measurement replaces an older one"
-    assert len(list(own_measurements.iterdir())) == 1, "no temporary file is left"
+    assert plans.choose(product()).config is None, "a newer measurement should replace an older one"
+    assert len(list(own_measurements.iterdir())) == 1, "no temporary file should be left"
 
 
 @pytest.mark.parametrize("text", ['[{"product":', "3", '[{"product": {}}]', "[[]]"])
@@ -406,15 +406,15 @@ def test_tuning_measures_each_product_once_and_nothing_is_measured_outside(own_m
     times = iter(range(100, 0, -1))
     monkeypatch.setattr(plans, "clock", lambda function: function() is not None and float(next(times)))
     first = pk.linear(x, weight, partition, 1)
-    assert next(times) == 100, "outside of tuning() nothing is measured"
+    assert next(times) == 100, "nothing should be measured outside tuning()"
     with plans.tuning():
         tuned = pk.linear(x, weight, partition, 1)
         after = next(times)
         assert after < 99
         pk.linear(x, weight, partition, 1)
-        assert next(times) == after - 1, "a second call of the same sizes measures nothing"
+        assert next(times) == after - 1, "a second call with the same sizes should measure nothing"
     assert torch.equal(first, tuned)
-    # Each clock reading was less than the one before; the last was of rebuilding.
+    # Each clock reading was lower than the previous one, and the rebuild plan was measured last.
     assert "rebuild, then the vendor's kernel (measured on this" in pk.explain(pk.linear, x, weight, partition, 1)
 
 
@@ -454,7 +454,7 @@ def test_all_partitions_live_is_the_dense_operator_and_reads_no_map(monkeypatch)
 def test_large_weights_are_rebuilt_slice_by_slice(monkeypatch):
     partition, weight = layer((130, 200), pk.Uniform(0.1, 0), torch.float32)
     expected = by_reference(weight, partition, 2)
-    monkeypatch.setattr(rebuilt, "SLICE", 64 * 130 * 4)  # 41 rows, or 64 columns
+    monkeypatch.setattr(rebuilt, "SLICE", 64 * 130 * 4)  # fits 41 rows or 64 columns
     slices, rebuild_into = [], linear.rebuild_into
     monkeypatch.setattr(linear, "rebuild_into", lambda out, *rest: slices.append(out) or rebuild_into(out, *rest))
     x = torch.eye(200, device=DEVICE, requires_grad=True)
@@ -464,7 +464,7 @@ def test_large_weights_are_rebuilt_slice_by_slice(monkeypatch):
     assert torch.equal(y.t(), expected) and torch.equal(rows[:130], expected)
     assert [len(out) for out in slices[:4]] == [41, 41, 41, 7]
     assert [out.shape[1] for out in slices[4:]] == [64, 64, 64, 8]
-    assert len({out.data_ptr() for out in slices[:4]}) == 1, "slices take turns in the same memory"
+    assert len({out.data_ptr() for out in slices[:4]}) == 1, "slices should reuse the same memory"
 
 
 @pytest.mark.parametrize("shape", [(7,), (5, 130), (3, 5, 2, 2)])
@@ -478,7 +478,7 @@ def test_defaults_that_kernels_draw_are_the_references(defaults, shape, monkeypa
 
 
 def a_step(shape: tuple[int, ...] = (40, 70)):
-    """A layer's forward and backward as a function of x and weight, and these."""
+    """Return a layer's loss as a function of x and weight, and both tensors."""
     partition, weight = layer(shape, pk.Uniform(0.1, 0), torch.float32)
     x = torch.randn(8, *shape[1:2], *[6] * (len(shape) - 2), device=DEVICE)
     function = pk.linear if len(shape) == 2 else pk.conv2d
@@ -522,7 +522,7 @@ def test_autocast_runs_in_the_lower_precision(shape):
     assert all(grad.dtype == torch.float32 and grad.isfinite().all() for grad in grads)
 
 
-gpu_only = pytest.mark.skipif(DEVICE != "cuda", reason="CUDA graphs and streams are a GPU's")
+gpu_only = pytest.mark.skipif(DEVICE != "cuda", reason="CUDA graphs and streams need a GPU")
 
 
 @gpu_only
@@ -562,7 +562,7 @@ def test_two_streams_do_not_share_a_workspace():
     assert all(torch.equal(a, b) for a, b in zip(alone, together, strict=True))
 
 
-@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="there are not two GPUs")
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
 @pytest.mark.parametrize("plan", ["fused", "rebuild"])
 def test_kernels_run_on_the_tensors_gpu_whichever_is_current(plan):
     step, x, weight = a_step()

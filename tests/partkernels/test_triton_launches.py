@@ -1,4 +1,4 @@
-"""What no interpreter shows of launches on a GPU: each compiles, few compile again, and none has too large a grid."""
+"""Launches on a GPU, which the interpreter cannot check: all compile, few recompile, and no grid is too large."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from tritons import OLDEST, compiling, needs_oldest
 
 pytest.importorskip("triton")
 HERE = Path(__file__).parent
-# Programs that CUDA launches along each dimension, at most.
+# CUDA's maximal number of programs along each dimension.
 MOST = (1 << 31) - 1, 65535, 65535
 
 
-# "corners" and "pairs" are translated to Triton's own code, which shows most mistakes; "compile" makes machine code.
+# "corners" and "pairs" compile to Triton's IR, which reveals most errors; "compile" generates machine code.
 @pytest.mark.full
 @pytest.mark.parametrize(
     "work", ["corners", *(pytest.param(work, marks=pytest.mark.weekly) for work in ("pairs", "compile"))]

@@ -1,4 +1,4 @@
-"""What does not fit is refused before anything changes, and named with what was expected and the cure."""
+"""Invalid arguments raise before anything changes; the messages give the value, the expectation and a fix."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def grad_input(input_shape):
             pkn.InputError,
             r"grad_output has shape \(3, 6\)",
         ),
-        (lambda: pkn.linear_grad_weight(ones(2, 4), ones(3, 6), P, 1), pkn.InputError, "they differ before the last"),
+        (lambda: pkn.linear_grad_weight(ones(2, 4), ones(3, 6), P, 1), pkn.InputError, "last dimension may differ"),
         (
             lambda: pkn.linear_grad_weight(ones(3, 4), ones(3, 6), P, 3),
             ValueError,
@@ -104,7 +104,7 @@ def grad_input(input_shape):
         (lambda: pkn.Uniform(0.0, 1), ValueError, "scale=0.0 is out of range"),
         (lambda: pkn.Normal(float("nan"), 1), ValueError, "std=nan is out of range"),
         (lambda: pkn.Stored([1.0]), TypeError, "the array of Stored is a list"),
-        (lambda: pkn.Stored(ones(2)).values((3,)), ValueError, "differs from that of the stored defaults"),
+        (lambda: pkn.Stored(ones(2)).values((3,)), ValueError, "differs from the shape of the stored defaults"),
         (
             lambda: pkn.Partition.random((4, 6), (0.5, 0.5), seed=0, defaults=pkn.Stored(ones(6, 4))),
             ValueError,
@@ -122,7 +122,7 @@ def grad_input(input_shape):
         (lambda: P.mask(3), ValueError, "partition=3, but this partition has 2 parts"),
         (lambda: pkn.Partition.random((2, 2), (1.0,), seed=0, defaults=False), TypeError, "defaults=False; pass Zeros"),
         (lambda: pkn.Partition.random((2, 2), (1.0,), seed=0, defaults=pkn.Uniform), TypeError, "defaults=<class"),
-        (lambda: pkn.Partition.random((2, 2), 0.5, seed=0), TypeError, "proportions 0.5 are no sequence of numbers"),
+        (lambda: pkn.Partition.random((2, 2), 0.5, seed=0), TypeError, "proportions 0.5 are not a sequence of numbers"),
         (lambda: conv2d(stride=2.0), ValueError, "stride=2.0; pass an int or a pair"),
         (lambda: conv2d(stride=None), ValueError, "stride=None; pass an int or a pair"),
         (lambda: conv2d(padding={1, 2}), ValueError, "padding={1, 2}; pass an int or a pair"),
@@ -257,4 +257,4 @@ def test_an_instruction_set_that_is_not_there(tmp_path):
     code = "import partkernels_numpy as pkn; pkn.instruction_set()"
     environment = {**os.environ, "PARTKERNELS_CPU_ISA": "sse9"}
     done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True)
-    assert "RuntimeError: PARTKERNELS_CPU_ISA='sse9' is no instruction set" in done.stderr
+    assert "RuntimeError: PARTKERNELS_CPU_ISA='sse9' is not an instruction set" in done.stderr

@@ -1,4 +1,4 @@
-"""Threads of ours and of Python's, and processes that are forked."""
+"""The thread pool, Python threads and forked processes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Maps, defaults and results are those of partkernels' C++ backend, to the bit."""
+"""Maps, defaults and results have the same bits as in the C++ backend of partkernels."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ LIES = ("contiguous", "transposed", "reversed", "sparse", "unaligned")
 
 @pytest.fixture(autouse=True)
 def poisoned(monkeypatch):
-    """What is not written is NaN; and PyTorch's side of each comparison is the C++ backend."""
+    """Fill unwritten memory with NaN, and use the C++ backend on the PyTorch side of each comparison."""
     empty = np.empty
 
     def full_of_nan(shape, dtype=float, **options):
@@ -36,14 +36,14 @@ def poisoned(monkeypatch):
 
 @pytest.fixture
 def own_convolutions():
-    """PyTorch's side convolves by our kernels alone, and by oneDNN's never."""
+    """Convolve with this library's kernels, never with oneDNN, on the PyTorch side."""
     before = torch.ops.partkernels_cpu.limit_workspace(0)
     yield
     torch.ops.partkernels_cpu.limit_workspace(before)
 
 
 def tensor(array: np.ndarray | None) -> torch.Tensor | None:
-    """The same entries, contiguous."""
+    """Return the same entries as a contiguous tensor."""
     if array is None:
         return None
     if array.dtype.name == "bfloat16":
@@ -52,7 +52,7 @@ def tensor(array: np.ndarray | None) -> torch.Tensor | None:
 
 
 def bits(value) -> np.ndarray:
-    """As integers, by which NaN and -0 have a value."""
+    """Return the bits as integers, so that NaN and -0 can be compared."""
     if isinstance(value, torch.Tensor):
         value = value.detach().contiguous()
         words = value.view({2: torch.int16, 4: torch.int32, 8: torch.int64}[value.element_size()])
@@ -70,7 +70,7 @@ def numbers(seed: int, shape, dtype) -> np.ndarray:
 
 
 def both(shape, count: int, kind: str, dtype) -> tuple[pkn.Partition, pk.Partition]:
-    """The same partition of both packages."""
+    """Return the same partition in both packages."""
     ours, theirs = {
         "zeros": lambda: (pkn.Zeros(), pk.Zeros()),
         "uniform": lambda: (pkn.Uniform(0.3, 5, 2), pk.Uniform(0.3, 5, 2)),
@@ -84,7 +84,7 @@ def both(shape, count: int, kind: str, dtype) -> tuple[pkn.Partition, pk.Partiti
 
 
 def strided(array: np.ndarray, how: str) -> np.ndarray:
-    """The same entries, lying otherwise."""
+    """Return the same entries in another memory layout."""
     if how == "transposed":
         return np.ascontiguousarray(array.T).T
     if how == "reversed":
@@ -177,17 +177,17 @@ def test_conv2d(dtype, options, kernel, kind, count, how, own_convolutions):
     x, weight, grad_y = (strided(array, how) for array in (x, weight, grad_y))
     same(pkn.conv2d(x, weight, ours, count, bias=bias, **options), y)
     same(pkn.conv2d_grad_input(grad_y, weight, ours, count, x.shape, **options), grads[0])
-    # PyTorch's own product, masked, unless it might fail: other sums of the same terms.
+    # Computed by PyTorch and masked, unless it might fail: the same terms in a different order of summation.
     found = pkn.conv2d_grad_weight(grad_y, x, ours, 1, **options)
     assert not found[~ours.mask(1)].any()
     eps = {2: 2**-8, 4: 2**-23, 8: 2**-52}[found.itemsize]
-    terms = 3 * 9 * 8  # at most, of about 1 each
+    terms = 3 * 9 * 8  # at most, each about 1
     np.testing.assert_allclose(found.astype(float), grads[1].double().numpy(), rtol=0, atol=eps * terms)
 
 
 @pytest.mark.parametrize("dtype", EACH_DTYPE.values(), ids=EACH_DTYPE)
 def test_conv2d_where_the_operator_is_ours_in_all_passes(dtype):
-    # Some outputs meet padding alone: PyTorch's convolutions are routed around, but in float64.
+    # Some outputs read only padding, so PyTorch's convolutions are avoided, except in float64.
     ours, theirs = both((6, 4, 3, 3), 3, "uniform", dtype)
     x, weight, options = numbers(2, (3, 4, 5, 8), dtype), numbers(1, (6, 4, 3, 3), dtype), {"padding": 4}
     leaves = [tensor(array).requires_grad_() for array in (x, weight)]

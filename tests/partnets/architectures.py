@@ -2,8 +2,8 @@
 
     python tests/partnets/architectures.py > docs/models.md
 
-makes the page, in half an hour. Nothing is downloaded: all weights are random. With families behind it, it tries
-these alone. tests/partnets/nn/test_architectures.py tries what the page says.
+generates the page in half an hour. All weights are random; nothing is downloaded. Pass names of families to try only
+these. tests/partnets/nn/test_architectures.py checks the page.
 """
 
 from __future__ import annotations
@@ -37,21 +37,21 @@ from partnets.nn.partitioned import Partitioned
 
 PROPORTIONS = (0.5, 0.3, 0.2)
 LAST = len(PROPORTIONS)
-# Largest difference of the merged model's output, over the largest number in it; or twice what rounding makes of the
-# merged model itself, where that is more: float32 against float64.
+# The merged model's output may differ by this much, relative to the largest number in it, or by twice the merged
+# model's rounding error (float32 against float64) if that is larger.
 TOLERANCE = 1e-5
-# The first of these that a model takes, or else its own.
+# Image sizes to try before a model's default size.
 SIZES = (64, 128)
 
 
 @dataclass(frozen=True)
 class Architecture:
-    """One to try.
+    """An architecture to try.
 
     Attributes:
-        library, family, name: where it belongs, and what it is called there.
-        make: the ordinary model, with random weights.
-        given: candidates for its arguments by keywords; the first that it takes is used.
+        library, family, name: the library and the names of the family and the model in it.
+        make: a function that returns the dense model with random weights.
+        given: candidates for keyword arguments of its forward; the first that it accepts is used.
     """
 
     library: str
@@ -61,7 +61,7 @@ class Architecture:
     given: list[dict] = field(repr=False)
 
     def accepted(self) -> tuple[nn.Module, dict]:
-        """The model, and arguments that it takes; the same weights each time."""
+        """Return the model with reproducible weights, and arguments that it accepts."""
         torch.manual_seed(0)
         for given in self.given[:-1]:
             model = self.make()
@@ -72,16 +72,16 @@ class Architecture:
 
 
 class Failed(Exception):
-    """What of the trial did not come out."""
+    """A failed check of a trial."""
 
 
 def trial(architecture: Architecture) -> str | None:
-    """Partitions, trains a step of w_C and of w_1, and merges; what did not come out, or None."""
+    """Partition, train one step of w_C and one of w_1, and merge; return the failure, or None."""
     return outcome(lambda: attempt(*architecture.accepted()))
 
 
 def nested_trial(architecture: Architecture) -> tuple[str | None, str, str]:
-    """As trial, with nested partitions; also what subnetwork 1 skips, of the ideal, and how many layers are narrow."""
+    """Run a trial with nested partitions; return the failure, the share `skipped`, and the number of narrow layers."""
     model, given = architecture.accepted()
     if what := outcome(lambda: attempt(model, given, "nested")):
         return what, "", ""
@@ -91,12 +91,12 @@ def nested_trial(architecture: Architecture) -> tuple[str | None, str, str]:
 
 
 def skipped(explained: partnets.Explanation) -> float:
-    """What of the multiply-adds that an ideal subnetwork 1 skips, with its units alone everywhere, this one does."""
+    """Return subnetwork 1's skipped multiply-adds, divided by those skipped if all layers had only active channels."""
     return (1 - explained.computed(1)) / (1 - PROPORTIONS[0] ** 2)
 
 
 def outcome(trial: Callable[[], None]) -> str | None:
-    """What did not come out of a trial, or None."""
+    """Return the failure of a trial as text, or None."""
     try:
         trial()
     except Failed as failure:
@@ -107,14 +107,14 @@ def outcome(trial: Callable[[], None]) -> str | None:
 
 
 def attempt(model: nn.Module, given: dict, scheme: str = "weight") -> None:
-    """Raises what does not come out of a trial of this model."""
+    """Run a trial of this model; raise Failed if a check fails."""
     options = {"scheme": scheme, "example": given} if scheme == "nested" else {"defaults": "seed"}
     try:
         partnets.partition(model, PROPORTIONS, **options)
     except ValueError as error:
         raise Failed("refused: " + "; ".join(line.strip() for line in str(error).splitlines()[1:-1])) from error
     optimizer = partnets.optim.SGD(model, lr=1e-3)
-    output(model, given)  # some make tables for the size of their first input
+    output(model, given)  # some models create tables for the size of their first input
     for k in (LAST, 1):
         before = {name: values.clone() for name, values, _ in divided(model, k)}
         model.train()
@@ -124,7 +124,7 @@ def attempt(model: nn.Module, given: dict, scheme: str = "weight") -> None:
         for name, values, owned in divided(model, k):
             changed = values != before[name]
             if (changed if owned is None else changed & ~owned).any():
-                raise Failed(f"a step of w_{k} changes {name.strip('.')}, which is not its")
+                raise Failed(f"a step of w_{k} changes {name.strip('.')}, which partition {k} does not own")
     optimizer.zero_grad()
     del before
     outputs = {k: output(model, given, k) for k in (LAST, 1)}
@@ -144,7 +144,7 @@ def attempt(model: nn.Module, given: dict, scheme: str = "weight") -> None:
 
 
 def size(output: object) -> Tensor:
-    """A loss for any output."""
+    """Return a loss for any output."""
     return sum(leaf.float().square().mean() for leaf in numbers(output))
 
 
@@ -153,7 +153,7 @@ def numbers(output: object) -> list[Tensor]:
 
 
 def plain(output: object) -> object:
-    """transformers' outputs and caches as dicts; what is no output is left out."""
+    """Convert transformers' outputs and caches to dicts."""
     return dict(output) if isinstance(output, dict) else output
 
 
@@ -166,19 +166,19 @@ def output(model: nn.Module, given: dict, active: int | None = None) -> list[Ten
 
 
 def rounding(model: nn.Module, given: dict) -> float:
-    """How far a model in float32 is from itself in float64."""
+    """Return the relative difference between a model's outputs in float32 and in float64."""
     double = tree_map(lambda leaf: leaf.double() if torch.is_floating_point(leaf) else leaf, given)
     return difference(output(model, given), output(copy.deepcopy(model).double(), double))
 
 
 def difference(ours: list[Tensor], theirs: list[Tensor]) -> float:
-    """The largest difference of an output over the largest number in it."""
+    """Return the largest difference of an output, relative to the largest number in it."""
     pairs = zip(ours, theirs, strict=True)
     return max(float((a - b).abs().max() / b.abs().max().clamp_min(1e-30)) for a, b in pairs)
 
 
 def divided(model: nn.Module, k: int) -> Iterator[tuple[str, Tensor, Tensor | None]]:
-    """The name and the values of all that partitions own, and of all buffers; and which are k's, None if none is."""
+    """Yield name, values and mask of partition k for each parameter and buffer; the mask is None if k owns nothing."""
     for path, module in model.named_modules():
         rows = torch.arange(1, LAST + 1) == k
         for name, parameter in module.owned() if isinstance(module, Partitioned) else ():
@@ -194,7 +194,7 @@ def divided(model: nn.Module, k: int) -> Iterator[tuple[str, Tensor, Tensor | No
                 yield f"{path}.{name}", buffer, rows.view(-1, *[1] * (buffer.dim() - 1)) if of_subnetworks else None
 
 
-# What there is to try -------------------------------------------------------------------------------------------------
+# Architectures to try -------------------------------------------------------------------------------------------------
 
 
 def images(size: int, name: str, channels: int = 3) -> dict:
@@ -202,15 +202,15 @@ def images(size: int, name: str, channels: int = 3) -> dict:
 
 
 def of_timm(only: Collection[str] = ()) -> Iterator[Architecture]:
-    """Of each of timm's files of models, or of these, the one with the fewest parameters."""
+    """Yield the model with the fewest parameters of each family (file of models) of timm, or of the given families."""
     for family, names in sorted(_registry._module_to_models.items()):
         if only and family not in only:
             continue
-        names = names - _registry._deprecated_models.keys()  # some of which stand for no model any more
+        names = names - _registry._deprecated_models.keys()  # some no longer exist
         yield in_timm(family, min(sorted(names), key=lambda name: parameters(lambda: timm.create_model(name))))
 
 
-# Of whose variants each is large: with two blocks.
+# Families with only large variants: use two blocks.
 LARGE = {"deepseek_vit": {"depth": 2}, "gemma4_vit": {"depth": 2}}
 
 
@@ -221,7 +221,7 @@ def in_timm(family: str, name: str) -> Architecture:
 
 
 def of_torchvision(only: Collection[str] = ()) -> Iterator[Architecture]:
-    """Of each of torchvision's files of models, or of these, the one with the fewest parameters."""
+    """Yield the model with the fewest parameters of each family of torchvision, or of the given families."""
     families = {}
     for module in (torchvision.models, torchvision.models.segmentation):
         for name in torchvision.models.list_models(module=module):
@@ -241,7 +241,7 @@ def in_torchvision(family: str, name: str) -> Architecture:
 
 
 def bare(name: str) -> nn.Module:
-    """torchvision's model without any weights from the network."""
+    """Return torchvision's model without downloaded weights."""
     options = {"weights": None}
     if "segmentation" in torchvision.models.get_model_builder(name).__module__:
         options["weights_backbone"] = None
@@ -249,7 +249,7 @@ def bare(name: str) -> nn.Module:
 
 
 def parameters(make: Callable[[], nn.Module]) -> int:
-    """How many a model has; a model that cannot be made on the meta device is made here."""
+    """Return a model's number of parameters, creating it on the meta device if it supports that."""
     try:
         with torch.device("meta"):
             model = make()
@@ -281,7 +281,7 @@ WAVE = [{"input_values": torch.randn(2, 400, generator=torch.Generator().manual_
 CAUSAL, MASKED, SEQUENCES = "AutoModelForCausalLM", "AutoModelForMaskedLM", "AutoModelForSeq2SeqLM"
 CLASSES, WHOLE = "AutoModelForImageClassification", "AutoModel"
 PIXELS = [images(32, "pixel_values")]
-# The settings of a small model of each type, what is made of it, and what that is given.
+# The settings of a small model of each type, its auto class, and its arguments.
 TRANSFORMERS = {
     "albert": (SMALL | {"embedding_size": 16}, MASKED, TEXT),
     "bart": (BART, SEQUENCES, PAIR),
@@ -374,7 +374,7 @@ TRANSFORMERS = {
 
 
 def of_transformers(only: Collection[str] = ()) -> Iterator[Architecture]:
-    """A small model of each of many types, or of these."""
+    """Yield a small model of each type, or of the given types."""
     yield from (in_transformers(kind) for kind in TRANSFORMERS if not only or kind in only)
 
 
@@ -414,7 +414,7 @@ works, and what is refused: [layers](layers.md#what-is-not-in-the-table)."""  # 
 
 
 def rows(library: str, architectures: Iterable[Architecture]) -> tuple[list[str], int]:
-    """The lines of a library's table, and how many of them say yes."""
+    """Return the lines of a library's table, and the number of successes."""
     lines, well = [], 0
     for architecture in architectures:
         start = time.process_time()
@@ -428,7 +428,7 @@ def rows(library: str, architectures: Iterable[Architecture]) -> tuple[list[str]
 
 
 def page() -> Iterator[str]:
-    """The lines of docs/models.md."""
+    """Yield the lines of docs/models.md."""
     versions = {
         module.__name__: module.__version__.split("+")[0] for module in (torch, timm, torchvision, transformers)
     }
@@ -442,7 +442,7 @@ def page() -> Iterator[str]:
 
 
 def quietly() -> None:
-    """One thread, and none of the warnings of these libraries about themselves."""
+    """Use one thread, and suppress the libraries' warnings."""
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
     transformers.logging.set_verbosity_error()

@@ -1,7 +1,7 @@
-"""elsewhere: a device beside the CPU, played by it: its tensors do not meet the CPU's, and its numbers are the CPU's.
+"""An emulated device that computes on the CPU and, like a GPU, rejects operations that mix its tensors with the CPU's.
 
-So code that forgets where its tensors are fails here as on a GPU. PyTorch's C++ code believes them to be on the meta
-device, for it has no other without memory of its own.
+Code that mixes devices fails on it as on a GPU. PyTorch's C++ code sees these tensors on the meta device, the only
+device without memory.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 KIND = "privateuseone"
 DEVICE = torch.device(KIND, 0)
 aten = torch.ops.aten
-# On a GPU these take tensors of the CPU beside its own: indices, and what is copied.
+# Operators that accept CPU tensors on a GPU too: as indices, or as the source of a copy.
 _TAKE_OTHERS = {
     aten.copy_.default, aten._to_copy.default, aten.index.Tensor, aten.index_put.default, aten.index_put_.default,
     aten._index_put_impl_.default,
@@ -29,7 +29,7 @@ _TAKE_OTHERS = {
 
 
 class Elsewhere(Tensor):
-    """A tensor on DEVICE; its entries are those of `here`."""
+    """A tensor on DEVICE with the entries of the CPU tensor `here`."""
 
     __slots__ = ["here"]
 
@@ -98,7 +98,7 @@ class _Dispatch(TorchDispatchMode):
 
 
 class _Functions(TorchFunctionMode):
-    """What C++ code does before it dispatches."""
+    """Functions that PyTorch's C++ code handles before it dispatches."""
 
     def __torch_function__(self, function, types, args=(), kwargs=None):
         kwargs = kwargs or {}
@@ -111,7 +111,7 @@ class _Functions(TorchFunctionMode):
 
 @contextmanager
 def elsewhere() -> Iterator[None]:
-    """Inside, there is the device."""
+    """Emulate the device within the context."""
     module = types.ModuleType(f"torch.{KIND}")
     module._is_in_bad_fork, module._lazy_init, module.is_available = (lambda: False), (lambda: None), (lambda: True)
     module.current_device, module.device_count = (lambda: 0), (lambda: 1)
@@ -127,7 +127,7 @@ def elsewhere() -> Iterator[None]:
 
 
 def put(model: nn.Module) -> nn.Module:
-    """Moves a model there, in place."""
+    """Move a model to the emulated device, in place."""
     for module in model.modules():
         for name, parameter in module.named_parameters(recurse=False):
             module._parameters[name] = nn.Parameter(Elsewhere(parameter.detach()), parameter.requires_grad)

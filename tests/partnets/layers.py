@@ -1,4 +1,4 @@
-"""Every layer that there is, and what the tests give it: a new layer needs an entry here, and no other test file."""
+"""All layers and their test inputs. A new layer needs an entry in this file and no changes to other test files."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ TORCHS = {info.module_cls: info for info in module_db}
 
 @dataclass(frozen=True)
 class Case:
-    """A layer that partnets.partition takes.
+    """A layer that partnets.partition replaces.
 
     Attributes:
-        make: a small one, an ordinary layer.
-        given: its arguments, or the shape of its only one.
-        more: arguments of its constructor, keywords, and its own arguments: beside what torch tests such a layer with.
+        make: a function that returns a small dense layer.
+        given: the arguments of its forward, or the shape of the only argument.
+        more: further cases besides torch's: constructor arguments, constructor keywords, forward arguments.
     """
 
     make: Callable[[], nn.Module]
@@ -36,13 +36,13 @@ class Case:
     more: Sequence[tuple[tuple, dict, tuple]] = ()
 
     def arguments(self) -> tuple:
-        """Fresh ones; where they are numbers, with gradients."""
+        """Return new arguments; floating-point ones require gradients."""
         torch.manual_seed(1)
         made = (torch.randn(self.given),) if isinstance(self.given[0], int) else self.given
         return tuple(x.clone().requires_grad_() if x.is_floating_point() else x for x in made)
 
     def partitioned(self, **options) -> nn.Module:
-        """The layer in three partitions, away from its start."""
+        """Return the layer in three partitions, with weights that differ from their initial values."""
         torch.manual_seed(0)
         model = partnets.partition(nn.Sequential(self.make()), PROPORTIONS, **({"defaults": "seed"} | options))[0]
         with torch.no_grad():
@@ -52,7 +52,7 @@ class Case:
 
 
 def randn(*shape: int) -> torch.Tensor:
-    """The same numbers in every process."""
+    """Draw numbers that are equal in every process."""
     return torch.randn(shape, generator=RANDOM)
 
 
@@ -69,7 +69,7 @@ class Token(nn.Module):
 
 
 class Table(nn.Module):
-    """A module with weights of its own: a bias for each offset and head, and a matrix."""
+    """A module that owns weights: a bias for each offset and head, and a matrix."""
 
     def __init__(self):
         super().__init__()
@@ -120,7 +120,7 @@ class Tied(nn.Module):
 
 
 def convolutions() -> Iterator[tuple[tuple, dict, tuple]]:
-    """Strides, paddings of all modes, dilation and groups, of which torch tests few."""
+    """Yield cases of strides, dilation, groups and all padding modes, few of which torch tests."""
     for options in [
         {"kernel_size": (3, 2), "stride": (2, 1), "padding": (1, 2)},
         {"kernel_size": 3, "dilation": 2, "padding": 2},
@@ -136,7 +136,7 @@ def convolutions() -> Iterator[tuple[tuple, dict, tuple]]:
 
 
 def bags() -> Iterator[tuple[tuple, dict, tuple]]:
-    """torch has no inputs for EmbeddingBag."""
+    """Yield cases of EmbeddingBag, for which torch has no test inputs."""
     ids, offsets, weights = torch.arange(15).view(3, 5) * 7 % 10, torch.tensor([0, 4, 4, 9]), randn(3, 5).abs()
     for options, arguments in [
         ({}, (ids,)),
@@ -152,7 +152,7 @@ MODES = "zeros", "reflect", "replicate", "circular"
 SEQUENCE, IDS = (4, 6, 8), torch.arange(12).view(3, 4) % 9
 ANY = [((), {}, (randn(2, 5),))]
 SHAPES = [((7, 3), {}, (randn(2, 3, 7),)), ((7, 3), {}, (randn(0, 7),))]
-# By the name that docs/layers.md has for each.
+# Cases by the names in docs/layers.md.
 CASES = {
     "Linear": Case(lambda: nn.Linear(8, 8), SEQUENCE, SHAPES),
     "Bilinear": Case(lambda: nn.Bilinear(8, 8, 4), (randn(4, 8), randn(4, 8))),
@@ -192,22 +192,22 @@ CASES = {
 
 
 def registered(foreign: bool = False) -> list[type[PartitionedLayer]]:
-    """The layers in the order in which they registered themselves.
+    """Return the layers in order of registration.
 
     Args:
-        foreign: also those that stand for layers of other libraries, which are imported for it.
+        foreign: whether to include replacements for layers of other libraries, and to import those libraries.
     """
     if foreign:
         for home in registry.FOREIGN.values():
             importlib.import_module(home)
     layers = [getattr(registry.rule_of(one), "__self__", None) for one in registry.known()]
-    # What tests and examples register is no layer of ours, and best responses have tests of their own.
+    # Leave out layers that tests and examples register, and best-response layers, which have separate tests.
     layers = [cls for cls in layers if cls is not None and cls.__module__.startswith("partnets.nn.")]
     return [cls for cls in dict.fromkeys(layers) if foreign or cls.__module__ not in registry.FOREIGN.values()]
 
 
 def module_inputs(cls: type[PartitionedLayer], training: bool) -> list[ModuleInput]:
-    """What torch tests such a layer with, and what its case has beside it; float64."""
+    """Return torch's test inputs for such a layer and those of its case, in float64."""
     info, found = TORCHS.get(cls.ordinary), []
     torch.manual_seed(0)
     if info is not None:

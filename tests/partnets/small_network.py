@@ -1,4 +1,4 @@
-"""What tests of whole models share: each kind of layer once, for images [batch, 2, 5, 5]."""
+"""A small network with one layer of each kind for images [batch, 2, 5, 5], shared by tests of complete models."""
 
 import torch
 from torch import nn
@@ -16,7 +16,7 @@ def ordinary():
 
 
 def partitioned(defaults="seed"):
-    """Three partitions, away from where training starts."""
+    """Return the network in three partitions, with weights that differ from their initial values."""
     model = partnets.partition(ordinary(), PROPORTIONS, defaults=defaults)
     with torch.no_grad():
         for parameter in model.parameters():

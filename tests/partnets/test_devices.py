@@ -1,4 +1,4 @@
-"""Models on another device than the CPU: everything is there, and as it is on the CPU."""
+"""Models on a device other than the CPU: all tensors are on it, and results equal those on the CPU."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ MODELS = {"convolutional": (convolutional, (3, 8, 8)), "attending": (Attending, 
 
 
 def trained(model: nn.Module, scheme: str, x: Tensor, y: Tensor) -> list[Tensor]:
-    """What comes of everything that is done with a model, on the CPU."""
+    """Return the results of every operation on a model, moved to the CPU."""
     found = []
 
     def loss(batch):
@@ -83,7 +83,7 @@ def test_everything_is_where_the_model_is_and_as_on_the_cpu(name, scheme):
         expected = trained(make(), scheme, x, y)
         torch.manual_seed(0)
         plain = make()
-        # New tensors are there too, as after torch.set_default_device("cuda"), or on the CPU.
+        # New tensors are on the device, as after torch.set_default_device("cuda"), or on the CPU.
         with elsewhere(), torch.device(DEVICE) if scheme == "nested" else nullcontext():
             found = trained(put(plain), scheme, Elsewhere(x), Elsewhere(y))
     for one, other in zip(found, expected, strict=True):
@@ -122,7 +122,7 @@ def test_tensors_of_two_devices_do_not_meet():
 
 
 def without_a_model_there() -> list[Tensor]:
-    """Batches, splits and a search, of data and a network on the CPU."""
+    """Return results of batches, splits and a search, with data and network on the CPU."""
     torch.manual_seed(0)
     with torch.device("cpu"):
         network = nn.Sequential(nn.Linear(4, 6), nn.Dropout(0.1), nn.Linear(6, 3))

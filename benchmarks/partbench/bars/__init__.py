@@ -1,4 +1,4 @@
-"""bars: what the kernels are held to, beside what runs of the suite measured."""
+"""bars: the kernels' targets, beside the measurements of benchmark runs."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ __all__ = ["Bar", "measured", "table"]
 
 
 def measured(run: Results) -> list[Bar]:
-    """The rows of the device that a run is of; a CPU's are those for which it has figures."""
+    """Return the bars of the run's device; for a CPU, only those for which the run has figures."""
     return gpu.measured(run) if run.settings["device"] == "cuda" else cpu.measured(run.records)
 
 
 def table(runs: Sequence[Results]) -> str:
-    """Markdown: a row for each bar, columns for each run."""
+    """Return a Markdown table with a row for each bar and columns for each run."""
     found = [{bar.work: bar for bar in measured(run)} for run in runs]
     head, rows = ["work", "at most"], []
     for number in range(1, len(runs) + 1):

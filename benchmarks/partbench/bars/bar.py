@@ -1,4 +1,4 @@
-"""Bar: one row of what kernels are held to, in one run."""
+"""Bar: one target of the kernels, with its measurement in one run."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from partbench.measuring.estimates import Estimate
 
 @dataclass(frozen=True)
 class Bar:
-    """One row, in one run.
+    """One target, with its measurement in one run.
 
     Attributes:
-        work: what is done; and beside what, if not the dense peer.
-        ratio: ours over the dense peer's; None if what was to be measured has no figure, so that the bar is missed.
-        most: what the ratio may be.
-        faster: times faster than torch.where; None if that is no peer.
-        least: what `faster` must be.
-        rate: floating-point operations a second; NaN where they are not the measure.
-        plan: which of several was the fastest; empty if there is one.
+        work: the measured work, and its baseline if that is not the dense peer.
+        ratio: our figure over the dense peer's; None if a figure is missing, which makes the bar missed.
+        most: the upper limit of the ratio.
+        faster: the speed-up over torch.where; None if torch.where is not a peer.
+        least: the lower limit of `faster`.
+        rate: floating-point operations a second; NaN where this does not apply.
+        plan: the fastest of several plans; empty if there is only one.
     """
 
     work: str

@@ -1,6 +1,6 @@
-"""What the kernels for CPUs are held to.
+"""Targets of the CPU kernels.
 
-Ratios are to the dense layer (below 1 is faster), for the live subnetwork that costs most.
+Ratios are to the dense layer (below 1 is faster), for the slowest active subnetwork.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ OURS = "partkernels cpu"
 
 
 def measured(records: Sequence[Record]) -> list[Bar]:
-    """The rows for which a run has figures."""
+    """Return the bars for which a run has figures."""
     return [*_layers(records), *_optimizers(records), *_iterations(records), *nested.iterations(records)]
 
 
@@ -33,7 +33,7 @@ def _layers(records: Sequence[Record]) -> Iterable[Bar]:
 
 
 def bar_of_layer(operator: str, dtype: str, work: str, shape: str) -> tuple[float, float] | None:
-    """The greatest ratio to the dense layer, and how many times faster than torch.where; None: held to nothing."""
+    """Return the largest ratio to the dense layer and the smallest speed-up over torch.where; None without a target."""
     if operator == "conv2d":
         return (1.05, 1.0) if dtype == "float32" else None
     rows = int(shape.partition("×")[0])
@@ -54,7 +54,7 @@ def _optimizers(records: Sequence[Record]) -> Iterable[Bar]:
 
 
 def _iterations(records: Sequence[Record]) -> Iterable[Bar]:
-    """An update of the weights and one of the hyperparameters, each by the subnetwork that costs most."""
+    """Yield the cost of an update of the weights and one of the hyperparameters, each for the slowest subnetwork."""
     found = figures((record for record in records if "series" not in record.case), "step")
     mine = found[found.peer.str.startswith(OURS) & found.ratio.notna()]
     for (model, batch), cases in mine.groupby(["model", "batch"], sort=False):

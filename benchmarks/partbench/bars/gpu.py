@@ -1,7 +1,7 @@
-"""What the kernels for GPUs are held to.
+"""Targets of the GPU kernels.
 
-Ratios are of times (below 1 is faster), for the live subnetwork that costs most. The best plan is the fastest of those
-that were measured, for each subnetwork its own; the fused kernel alone is held to less.
+Ratios are of times (below 1 is faster), for the slowest active subnetwork. The best plan is the fastest measured plan
+for each subnetwork. The fused kernel by itself has looser targets.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from partkernels.arguments import row_bytes
 OURS = "partkernels triton"
 BEST = (OURS, *(f"{OURS} {plan}" for plan in PLANS))
 FUSED = (f"{OURS} fused",)
-# At so few rows of x the time is that of reading the weight.
+# With at most this many rows of x, the time is that of reading the weight.
 FEW_ROWS = 16
 
-# Of one case: the row of each peer that was to be measured, None where it has no figure.
+# The figures of one case by peer; None for a peer without a figure.
 Case = dict
 
 
 def measured(run: Results) -> list[Bar]:
-    """The rows for which a run has cases; a bar whose peers have no figure is missed."""
+    """Return the bars for which a run has cases; a bar is missed if its peers have no figures."""
     return [*_layers(run), *_optimizers(run.records), *_peaks(run.records), *nested.iterations(run.records)]
 
 
@@ -62,15 +62,15 @@ def _layers(run: Results) -> Iterable[Bar]:
 
 
 def _beside_copying(map_bytes: int, copy: float, case: Case, figure) -> Estimate:
-    """Over the time in which weight, map, x and y pass at the rate at which this GPU copies."""
-    # Plans are measured only where there is something to rebuild; where all is live, nobody reads the map.
+    """Return the time over that of moving weight, map, x and y at the GPU's measured copy rate."""
+    # Plans are measured only if there are weights to rebuild; if all weights are active, the map is not read.
     seconds = (figure.record.facts["bytes"] + map_bytes * (FUSED[0] in case)) / copy
     scaled = {name: getattr(figure.value, name) / seconds for name in ("value", "low", "high")}
     return dataclasses.replace(figure.value, **scaled)
 
 
 def _cases(records: Sequence[Record], suite: str) -> list[tuple[dict, Case]]:
-    """What each case is, and its figures."""
+    """Return each case with the figures of its peers."""
     known = {row.record.key: row for row in figures(records, suite).itertuples()}
     cases: dict[tuple, Case] = {}
     for record in records:
@@ -93,11 +93,11 @@ def _worst(
     least: float = math.nan,
     held: Callable[[Case, object], Estimate] | None = None,
 ) -> Iterable[Bar]:
-    """Of the cases in which one of the peers was to be measured, the one in which the fastest of them costs most.
+    """Yield the bar of the case in which the fastest of the peers is slowest, among cases that measure these peers.
 
     Args:
-        least: times faster than eager torch.where, in the case in which that is least.
-        held: the ratio of a figure; by default to the dense layer.
+        least: the lower limit of the speed-up over eager torch.where, compared with the smallest one of all cases.
+        held: returns the ratio of a figure; by default that to the dense layer.
     """
     measured = [(case, _fastest(case, peers)) for case in cases if any(peer in case for peer in peers)]
     fastest = [figure for _, figure in measured]
@@ -114,7 +114,7 @@ def _worst(
 
 
 def _optimizers(records: Sequence[Record]) -> Iterable[Bar]:
-    """Adam's step over a partition, over torch's fused one over all weights."""
+    """Yield the time of Adam's step over a partition, relative to torch's fused step over all weights."""
     mine = [record for record in records if record.suite == "optim"]
     for record in mine:
         case, share = record.case, record.facts["share"]
@@ -127,7 +127,7 @@ def _optimizers(records: Sequence[Record]) -> Iterable[Bar]:
 
 
 def _peaks(records: Sequence[Record]) -> Iterable[Bar]:
-    """The peak of forward and backward with the fused plan, over the dense layer's and the map."""
+    """Yield the peak memory of forward and backward with the fused plan, over the dense layer's plus the map."""
     model, peers = "Linear 8192×8192, bfloat16", {}
     for record in records:
         if record.suite == "memory" and record.case["model"] == model:

@@ -1,4 +1,4 @@
-"""What nested partitions are held to on every device: a step of the weights and one of ψ over a dense training step."""
+"""Targets of nested partitions on every device: a step of the weights and one of ψ over a dense training step."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ MOST = 1.25
 
 
 def iterations(records: Sequence[Record]) -> Iterable[Bar]:
-    """A row for each model, each update as the mean over subnetworks as training draws them."""
+    """Yield a bar for each model; each update is the mean over subnetworks as training draws them."""
     found = [record for record in records if record.suite == "step" and record.peer.startswith((NESTED, "dense"))]
     if not any(record.peer.startswith(NESTED) for record in found):
         return

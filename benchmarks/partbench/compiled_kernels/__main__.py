@@ -1,4 +1,4 @@
-"""compiled_kernels: the kernels of both GPU backends as they are compiled, which takes no GPU."""
+"""compiled_kernels: a table of both GPU backends' compiled kernels, made without a GPU."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def main(arguments: list[str] | None = None) -> None:
     files = []
     if given.targets == targets:
         if not (cuda.ROOT / "csrc").exists():
-            parser.error("it compiles csrc, which only a checkout has; install one with --editable, or pass a target")
+            parser.error("compiling csrc needs a checkout; install one with --editable, or pass --targets")
         files = cuda.objects() if given.built else cuda.build()
     kernels, library = triton.compiled(given.targets), cuda.compiled(files)
     parts = [ABOUT]

@@ -13,7 +13,7 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class Instruction:
-    """One of a warp's: its name with modifiers; the results, then what they are made of; where in the code it jumps."""
+    """One instruction of a warp: name with modifiers, operands with results first, and index of a jump's target."""
 
     name: str
     operands: tuple[str, ...]
@@ -21,7 +21,7 @@ class Instruction:
 
     @property
     def multiply_adds(self) -> float:
-        """Of matrices, a warp's share: four warps make an HGMMA's together."""
+        """Return a warp's multiply-adds in a matrix product; an HGMMA is shared by four warps."""
         shape = re.search(r"^HGMMA\.(\d+)x(\d+)x(\d+)|^HMMA\.(16)(8)(\d+)|^v_mfma_f32_(\d+)x(\d+)x(\d+)", self.name)
         if shape is None:
             return 0
@@ -29,7 +29,7 @@ class Instruction:
 
     @property
     def left_registers(self) -> tuple[int, ...]:
-        """Of a product, those that hold its left operand; none if it is in shared memory."""
+        """Return the registers of a product's left operand; empty if it is in shared memory."""
         found = self.multiply_adds and re.match(r"R(\d+)", self.operands[1])
         return tuple(range(int(found[1]), int(found[1]) + 4)) if found else ()
 
@@ -38,7 +38,7 @@ Code = Sequence[Instruction]
 
 
 def sass(listing: str) -> list[Instruction]:
-    """A kernel's, as cuobjdump --dump-sass shows them, without what fills the last line of the code."""
+    """Parse a kernel's instructions from cuobjdump --dump-sass, without the NOPs that pad its end."""
     lines = re.findall(r"/\*([0-9a-f]{4,})\*/\s+(?:@!?U?P\w+\s+)?(\S+)\s*(.*?)\s*;", listing)
     while lines and lines[-1][1] == "NOP":
         lines.pop()
@@ -51,7 +51,7 @@ def sass(listing: str) -> list[Instruction]:
 
 
 def amdgcn(listing: str) -> list[Instruction]:
-    """A kernel's, as Triton keeps them for AMD's GPUs."""
+    """Parse a kernel's instructions from Triton's assembly for AMD GPUs."""
     labels: dict[str, int] = {}
     lines: list[str] = []
     for label, line in re.findall(r"^(\.L\w+):|^\t([a-z]\w+.*)", listing, re.M):
@@ -64,21 +64,21 @@ def amdgcn(listing: str) -> list[Instruction]:
 
 
 def main_loop(code: Code) -> Code | None:
-    """The smallest loop that multiplies matrices, from its first instruction to the jump back; None if there is none.
+    """Return the smallest loop that multiplies matrices, from its first instruction to the jump back; None without one.
 
-    Both ways of a branch count, and loops inside once.
+    Both sides of a branch count, and inner loops count once.
     """
     loops = (code[each.target : i + 1] for i, each in enumerate(code) if each.target is not None and each.target <= i)
     return min((loop for loop in loops if multiply_adds(loop)), key=len, default=None)
 
 
 def multiply_adds(code: Code) -> float:
-    """Of matrices, a warp's."""
+    """Return a warp's multiply-adds in matrix products."""
     return sum(each.multiply_adds for each in code)
 
 
 def left_entries(code: Code) -> float:
-    """How many different entries a warp has in its products' left operands, where those are in registers."""
+    """Count the distinct entries in the left operands of a warp's products, if these are in registers."""
     written: dict[int, int] = {}
     fragments = set()
     for i, each in enumerate(code):
@@ -90,12 +90,12 @@ def left_entries(code: Code) -> float:
 
 
 def costs(code: Code, warps: int, rebuilt: Callable[[Code], float], lanes: int = 32, tile: Sequence[int] = ()) -> dict:
-    """`products` and `slots` of a Kernel.
+    """Return `products` and `slots` of a Kernel.
 
     Args:
-        rebuilt: how many entries of the weight a warp rebuilds in an iteration of the main loop, 0 if none.
-        lanes: of a warp.
-        tile: of a kernel that multiplies no matrices.
+        rebuilt: returns the entries of the weight that a warp rebuilds in an iteration of the main loop, 0 if none.
+        lanes: per warp.
+        tile: shape of the tile of a kernel that multiplies no matrices.
     """
     loop = main_loop(code)
     if loop is None:
@@ -105,7 +105,7 @@ def costs(code: Code, warps: int, rebuilt: Callable[[Code], float], lanes: int =
 
 
 def dumped(binary: bytes | Path, *what: str) -> str:
-    """What cuobjdump, which is in Triton's package, says of machine code or of an object file."""
+    """Return the output of cuobjdump, which is in Triton's package, for machine code or an object file."""
     import triton
 
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
@@ -118,7 +118,7 @@ def dumped(binary: bytes | Path, *what: str) -> str:
 
 
 def functions(listing: str) -> list[tuple[str, str, str]]:
-    """Architecture, mangled name and code of each kernel that cuobjdump --dump-sass shows."""
+    """Return architecture, mangled name and code of each kernel in the output of cuobjdump --dump-sass."""
     found = []
     for image in re.split(r"\n\s*code for ", listing)[1:]:
         architecture = image.split(None, 1)[0]

@@ -1,4 +1,4 @@
-"""Every kernel of the CUDA backend that works on bfloat16, as the library's objects have it."""
+"""The CUDA backend's bfloat16 kernels, read from the library's object files."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from partbench.compiled_kernels.code import costs, dumped, functions, left_entri
 from partbench.compiled_kernels.kernels import Kernel
 
 ROOT = Path(__file__).parents[3]
-# Of every kernel that multiplies, the warps that do; on Hopper others fetch.
+# Warps that multiply, in every kernel with products; on Hopper, other warps fetch.
 WARPS = 8
 ENUMERATORS = {"DefaultKind": ("zeros", "uniform", "normal", "stored")}
 
 
 def objects() -> list[Path]:
-    """The object files that a build left, if they are of the sources as they are; else none."""
+    """Return the object files of a build that is newer than all sources; empty without one."""
     newest = max(path.stat().st_mtime for path in (ROOT / "csrc").rglob("*") if path.is_file())
     folders = {path.parent for path in (ROOT / "build").glob("temp*/cuda/*.txt")}
     for folder in sorted(folders):
@@ -32,7 +32,7 @@ def objects() -> list[Path]:
 
 
 def build() -> list[Path]:
-    """The same, compiled where they are not; none without the CUDA compiler."""
+    """Return the object files, compiled if needed; empty without the CUDA compiler."""
     if not objects() and shutil.which("nvcc"):
         environment = {**os.environ, "PARTKERNELS_BUILD": "cuda"}
         subprocess.run([sys.executable, "setup.py", "-q", "build_cuda"], cwd=ROOT, env=environment, check=True)
@@ -40,7 +40,7 @@ def build() -> list[Path]:
 
 
 def compiler() -> str:
-    """The CUDA compiler's version."""
+    """Return the CUDA compiler's version."""
     said = subprocess.run(["nvcc", "--version"], capture_output=True, text=True, check=True).stdout
     return re.search(r"release (\S+),", said)[1]
 
@@ -68,7 +68,7 @@ def _compiled(file: Path) -> list[Kernel]:
 
 
 def _demangled(names: list[str]) -> list[tuple[str, tuple[str, ...]]]:
-    """The name of each kernel and its template arguments."""
+    """Return each kernel's name and template arguments."""
     said = subprocess.run(["c++filt"], input="\n".join(names), capture_output=True, text=True, check=True).stdout
     found = []
     for line in said.splitlines():

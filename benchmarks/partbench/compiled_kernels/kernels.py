@@ -27,14 +27,14 @@ class Kernel:
     """A compiled kernel.
 
     Attributes:
-        target, case: what it was compiled for, and the call that launches it; in C++ the template arguments.
-        error: why it could not be compiled; nothing else is known then.
-        name, tile: with its module's, or without its namespace; rows and columns of the result, or entries in all.
-        warps, stages: of a program; of the CUDA backend, those that multiply.
-        registers, spilled: of a thread, and the bytes of them that are kept in memory for want of registers.
-        shared: bytes of memory that a block shares; None where the launch says.
-        products, serialized: 'wgmma', 'mma' or none, and why ptxas makes them wait for one another, if it does.
-        slots: see ABOUT; None if it multiplies and rebuilds nothing.
+        target, case: the GPU architecture, and the call that launches the kernel; for C++, the template arguments.
+        error: why compilation failed; all other attributes are then undefined.
+        name, tile: name with its module (Triton) or without its namespace (C++); rows and columns, or entries.
+        warps, stages: of a program; for the CUDA backend, only the warps that multiply.
+        registers, spilled: registers of a thread, and the bytes that are spilled to memory.
+        shared: bytes of shared memory per block; None if the launch sets them.
+        products, serialized: 'wgmma', 'mma' or empty; ptxas's reason for serializing the products, if it does.
+        slots: see ABOUT; None if the kernel multiplies matrices without rebuilding a weight.
     """
 
     target: str
@@ -52,7 +52,7 @@ class Kernel:
     slots: float | None = None
 
     def cells(self, head: Sequence[str]) -> list[str]:
-        """A row of the table."""
+        """Return the kernel's row of the table."""
         if self.error:
             return [self.case, "**does not compile:** " + " ".join(self.error.split())]
         shown = {name: str(getattr(self, name)) for name in head if name != "kernel"}
@@ -64,5 +64,5 @@ class Kernel:
 
 
 def section(title: str, head: Sequence[str], kernels: Sequence[Kernel]) -> str:
-    """A heading and a row for each kernel, in Markdown."""
+    """Return a heading and a table with a row for each kernel, in Markdown."""
     return f"## {title}\n\n{markdown(head, [kernel.cells(head) for kernel in kernels])}\n"

@@ -1,7 +1,7 @@
-"""Every kernel of the Triton backend as it is compiled for GPUs that are not there.
+"""The Triton backend's kernels, compiled without a GPU.
 
-Operators are called on tensors without memory, for a GPU that is not there. So each kernel is compiled for the very
-arguments and configuration that such a GPU would give it; none is launched.
+Operators are called on tensors without memory, for a simulated GPU. So each kernel is compiled for the arguments and
+the configuration that it would get on such a GPU; none is launched.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ CASES = (
     Case("linear", LARGE_FLOAT),
     *(Case("linear", LARGE, kind, tile=(128, 128, 8, 3)) for kind in ("zeros", "uniform")),
     Case("linear", _square(16, 8192), "zeros"),
-    Case("linear", _square(16, 2048)),  # so few tiles that several programs share each sum
+    Case("linear", _square(16, 2048)),  # so few tiles that several programs split each sum
     *(Case("subnetwork_weight", LARGE, kind) for kind in ("zeros", "uniform")),
     Case("subnetwork_weight", CONVOLUTION),
     *(Case("subnetwork_weight_grad", layer) for layer in (LARGE, CONVOLUTION)),
@@ -46,26 +46,26 @@ CASES = (
     *(Case(step, _square(1, 1024), bits=bits, tensors=16) for step in STEPS for bits in (2, 0)),
     *(Case(f"{work}_entries", LARGE) for work in ("gather", "scatter")),
     Case("gather_entries", CONVOLUTION),
-    # Fewer rows of x have tiles of their own.
+    # Fewer rows of x use other tiles.
     *(Case("linear", _square(rows, 4096)) for rows in (64, 128, 512)),
 )
 
 
 def compiled(targets: Sequence[str] = tuple(TARGETS)) -> list[Kernel]:
-    """The kernels of every case for each target."""
+    """Return the kernels of every case for each target."""
     with ProcessPoolExecutor(len(targets), mp_context=get_context("spawn")) as pool:
         return [kernel for kernels in pool.map(compiled_for, targets) for kernel in kernels]
 
 
 def compiled_for(target: str) -> list[Kernel]:
-    """The kernels of every case; the process that calls this has the target for its GPU ever after."""
+    """Return the kernels of every case; the calling process keeps the target as its GPU from then on."""
     pretend(TARGETS[target])
     cases = [case for case in CASES if target == "sm_90" or case.tile is None]
     return [_compiled(target, case, launch) for case in cases for launch in launches(case)]
 
 
 def _compiled(target: str, case: Case, launch: Launch) -> Kernel:
-    launch.kernel.device_caches.clear()  # else what an earlier case compiled comes back, with nothing said of it
+    launch.kernel.device_caches.clear()  # otherwise an earlier case's kernel is reused, without ptxas's log
     try:
         with contextlib.redirect_stdout(io.StringIO()) as log:
             kernel = launch.kernel.run(grid=launch.grid, warmup=True, **launch.arguments)
@@ -78,7 +78,7 @@ def _examined(target: str, case: Case, kernel, log: str) -> Kernel:
     metadata, function, asm = kernel.metadata, kernel.src.fn, kernel.asm
     constants = {function.arg_names[i]: value for (i,), value in kernel.src.constants.items()}
     tile = tuple(constants[name] for name in ("DOWN", "ACROSS", "BLOCK") if name in constants)
-    uses = 0  # of each entry of the weight in a tile
+    uses = 0  # how often a tile uses each entry of the weight
     if "KIND" in constants and "tt.dot" in asm["ttir"]:
         uses = tile[1]
     if TARGETS[target].backend == "cuda":

@@ -1,4 +1,4 @@
-"""Operators called on tensors without memory, for a GPU that is not there: what they launch can be told without one."""
+"""Calls of operators on tensors without memory, for a simulated GPU, to record the kernels that they launch."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from partkernels.defaults import Normal, Stored, Uniform, Zeros
 from partkernels.partition import Partition
 
 META = torch.device("meta")
-# C of a map of so many bits.
+# C for each number of bits of the map.
 COUNTS = {0: 1, 1: 2, 2: 3, 4: 16, 8: 32}
-# What any number that a GPU counts is taken to be, and where any tensor lies.
+# The assumed result of any count on the GPU, and the assumed address of any tensor.
 COUNTED = 1000
 ADDRESS = 1 << 40
 
 
 @dataclass(frozen=True)
 class Target:
-    """A GPU that Triton compiles for; shared_memory is a block's, in bytes."""
+    """A GPU that Triton compiles for; shared_memory is in bytes per block."""
 
     gpu: str
     multiprocessors: int
@@ -47,11 +47,11 @@ class Case:
 
     Attributes:
         operator: its name.
-        layer: what it works on; an embedding has as many ids as x has rows.
-        bits: of the map; 0 if an optimiser's step has none.
-        defaults: of what is not live.
+        layer: the operands' shapes; an embedding has as many ids as x has rows.
+        bits: of the map; 0 for an optimiser's step without a map.
+        defaults: the default values of inactive weights.
         tile: down, across, warps and stages of a plans.Config, for sm_90 instead of its default.
-        tensors: how many such weights an optimiser steps.
+        tensors: the number of such weights in an optimiser's step.
     """
 
     operator: str
@@ -78,7 +78,7 @@ def call(case: Case, plan: str = "fused") -> None:
     from partkernels.backend.triton.plans import Config
 
     layer, count = case.layer, COUNTS[case.bits]
-    # Of what works on a weight alone, as PyTorch's layers make it.
+    # Operators that take only a weight get it contiguous, as PyTorch's layers create it.
     memory = torch.channels_last if case.operator.startswith("conv2d") else torch.contiguous_format
     shapes = layer.x, layer.weight, layer.y
     x, weight, grad = (torch.empty(shape, dtype=layer.dtype, device=META, memory_format=memory) for shape in shapes)
@@ -114,7 +114,7 @@ def call(case: Case, plan: str = "fused") -> None:
 
 @dataclass(frozen=True)
 class Launch:
-    """Of a kernel: its grid, and its arguments and options by name."""
+    """A kernel with its grid, and its arguments and options by name."""
 
     kernel: Any
     grid: tuple[int, ...]
@@ -122,12 +122,12 @@ class Launch:
 
     @property
     def name(self) -> str:
-        """The kernel's, with its module's."""
+        """Return the kernel's name with its module."""
         return f"{self.kernel.fn.__module__.rpartition('.')[2]}.{self.kernel.fn.__name__}"
 
 
 def launches(case: Case, plan: str = "fused") -> list[Launch]:
-    """What a call launches; nothing is."""
+    """Return the kernel launches of a call, without executing them."""
     from triton.runtime.jit import KernelInterface
 
     found, item = [], torch.Tensor.item
@@ -139,7 +139,7 @@ def launches(case: Case, plan: str = "fused") -> list[Launch]:
 
         return launch
 
-    # PyTorch's own cumsum of tensors without memory makes a square matrix, whose size may take more than 64 bits.
+    # PyTorch's cumsum of tensors without memory builds a square matrix; its size can exceed 64 bits.
     pretended = {
         "cumsum": lambda counts, _: counts.new_empty(counts.shape, dtype=torch.int64),
         "item": lambda number: COUNTED if number.is_meta else item(number),
@@ -151,17 +151,17 @@ def launches(case: Case, plan: str = "fused") -> list[Launch]:
 
 
 def pretend(target: Target) -> None:
-    """This process has the target for its GPU ever after."""
+    """Make the target this process's GPU from then on."""
     import triton
     from triton.backends.compiler import GPUTarget
 
     gpu = GPUTarget(target.backend, target.arch, target.warp_size)
     driver = {"get_current_device": lambda: 0, "get_current_stream": lambda _: 0, "get_current_target": lambda: gpu}
     triton.runtime.driver.set_active(SimpleNamespace(**driver))
-    # ptxas tells of spills and of products that wait only while it compiles.
+    # ptxas reports spills and serialized products only while it compiles.
     triton.knobs.compilation.always_compile = True
     triton.knobs.nvidia.dump_ptxas_log = True
-    # The backend asks for it when it is imported.
+    # The backend reads this when it is imported.
     torch.version.hip = "7" if target.backend == "hip" else None
     torch.backends.cuda.matmul.fp32_precision = "tf32"
 

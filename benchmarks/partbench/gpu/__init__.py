@@ -1,9 +1,9 @@
-"""What `make gpu` does in the ten minutes that one may have on a machine with a GPU.
+"""Everything that `make gpu` does, within the ten minutes for which a machine with a GPU may be available.
 
-    steps       what runs, in which order, and for how long; ends it in time, and keeps what it said
-    summary     the page on top of it all
-    cases       small calls of every operator, each with its truth
-    smoke       runs these on every backend, each where it can lose no other
+    steps       the steps, their order and their time limits; ends each in time and keeps its output
+    summary     the summary page
+    cases       small calls of every operator, each with its reference result
+    smoke       runs these calls on every backend, isolated from one another
 
-Nothing imports PyTorch but cases and smoke: whatever hangs or dies does so in a process of its own.
+Only cases and smoke import PyTorch: anything that can hang or crash runs in a separate process.
 """

@@ -1,4 +1,4 @@
-"""`python -m partbench.gpu`: every step in turn, and after each the page that says how far all is."""
+"""`python -m partbench.gpu`: all steps in turn, with the summary page updated after each."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 from partbench.gpu import summary
 from partbench.gpu.steps import Outcome, run, steps
 
-# What an earlier run left. Its measurements of Triton's plans may stay.
+# Files of an earlier run. Its measurements of Triton's plans may stay.
 FILES = ("summary.md", "log.txt", "gpu-cuda.json", "gpu-triton.json", "gpu.html")
 
 
@@ -24,8 +24,8 @@ def main(arguments: list[str] | None = None) -> int:
     if unknown := [name for name in given.only if name not in names]:
         parser.error(f"there is no step named {unknown[0]!r}; the steps are {', '.join(map(repr, names))}.")
     if not (Path("setup.py").exists() and Path("tests/partkernels").exists()):
-        parser.error("it builds and tests a checkout, and here is none; run `make gpu` in the root of one.")
-    # Whoever ends this ends the step that runs.
+        parser.error("the steps need a checkout, which this folder is not; run `make gpu` in the root of one.")
+    # SIGTERM also ends the step that is running.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     out.mkdir(parents=True, exist_ok=True)
     for name in FILES:

@@ -14,22 +14,22 @@ from partbench.peers.operators import WORKS, ours, under_plan
 from partkernels.testing import Yardstick, poisoned_memory
 
 BFLOAT16, FLOAT16, FLOAT32, FLOAT64 = torch.bfloat16, torch.float16, torch.float32, torch.float64
-# These copy entries and draw defaults, which have the same bits everywhere.
+# These copy entries and draw defaults, so their results are bitwise equal on all backends.
 EXACT = ("subnetwork_weight", "subnetwork_weight_grad", "embedding", "entries")
 
 
 @dataclass(frozen=True)
 class Case:
-    """A call.
+    """A call of an operator.
 
     Attributes:
-        work: one of operators.WORKS or of EXACT, an optimiser's step, "sgd" or "adam", or of 20 such weights in a call,
-            "sgd of 20" or "adam of 20", or "nested": forward and both gradients with nested partitions, which the
-            reference has as a map.
-        layer: what it works on; of work without x, its weight.
-        defaults: of what is not live.
-        count: C.
-        gradient: "expanded", as that of a sum is, with strides of 0; or dense.
+        work: one of operators.WORKS or of EXACT; an optimiser's step, "sgd" or "adam", or one for 20 such weights in a
+            call, "sgd of 20" or "adam of 20"; or "nested": forward and both gradients with nested partitions, which the
+            reference computes with an explicit map.
+        layer: the operands' shapes; work without x uses only its weight.
+        defaults: the default values of inactive weights.
+        count: C, the number of partitions.
+        gradient: "expanded", with strides of 0 as a sum's gradient has; or "dense".
     """
 
     work: str
@@ -46,7 +46,7 @@ class Case:
         return ", ".join(parts if self.gradient == "dense" else [*parts, "stride 0"])
 
     def error(self, backend: str, device: torch.device) -> float:
-        """The largest error of a backend, "triton fused" by that plan alone.
+        """Return the largest error of a backend; "triton fused" forces that plan.
 
         Raises:
             AssertionError: the result is wrong.
@@ -58,11 +58,11 @@ class Case:
         yardstick.check(got)
         if self.work in EXACT:
             expected = self._result("reference", CPU, self.layer.dtype)
-            assert torch.equal(got, expected), f"{(got != expected).sum()} entries are not the reference's to the bit"
+            assert torch.equal(got, expected), f"{(got != expected).sum()} entries differ from the reference"
         return (got.double() - yardstick.truth).abs().max().item()
 
     def _result(self, backend: str, device: torch.device, dtype: torch.dtype) -> Tensor:
-        """In a dtype, of operands that were rounded to the layer's; the same ones each time."""
+        """Compute the result in a dtype, from operands rounded to the layer's dtype, the same ones each time."""
         division = Division((1 / self.count,) * self.count, self.defaults)
         made = Tensors(replace(self.layer, device=CPU), division, seed=0)
         x, grad, weight = (tensor.to(device, dtype) for tensor in (made.x, made.grad, made.weight))
@@ -78,7 +78,7 @@ class Case:
             return self._of_weight(x, weight, partition)
 
     def _nested(self, x: Tensor, grad: Tensor, weight: Tensor, backend: str) -> Tensor:
-        """The output and both gradients, one after another."""
+        """Return the output and both gradients, flattened and concatenated."""
         ends = ([size * k // self.count for k in range(1, self.count + 1)] for size in weight.shape[:2])
         nested = pk.Partition.nested(weight.shape, *ends)
         partition = nested.explicit(weight.device) if backend == "reference" else nested
@@ -99,11 +99,11 @@ class Case:
         if self.work == "subnetwork_weight_grad":
             leaf = weight.clone().requires_grad_()
             return torch.autograd.grad(pk.subnetwork_weight(leaf, partition, active, update=active), leaf, weight)[0]
-        if self.work == "entries":  # gathered, and scattered among others
+        if self.work == "entries":  # gather, then scatter into other values
             among = weight.flip(0)
             pk.scatter_entries(among, partition, active, pk.gather_entries(weight, partition, active))
             return among
-        # Entries of weights and of moments, one below the other.
+        # The results are weights and moments, concatenated.
         optimizer, _, several = self.work.partition(" of ")
         grads = [weight.roll(i, 0) for i in range(int(several or 1))]
         parameters, firsts = [grad.clone() for grad in grads], [grad.flip(0) for grad in grads]
@@ -119,8 +119,8 @@ def _linear(rows: int, outputs: int, inputs: int, dtype: torch.dtype = BFLOAT16)
     return Layer((rows, inputs), (outputs, inputs), dtype=dtype)
 
 
-ALIGNED = _linear(300, 520, 704)  # several tiles either way, none of them full
-ODD = _linear(37, 61, 53)  # rows that begin nowhere near a multiple of 16 bytes
+ALIGNED = _linear(300, 520, 704)  # several tiles in each dimension, none of them full
+ODD = _linear(37, 61, 53)  # rows that are not aligned to 16 bytes
 ONE_ROW, ONE_OUTPUT = _linear(1, 256, 512), _linear(64, 1, 256)
 CONVOLUTION = Layer((2, 64, 9, 9), (64, 64, 3, 3), padding=1, dtype=BFLOAT16)
 CASES = (

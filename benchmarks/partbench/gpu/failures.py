@@ -1,4 +1,4 @@
-"""failures: a plugin of pytest that says of each test that fails why, at once: a run that is killed has said it too."""
+"""failures: a pytest plugin that prints the cause of each failure at once, so that a killed run still shows it."""
 
 
 def pytest_runtest_logreport(report) -> None:

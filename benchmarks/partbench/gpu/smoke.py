@@ -1,10 +1,10 @@
-"""smoke: every case on every backend, each where a wrong, hanging or crashing kernel loses no other case.
+"""smoke: every case on every backend, isolated so that a wrong, hanging or crashing kernel affects no other case.
 
-usage: python -m partbench.gpu.smoke                       all, in processes
-       python -m partbench.gpu.smoke "triton fused" [N...] one backend's cases, or those of these numbers, in this one
+usage: python -m partbench.gpu.smoke                       all cases, in several processes
+       python -m partbench.gpu.smoke "triton fused" [N...] one backend's cases, or those numbered N, in this process
 
-An illegal memory access leaves a process without its GPU. So each process runs case after case and says how each went;
-where it dies, the next process goes on behind the case that it died of.
+After an illegal memory access, a process cannot use its GPU. So each process runs case after case and reports each
+outcome. If a process dies, the next one continues after the case that killed it.
 """
 
 from __future__ import annotations
@@ -29,23 +29,23 @@ from partbench.peers.operators import obstacles
 from partkernels.backend import triton
 
 TARGETS = ("cuda fused", "cuda rebuild", "triton fused", "triton rebuild", "reference")
-# Of a target: Triton compiles as long as it computes.
+# Processes for each target, since Triton compiles for as long as it computes.
 PROCESSES = 3
-# What a case may take until it is taken to hang: Triton compiles it first.
+# Seconds after which a case counts as hanging; they include Triton's compilation.
 LIMIT = 20
-# How much of an exception is told.
+# Characters of an exception that are reported.
 TOLD = 90
 
-# Of a case's number and a target: how it went.
+# The outcome for each case number and target.
 Said = dict[tuple[int, str], str]
 
 
 def here(target: str, numbers: Sequence[int], limit: int) -> bool:
-    """Runs cases in this process, as long as it has its GPU, and prints a line of JSON for each; whether all are ok."""
-    # cuBLAS is deterministic, as poisoned_memory asks, only with a workspace of its own.
+    """Run cases in this process until it loses its GPU, print a JSON line for each, and return whether all are ok."""
+    # cuBLAS is deterministic, as poisoned_memory requires, only with a configured workspace.
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     device, all_ok = torch.device(_device(target)), True
-    torch.ones(1, device=device)  # what CUDA takes to begin is no case's time
+    torch.ones(1, device=device)  # CUDA's start-up time should count for no case
     for number in numbers:
         signal.alarm(limit)  # ends this process, even inside a call of CUDA
         try:
@@ -68,7 +68,7 @@ def _device(target: str) -> str:
 
 
 def _obstacle(target: str) -> str:
-    """Why a target cannot run here at all; empty if it can."""
+    """Return why a target cannot run here; an empty string if it can."""
     if _device(target) == "cuda" and not torch.cuda.is_available():
         return "there is no GPU"
     return obstacles().get(target.partition(" ")[0], "")
@@ -77,7 +77,7 @@ def _obstacle(target: str) -> str:
 def in_processes(
     target: str, numbers: Sequence[int], worker: Sequence[str], deadline: float, limit: int
 ) -> Iterator[tuple[int, str]]:
-    """How each case of a target went: an error's number, or what went wrong; none begins after the deadline."""
+    """Yield each case's number and its outcome, an error's size or the failure; none begins after the deadline."""
     left = list(numbers)
     while left:
         seconds = deadline - time.monotonic()
@@ -86,7 +86,7 @@ def in_processes(
             return
         command = [*worker, f"--limit={limit}", target, *map(str, left)]
         before, last = len(left), ""
-        # Of each process one thread: those of all wait for one another, else, for longer than a case may take.
+        # One thread a process: otherwise threads of different processes wait for one another beyond a case's limit.
         pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
         with subprocess.Popen(command, env=os.environ | {"OMP_NUM_THREADS": "1"}, **pipes) as process:
             timer = Timer(seconds, process.kill)
@@ -100,7 +100,7 @@ def in_processes(
                 yield told["case"], told["said"]
             code = process.wait()
             timer.cancel()
-        # A process that has lost its GPU says of what, and ends by itself.
+        # A process that has lost its GPU reports the case and exits by itself.
         if left and (code < 0 or len(left) == before):
             why = "out of time" if time.monotonic() > deadline else _death(code, last, limit)
             yield left.pop(0), why
@@ -121,7 +121,7 @@ def run(
     limit: int = LIMIT,
     worker: Sequence[str] = (sys.executable, "-m", "partbench.gpu.smoke"),
 ) -> Said:
-    """Every case of these numbers on every target, and prints each as it comes."""
+    """Run every case of these numbers on every target; print each outcome as it comes, and return them."""
     deadline, said = time.monotonic() + seconds, {}
 
     def part(work: tuple[str, int]) -> None:
@@ -136,7 +136,7 @@ def run(
 
 
 def table(said: Said) -> str:
-    """Markdown: a row for each case, a column for each target."""
+    """Return a Markdown table with a row for each case and a column for each target."""
 
     def cell(text: str) -> str:
         return text.removeprefix("ok ") if text.startswith("ok") else f"**{text.replace('|', '/')}**"

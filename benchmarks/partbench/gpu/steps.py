@@ -1,4 +1,4 @@
-"""steps: what runs on a machine with a GPU, in which order; each ended in time, what it says in one log of all."""
+"""steps: the steps on a machine with a GPU, their order and their time limits; all output goes to one log."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from importlib.util import find_spec
 from pathlib import Path
 
 PRESET = "gpu"
-# For this GPU alone, which takes half the time. Where the CUDA backend does not compile, all others are built, and the
-# step has failed all the same.
+# Builds for this GPU only, which takes half the time. If the CUDA backend does not compile, the others are built, but
+# the step still fails.
 BUILD = """
 found=$(nvidia-smi --query-gpu=compute_cap --format=csv,noheader | grep -Ex '[0-9.]+' | sort -u | xargs)
 export TORCH_CUDA_ARCH_LIST=${TORCH_CUDA_ARCH_LIST:-$found}
 PARTKERNELS_BUILD=cuda "$0" "$@" || { PARTKERNELS_BUILD= "$0" "$@"; exit 1; }
 """
-# Of the files that there are.
+# A page of the result files that exist.
 REPORT = """exec "$0" -m partbench report "$1"/gpu-*.json --out "$1"/gpu.html"""
 
 
 @dataclass(frozen=True)
 class Step:
-    """A command in the root of the checkout, the seconds that it may take, and how the lines begin that are shown."""
+    """A command in the checkout's root, its time limit in seconds, and the prefix of output lines for the summary."""
 
     name: str
     command: tuple[str, ...]
@@ -36,15 +36,15 @@ class Step:
 
 
 def steps(out: Path) -> list[Step]:
-    """Correctness first, then speed; what one finds, none of the others needs. Together they take under ten minutes."""
+    """Return the steps, correctness before speed, all independent; together they take under ten minutes."""
     python, triton, cuda = sys.executable, str(out / "gpu-triton.json"), str(out / "gpu-cuda.json")
     measured = str(out / "measured")
     workers = ("-n", "auto") if find_spec("xdist") else ()
-    # Another PyTorch warns of other things. Of the tests, those of a GPU's kernels; all others ran without one.
+    # Another PyTorch gives other warnings. Only tests of GPU kernels run here; all others need no GPU.
     tests = ("env", "OMP_NUM_THREADS=1", python, "-m", "pytest", "-v", "-p", "partbench.gpu.failures", "--tb=no")
     tests += ("-W", "default", *workers, "tests/partkernels", "--ignore=tests/partkernels/test_cuda_library.py")
     tests += ("--ignore=tests/partkernels/test_cuda_stream.py", "-k", "[cuda or -cuda or triton")  # not "reference on"
-    # Without PyTorch's own cache of memory the tool sees where each tensor ends.
+    # Without PyTorch's caching allocator, the tool sees where each tensor ends.
     sanitizer = ("env", "PYTORCH_NO_CUDA_MEMORY_CACHING=1", "compute-sanitizer", "--error-exitcode", "1", "--tool")
     smoke = (python, "-m", "partbench.gpu.smoke")
     suites = ("env", "-u", "OMP_WAIT_POLICY", f"PARTKERNELS_CACHE={measured}")
@@ -82,15 +82,15 @@ def steps(out: Path) -> list[Step]:
     ]
 
 
-# Of its seconds, for saying what it did before it is killed.
+# The last seconds of a step's time limit, in which it can still report before it is killed.
 FAREWELL = 4.0
-# Of what a step says, the first and the last bytes that are kept.
+# Bytes that are kept of a step's output, at its start and at its end.
 KEPT = 200_000
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a step went: "ok", "failed", "out of time", or "running" as long as it does; its seconds; what it said."""
+    """The outcome of a step: "ok", "failed", "out of time" or, until it ends, "running"; its seconds; its output."""
 
     step: Step
     state: str
@@ -99,7 +99,7 @@ class Outcome:
 
 
 def run(step: Step, log: Path) -> Outcome:
-    """Runs a step to its end, or to the end of its time."""
+    """Run a step until it ends or reaches its time limit."""
     start, clock = log.stat().st_size if log.exists() else 0, time.monotonic()
     with log.open("ab") as file:
         file.write(f"\n== {step.name}: {shlex.join(step.command)}\n".encode())
@@ -116,7 +116,8 @@ def run(step: Step, log: Path) -> Outcome:
 
 def _state(step: Step, file) -> str:
     try:
-        # To a file, for a process that outlives its kill would keep a pipe open; in a group, to be killed with its own.
+        # Output goes to a file, because a process that survives its kill would keep a pipe open. The new session is a
+        # process group, which can be killed as a whole.
         how = {"stdin": subprocess.DEVNULL, "stdout": file, "stderr": subprocess.STDOUT, "start_new_session": True}
         process = subprocess.Popen(step.command, **how)
     except OSError as error:
@@ -131,7 +132,7 @@ def _state(step: Step, file) -> str:
         return "out of time"
     finally:
         _signal(process, signal.SIGKILL)
-        with suppress(subprocess.TimeoutExpired):  # a process that waits for a GPU that hangs is not killed
+        with suppress(subprocess.TimeoutExpired):  # a process that waits for a hanging GPU cannot be killed
             process.wait(1)
 
 

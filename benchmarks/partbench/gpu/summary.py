@@ -1,4 +1,4 @@
-"""summary: one page on what ran, what failed first, and what was found."""
+"""summary: one page with the steps, the first errors and the results."""
 
 from __future__ import annotations
 
@@ -9,30 +9,30 @@ from pathlib import Path
 
 from partbench.gpu.steps import Outcome, Step
 
-# Of the page; of what steps show, and of the ratios.
+# Maximum lines of the page, of the output shown for a step, and of the ratios.
 LINES, SHOWN, RATIOS = 100, 36, 18
-# Of all that failed, and of a line.
+# Maximum lines of all errors, and characters of a line.
 ERRORS, WIDTH = 18, 160
-# The last of these lines says what a step came to.
+# The last matching line is the step's result.
 _CAME_TO = re.compile(r"\d+ (passed|failed)|\d+ figures|\d+ of \d+ ")
-# Lines that say what went wrong: of an exception, a compiler, a test, a sanitizer.
+# Lines that report an error of an exception, a compiler, a test or a sanitizer.
 _WRONG = re.compile(r"\b(error|Error|Exception|FAILED|cannot|Killed|fault|hazard|died|hangs)\b|Error:")
 
 
 def write(path: Path, steps: Sequence[Step], outcomes: Sequence[Outcome], results: Sequence[Path]) -> None:
-    """Writes the page, whole or not at all."""
+    """Write the page atomically."""
     temporary = path.with_name(path.name + ".partial")
     temporary.write_text("\n".join(page(steps, outcomes, results)) + "\n")
     os.replace(temporary, path)
 
 
 def page(steps: Sequence[Step], outcomes: Sequence[Outcome], results: Sequence[Path]) -> list[str]:
-    """The lines of the page.
+    """Return the lines of the page.
 
     Args:
-        steps: all that are to run.
-        outcomes: of those that did; the last one may be running.
-        results: files of the suites, where there are any yet.
+        steps: all planned steps.
+        outcomes: of the steps so far; the last one may be running.
+        results: the suites' files, which may not exist yet.
     """
     ok, seconds = sum(o.state == "ok" for o in outcomes), sum(o.seconds for o in outcomes)
     lines = [f"# make gpu: {ok} of {len(steps)} steps are ok, {seconds:.0f} s", ""]
@@ -59,7 +59,7 @@ def _lines(outcome: Outcome) -> list[str]:
 
 
 def _errors(failed: Sequence[Outcome]) -> list[str]:
-    """The first lines of each that say what went wrong, or else the last ones."""
+    """Return each failed step's first lines that report an error, or its last lines if none does."""
     lines = []
     for outcome in failed:
         said = [line.strip() for line in _lines(outcome) if line and not line.startswith("== ")]
@@ -79,8 +79,8 @@ def _shown(outcome: Outcome, most: int) -> list[str]:
 
 
 def _ratios(files: Sequence[Path]) -> list[str]:
-    """Markdown: time over the dense layer's, for the live subnetwork that costs most."""
-    try:  # pandas may be missing, and a file that nobody expected must not end the run
+    """Return a Markdown table of times over the dense layer's, for the slowest active subnetwork."""
+    try:  # pandas may be missing, and an unexpected file must not end the run
         import pandas as pd
 
         from partbench.figures import figures, markdown

@@ -1,1 +1,1 @@
-"""How things are measured: clocks, peers that take turns, peaks of memory, the machine; medians and their intervals."""
+"""Measurement: clocks, alternating peers, peaks of memory, the machine, and medians with their intervals."""

@@ -14,28 +14,28 @@ Call = Callable[[], object]
 
 
 class WallClock:
-    """The host's clock, around as many calls as fill a sample. Caches stay as the calls leave them.
+    """The host's clock around enough calls to fill a sample. Caches are not cleared between calls.
 
     Args:
-        device: of the work; a GPU's is waited for at either end, so that all the host does for it counts.
-        sample: the least duration of a sample [s]; the clock's own cost vanishes in it.
+        device: of the work; a GPU is synchronised at both ends, so that all of the host's work for it counts.
+        sample: the least duration of a sample [s], which makes the clock's overhead negligible.
     """
 
     def __init__(self, device: torch.device, sample: float) -> None:
         self.device, self.sample = device, sample
 
     def prepare(self, call: Call) -> Call:
-        """The call in the form in which it is timed."""
+        """Return the call in the form in which it is timed."""
         return call
 
     def calls(self, call: Call) -> int:
-        """How many calls fill a sample; runs one or two."""
-        if self.time(call, 1) > 10 * self.sample:  # though the first call may be slow, more than one are too many
+        """Return how many calls fill a sample, after making one or two."""
+        if self.time(call, 1) > 10 * self.sample:  # perhaps only the first call is slow, but more take too long
             return 1
         return max(1, math.ceil(self.sample / self.time(call, 1)))
 
     def round(self, calls: Sequence[tuple[Call, int]]) -> list[float]:
-        """One sample of each, one after another: seconds a call."""
+        """Return one sample of each call, taken in turn, in seconds a call."""
         return [self.time(call, count) for call, count in calls]
 
     def time(self, call: Call, count: int) -> float:
@@ -53,10 +53,10 @@ class WallClock:
 
 
 class EventClock:
-    """A GPU's events around one call, with a cold L2 cache: what the kernels take, without the host's launches.
+    """A GPU's events around one call, with a cold L2 cache: the kernels' time, without the host's launches.
 
-    Calls become CUDA graphs, where they can be captured. Before each, a buffer of twice the L2 cache is written, which
-    evicts the inputs and gives the host time to launch a call that is no graph.
+    Calls become CUDA graphs if they can be captured. Before each call, a buffer of twice the L2 cache's size is
+    written. This evicts the inputs and gives the host time to launch a call that is not a graph.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -66,7 +66,7 @@ class EventClock:
 
     def prepare(self, call: Call) -> Call:
         stream = torch.cuda.Stream(self.device)
-        with torch.cuda.stream(stream):  # autograd and cuBLAS set up what a capture must not
+        with torch.cuda.stream(stream):  # autograd and cuBLAS do set-up that a capture does not allow
             for _ in range(3):
                 call()
         torch.cuda.synchronize(self.device)
@@ -74,7 +74,7 @@ class EventClock:
         try:
             with torch.cuda.graph(graph):
                 call()
-        except RuntimeError:  # it synchronises inside; launched from the host it still can be timed
+        except RuntimeError:  # the call synchronises; it can be timed without a graph
             torch.cuda.synchronize(self.device)
             return call
         return graph.replay

@@ -1,4 +1,4 @@
-"""Estimates: a median with an interval that holds for a second run of the suite too."""
+"""Estimates: medians with intervals that also hold for another run of the suite."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from statistics import median
 
 CONFIDENCE = 0.95
-# How far apart intervals must be, as a share of the wider one, since a shared machine drifts from run to run more than
-# from pass to pass. Of 348 ratios in four quick runs of the same code, 11 had intervals apart and differed by 5 % or
-# more; with this margin none, and a fifth more would have been seen in 266 of them.
+# The least gap between intervals, as a share of the wider one, since a shared machine drifts more from run to run than
+# from pass to pass. Of 348 ratios in four quick runs of the same code, 11 had disjoint intervals and differed by 5 % or
+# more; with this margin, none did, and an increase by a fifth would have been detected in 266 of them.
 MARGIN = 0.25
-# A smaller change is not worth a reader's time, whatever its interval.
+# Smaller changes are not reported, whatever their intervals.
 SMALLEST_CHANGE = 0.05
 
 
@@ -20,14 +20,14 @@ SMALLEST_CHANGE = 0.05
 class Estimate:
     """A median over passes and its confidence interval.
 
-    Samples of one pass share their memory and the machine's mood, so they are summarised by one number and only passes
-    count as independent. The interval runs between order statistics of those numbers, which needs no assumption about
+    Samples of one pass share their memory and the machine's state, so they are summarised by one number and only passes
+    count as independent. The interval lies between order statistics of those numbers, which needs no assumption about
     their distribution: with 6 passes, from the least to the greatest covers the true median with probability
     1 - 2/2**6 = 97 %.
 
     Attributes:
-        value, low, high: of the unit that was estimated.
-        confidence: that the interval holds the true median; 0 after one pass.
+        value, low, high: in the unit of the estimated quantity.
+        confidence: the probability that the interval contains the true median; 0 after one pass.
     """
 
     value: float
@@ -37,7 +37,7 @@ class Estimate:
 
     @classmethod
     def of(cls, passes: Sequence[float]) -> Estimate:
-        """The estimate from one number for each pass.
+        """Return the estimate from one number for each pass.
 
         Example:
             >>> Estimate.of([1.0, 1.2, 0.9, 1.1, 1.3, 1.0])
@@ -50,7 +50,7 @@ class Estimate:
         return cls(median(ordered), ordered[cut], ordered[-1 - cut], _confidence(len(ordered), cut))
 
     def __add__(self, other: Estimate) -> Estimate:
-        """The sum, between the sums of both ends: wider than it need be.
+        """Return the sum, with an interval from the sums of both ends, which is wider than necessary.
 
         Example:
             >>> Estimate(1.0, 0.9, 1.2, 0.95) + Estimate(0.5, 0.5, 0.5, 0.97)
@@ -64,17 +64,17 @@ class Estimate:
 
 
 def _confidence(count: int, cut: int) -> float:
-    """That the median lies between the values left when `cut` are dropped at either end of `count` ordered ones."""
+    """Return the probability that the median is between the values left after dropping `cut` of `count` at each end."""
     return max(0.0, 1 - 2 * sum(math.comb(count, i) for i in range(cut + 1)) / 2**count)
 
 
 def passes(samples: Sequence[Sequence[float]]) -> list[float]:
-    """The median of each pass."""
+    """Return the median of each pass."""
     return [median(rounds) for rounds in samples]
 
 
 def ratios(samples: Sequence[Sequence[float]], base: Sequence[Sequence[float]]) -> list[float]:
-    """For each pass, the median ratio of two peers' samples taken side by side, which cancels what slows both.
+    """Return each pass's median ratio of two peers' samples taken side by side, which cancels common slowdowns.
 
     Example:
         >>> ratios([[2.0, 4.0, 3.0]], [[1.0, 2.0, 3.0]])
@@ -87,7 +87,7 @@ def ratios(samples: Sequence[Sequence[float]], base: Sequence[Sequence[float]]) 
 
 
 def change(before: Estimate, after: Estimate, smallest: float = SMALLEST_CHANGE) -> float | None:
-    """The relative change, if it is beyond noise: the intervals are well apart and it is not small; None otherwise.
+    """Return the relative change if it is beyond noise: intervals well apart, and not small; otherwise None.
 
     Example:
         >>> change(Estimate(1.0, 0.9, 1.1, 0.97), Estimate(1.2, 1.17, 1.3, 0.97))

@@ -1,6 +1,6 @@
-"""Where and with what a run was made: hardware, versions, commit; and what the hardware reaches, measured.
+"""Facts about a run: hardware, versions, commit, and measured peak rates of the hardware.
 
-torch.utils.collect_env says more than a table can hold, and asks the system for seconds.
+torch.utils.collect_env reports more than a table can hold, and takes seconds.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ ROOT = Path(partkernels.__file__).parents[1]
 
 
 def machine(device: torch.device) -> dict[str, str | int | float]:
-    """Names and values of the hardware."""
-    path = Path("/proc/cpuinfo")  # where Linux names the processor; elsewhere the platform does
+    """Return names and values of the hardware's properties."""
+    path = Path("/proc/cpuinfo")  # names the processor on Linux; elsewhere, platform does
     found = re.search(r"^model name\s*: (.*)$", path.read_text(), re.MULTILINE) if path.exists() else None
     facts = {
         "processor": found[1] if found else platform.processor(),
@@ -44,13 +44,13 @@ def machine(device: torch.device) -> dict[str, str | int | float]:
 
 
 def versions() -> dict[str, str]:
-    """Names and versions of the software, and how the backends were built."""
+    """Return names and versions of the software, and how the backends were built."""
     found = {"partkernels": partkernels.__version__, "python": platform.python_version(), "torch": torch.__version__}
     try:
         found["triton"] = importlib.metadata.version("triton")
     except importlib.metadata.PackageNotFoundError:
         found["triton"] = "none"
-    # Whose dense operators ours are held against.
+    # Libraries of the dense operators that ours are compared with.
     for name, pattern in {"mkl": r"Math Kernel Library Version ([\d.]+)", "onednn": r"MKL-DNN v([\d.]+)"}.items():
         if match := re.search(pattern, torch.__config__.show()):
             found[name] = match.group(1)
@@ -60,11 +60,11 @@ def versions() -> dict[str, str]:
 
 
 def commit() -> tuple[str, bool]:
-    """The commit of the checkout that partkernels comes from, 'unknown' if it is none; and whether files differ.
+    """Return the commit of partkernels' checkout, or 'unknown' without one, and whether files differ from it.
 
-    Committed results are no such files: they are measured anew.
+    Committed results do not count, because a run rewrites them.
     """
-    if not (ROOT / "csrc").is_dir():  # installed: a repository around it is another project's
+    if not (ROOT / "csrc").is_dir():  # installed: a surrounding repository is another project's
         return "unknown", False
 
     def git(*arguments: str) -> str:
@@ -81,12 +81,12 @@ def commit() -> tuple[str, bool]:
 def rooflines(
     device: torch.device, dtypes: Sequence[torch.dtype], clock: WallClock | EventClock, *, scale: float = 1.0
 ) -> dict[str, float]:
-    """'copy' in bytes a second, read and written; 'matmul float32' and so on in floating-point operations a second.
+    """Measure 'copy' in bytes a second, read and written; 'matmul float32' etc. in floating-point operations a second.
 
     Args:
         device, dtypes: of the products.
-        clock: also the one that times the suites.
-        scale: of the sizes; below 1 for a dry run.
+        clock: the clock that also times the suites.
+        scale: factor of the sizes; below 1 for a dry run.
     """
 
     def seconds(call) -> float:
@@ -96,11 +96,11 @@ def rooflines(
     is_gpu = device.type == "cuda"
     bytes = int((2**31 if is_gpu else 2**28) * scale)
     source = torch.empty(bytes // 4, device=device).uniform_()
-    # By arithmetic: what merely copies took half as long again on an H200.
+    # Copies by arithmetic: a plain copy took half as long again on an H200.
     found = {"copy": 2 * bytes / seconds(partial(torch.neg, source, out=torch.empty_like(source)))}
     size = max(16, int((8192 if is_gpu else 2048) * scale))
     for dtype in dtypes:
-        # Random, for products of zeros draw less power and run faster.
+        # Random, because products of zeros draw less power and run faster.
         a, b = (torch.randn(size, size, device=device).to(dtype) for _ in range(2))
         found[f"matmul {str(dtype).removeprefix('torch.')}"] = 2 * size**3 / seconds(partial(torch.mm, a, b))
     return found

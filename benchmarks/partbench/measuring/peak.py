@@ -1,7 +1,7 @@
-"""Peak memory of a training step, phase by phase: by PyTorch's allocator, and of a process of its own.
+"""Peak memory of a training step, phase by phase: by PyTorch's allocator, and of a separate process.
 
-The allocator knows tensors to the byte, but not what libraries and kernels take for themselves. The resident memory of
-a process knows that too, in pages. On a GPU the allocator has both.
+The allocator counts tensors to the byte, but not the memory that libraries and kernels allocate. A process's resident
+memory includes this, in pages. On a GPU, the allocator includes both.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ from partbench.peers.schemes import nested, partitioned
 from partbench.peers.train_step import PHASES, TrainStep, seeded
 from partnets.nn.partitioned import partitioned_layers
 
-# With its own thresholds glibc keeps freed memory for later, and the resident size shows the history instead.
+# With its default thresholds, glibc keeps freed memory, and the resident size shows earlier allocations.
 TUNABLES = "glibc.malloc.mmap_threshold=65536:glibc.malloc.trim_threshold=65536"
 
 
 @dataclass(frozen=True)
 class Job:
-    """Whose peak is asked for: a model of partbench.peers.models under a scheme, on a backend of ours.
+    """The training step to measure: a model of partbench.peers.models under a scheme, on a backend of ours.
 
-    plan: of operators.PLANS, for a GPU's backend; empty for the one that it chooses.
+    plan: one of operators.PLANS, for a GPU's backend; empty for the backend's choice.
     """
 
     model: str
@@ -59,10 +59,10 @@ class Job:
         return models.find(self.model, self.input, self.classes)
 
     def make(self, seed: int = 0) -> TrainStep:
-        """Return the step, after one that made the optimiser's state.
+        """Return the step, after a first call that creates the optimiser's state.
 
         Raises:
-            Missing: the scheme partitions nothing of this model.
+            Missing: the scheme partitions no layer of this model.
         """
         found = self.found()
         with seeded(seed):
@@ -80,17 +80,17 @@ class Job:
 
     @contextmanager
     def using(self) -> Iterator[None]:
-        """Inside, the backend and its plan compute."""
+        """Select the backend and its plan within the block."""
         with pk.use_backend(self.backend), under_plan(self.plan):
             yield
 
     def small(self) -> Job:
-        """At whose first step libraries take what they take for themselves."""
+        """Return a small job; its first step makes libraries allocate their permanent memory."""
         return dataclasses.replace(self, model="mnist-cnn", batch=2, optimizer=self.optimizer or self.found().optimizer)
 
 
 def by_allocator(job: Job) -> dict[str, int]:
-    """The most bytes of tensors in each phase, those that the step keeps included."""
+    """Return the peak bytes of tensors in each phase, including those that the step keeps."""
     with job.using():
         if job.device != "cpu":
             return _by_cuda_allocator(job)
@@ -117,9 +117,9 @@ def by_allocator(job: Job) -> dict[str, int]:
 
 
 def of_tensors(call: Callable[[], object]) -> int:
-    """The most bytes of tensors on the CPU that a call has allocated at once, beyond what was there before.
+    """Return the peak bytes of CPU tensors that a call allocates, beyond those that exist before it.
 
-    It is called twice: what it makes once and keeps doesn't count.
+    It is called twice, so that tensors that it makes once and keeps do not count.
     """
     call()
     gc.collect()
@@ -134,19 +134,19 @@ def of_tensors(call: Callable[[], object]) -> int:
 
 
 def _allocations() -> profile:
-    os.environ.setdefault("KINETO_LOG_LEVEL", "6")  # it would print when it starts and stops
+    os.environ.setdefault("KINETO_LOG_LEVEL", "6")  # otherwise it prints when it starts and stops
     return profile(activities=[ProfilerActivity.CPU], profile_memory=True)
 
 
 def _kept(step: TrainStep) -> int:
-    """Bytes of all tensors that a step keeps between calls."""
+    """Return the bytes of all tensors that a step keeps between calls."""
     tensors = [step.x, step.y, *step.model.buffers(), *(t for some in step.kept().values() for t in some)]
     storages = {tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes() for tensor in tensors}
     return sum(storages.values())
 
 
 def _by_cuda_allocator(job: Job) -> dict[str, int]:
-    # cuBLAS has its workspace, some 32 MiB a thread that calls it, from the same allocator.
+    # cuBLAS takes its workspace, some 32 MiB for each calling thread, from the same allocator.
     dataclasses.replace(job.small(), scheme="dense").make()
     gc.collect()
     before = torch.cuda.memory_allocated()
@@ -161,10 +161,10 @@ def _by_cuda_allocator(job: Job) -> dict[str, int]:
 
 
 def by_process(job: Job) -> dict[str, int]:
-    """The most resident bytes of a new process in each phase, beyond what it had before it made the model.
+    """Return the peak resident bytes of a new process in each phase, beyond those before it makes the model.
 
     Raises:
-        RuntimeError: the process failed; the message says how.
+        RuntimeError: the process failed; the message contains its error.
     """
     try:
         with patch.dict(os.environ, GLIBC_TUNABLES=TUNABLES), ProcessPoolExecutor(1, get_context("spawn")) as pool:
@@ -185,12 +185,12 @@ def _in_this_process(job: Job) -> dict[str, int]:
 
 
 def _resident(field: str) -> int:
-    """A field of /proc/self/status, in bytes: VmRSS, now, or VmHWM, the most since `clear`."""
+    """Return a field of /proc/self/status in bytes: VmRSS, the current size, or VmHWM, the peak since it was reset."""
     return 1024 * int(re.search(rf"{field}:\s+(\d+) kB", Path("/proc/self/status").read_text()).group(1))
 
 
 def _peak_of(function: Callable[[], object]) -> int:
-    """The most resident bytes while a function runs."""
+    """Return the peak resident bytes while a function runs."""
     Path("/proc/self/clear_refs").write_text("5")
     function()
     return _resident("VmHWM")

@@ -1,4 +1,4 @@
-"""measure: times the peers of each workload side by side, and refuses figures of wrong results."""
+"""measure: times of each workload's peers, taken side by side; figures of wrong results are refused."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from tqdm import tqdm
 from partbench.measuring.clock import Call, EventClock, WallClock
 from partbench.results import Record
 
-# How often what was measured is saved, in seconds: all that a run that is killed can lose.
+# Seconds between saves, which is the most that a killed run can lose.
 SAVING = 5.0
 
 
 class Missing(Exception):
-    """A peer cannot run here; the message says why."""
+    """The error of a peer that cannot run here; the message says why."""
 
 
 @dataclass(frozen=True)
@@ -34,8 +34,8 @@ class Workload:
 
     Attributes:
         suite, case, facts: as in Record.
-        setup: data(seed) that the peers share; drawn anew for each pass.
-        peers: for each name, what makes its Run from the data; it raises Missing if it cannot.
+        setup: returns the peers' shared data for a seed; called again for each pass.
+        peers: by name, a function from the data to a Run; it raises Missing if the peer cannot run.
     """
 
     suite: str
@@ -47,15 +47,15 @@ class Workload:
 
 @dataclass(frozen=True)
 class Plan:
-    """How long to measure.
+    """The duration of measurements.
 
     Attributes:
-        passes: over all workloads, each with fresh data. An interval of 95 % confidence takes 6.
-        rounds: in a pass, one sample of each peer in random order; fewer where they would take longer than
+        passes: over all workloads, each with new data. An interval of 95 % confidence takes 6.
+        rounds: in a pass, one sample of each peer in random order; fewer if they would take longer than
             `seconds`, but at least 2.
         sample: the least duration of a sample [s].
-        seconds: what the rounds may take in a pass, for each peer.
-        minutes: what all may take; no pass begins after them, and intervals are wider then.
+        seconds: the time limit of the rounds in a pass, for each peer.
+        minutes: the time limit of all passes; no pass begins after it, which makes intervals wider.
     """
 
     passes: int = 6
@@ -67,7 +67,7 @@ class Plan:
 
 @dataclass(frozen=True, eq=False)
 class Batch:
-    """Workloads that are timed by one clock to one plan."""
+    """Workloads that are timed by one clock with one plan."""
 
     workloads: Sequence[Workload]
     clock: WallClock | EventClock
@@ -75,14 +75,14 @@ class Batch:
 
 
 def measure(batches: Sequence[Batch], *, save: Callable[[list[Record]], None] = lambda records: None) -> list[Record]:
-    """A record for each workload and peer, in their order.
+    """Return a record for each workload and peer, in their order.
 
-    A pass goes over all batches, so that the passes of each case are as far apart as they can be: a shared machine was
-    seen to change its speed by a fifth from minute to minute, and passes in a row know nothing of it.
+    A pass goes over all batches, so that the passes of each case are as far apart as possible: a shared machine was
+    seen to change its speed by a fifth from minute to minute, which consecutive passes would not show.
 
     Args:
-        batches: what to time.
-        save: is given the records that there are, after each pass and every few seconds.
+        batches: the workloads to time.
+        save: receives the records so far, after each pass and every few seconds.
     """
     cases = [(batch, workload) for batch in batches for workload in batch.workloads]
     found = [{p: Record(w.suite, w.case, p, facts=w.facts) for p in w.peers} for _, w in cases]
@@ -108,7 +108,7 @@ def measure(batches: Sequence[Batch], *, save: Callable[[list[Record]], None] = 
 
 
 def _measure_once(workload: Workload, records: dict[str, Record], batch: Batch, number: int) -> None:
-    """One pass over one workload, added to the records of its peers; those that were refused or failed stay out."""
+    """Add one pass over a workload to its peers' records, except those that were refused or failed."""
     clock, plan = batch.clock, batch.plan
     data = workload.setup(number)
     calls = {}

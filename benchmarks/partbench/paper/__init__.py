@@ -1,8 +1,8 @@
-"""The paper's experiments, one command each, on data that are here: python -m partbench.paper --help.
+"""The paper's experiments, one command each, on local data: python -m partbench.paper --help.
 
-recipes, methods    how networks are trained, and what is compared
-experiment          what an experiment is; every other module with a class that is `registered` is one
-runs, report        trainings that survive an interruption; what is kept of them, and the documentation's page
+recipes, methods    the training of networks, and the compared methods
+experiment          the base class; every other module with a `registered` class is an experiment
+runs, report        trainings that survive an interruption; their results, and the documentation's pages
 """
 
 import importlib

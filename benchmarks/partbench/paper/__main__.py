@@ -1,15 +1,15 @@
-"""Runs an experiment, and says what of the paper it shows.
+"""A command that runs experiments and reports which of the paper's claims they show.
 
     python -m partbench.paper augmentation                     # three seeds on scikit-learn's digits
     python -m partbench.paper augmentation --quick             # a minute
     python -m partbench.paper augmentation --dataset cifar10   # from PARTNETS_DATA or ./data; see partnets.data
     python -m partbench.paper augmentation --dataset cifar10 --device cuda --only method=partitioned
     python -m partbench.paper all --quick                      # every experiment, on its first data set
-    python -m partbench.paper page                             # docs/paper and its pictures anew, without training
+    python -m partbench.paper page                             # update docs/paper and its pictures, without training
 
-Every training is kept when it is done, and a long one has checkpoints: the same command goes on after an interruption.
-The trainings in the file of results in the folder --out are not repeated either. To start again, delete that file and
-the folder .runs beside it.
+Every training is kept when it is done, and a long one has checkpoints, so the same command continues after an
+interruption. Trainings in the results file in the folder --out are not repeated either. To start again, delete that
+file and the folder .runs beside it.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ def _run_one(experiment: Experiment, dataset: str, given: argparse.Namespace) ->
     restore(folder, every, records, path)
     if not given.finished:
         run(experiment, chosen, folder, jobs=given.jobs, device=given.device)
-    # What was trained before stays, whatever is asked for now.
+    # Earlier trainings are kept, whatever was requested now.
     records = finished(folder, every)
     if not records:
         sys.exit(f"{folder} has no finished training; leave out --finished.")
@@ -99,7 +99,7 @@ def _run_one(experiment: Experiment, dataset: str, given: argparse.Namespace) ->
 
 
 def _chosen(settings: list[Record], only: Sequence[tuple[str, str]]) -> list[Record]:
-    """Return the settings that have these values; exit with a message if there is none."""
+    """Return the settings that have these values; exit with a message if no setting has them."""
     for name, value in only:
         if name not in settings[0]:
             sys.exit(f"there is no setting {name!r}; pass one of {', '.join(settings[0])}.")
@@ -124,7 +124,7 @@ def _page(given: argparse.Namespace) -> int:
 def _seeds(text: str) -> tuple[int, ...]:
     seeds = tuple(int(part) for part in text.split(","))
     if min(seeds) < 0 or len(set(seeds)) < len(seeds):
-        raise argparse.ArgumentTypeError(f"{text} has a negative seed, or one twice")
+        raise argparse.ArgumentTypeError(f"{text} has a negative or a repeated seed; pass different numbers from 0")
     return seeds
 
 
@@ -137,7 +137,7 @@ def _setting(text: str) -> tuple[str, str]:
 
 def _number(text: str) -> int:
     if int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text} is not 1 or more")
+        raise argparse.ArgumentTypeError(f"{text} is below 1; pass 1 or more")
     return int(text)
 
 

@@ -1,4 +1,4 @@
-"""Adapters on text of which half is noise: their dropout and the weights of the sources, learned in one fine-tuning."""
+"""Adapters on text and noise in equal parts: dropout and the weights of the sources, learned in one fine-tuning."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ from partnets import baselines, hyper, optim
 LENGTH, BATCH, STEPS, BASE_STEPS, QUICK_STEPS = 32, 32, 400, 1500, 30
 LR, BASE_LR, HYPER_LR = 3e-3, 2e-3, 0.05
 PROPORTIONS = (0.8, 0.1, 0.1)
-# Of what is not the base's text: for adapters to learn from; the rest is the test.
+# The share of the second half of the text from which adapters learn; the rest is the test.
 LEARNED = 0.6
-# Of a masked language model: the share of words that it has to find, and their place.
+# For a masked language model: the share of masked words, and the id of the mask.
 MASKED, MASK = 0.15, 1
 TEXT, NOISE = 0, 1
-# Of the weights of sources: by differences, in the memory of a training step.
+# Weights of sources are learned by finite differences, in the memory of a training step.
 AHEAD = partnets.Lookahead(exact=False)
 NETWORKS = {"gpt2": "GPT-2", "bert": "BERT"}
 ROWS = {
@@ -40,7 +40,7 @@ ROWS = {
     "tuned": "partitioned LoRA, text and noise, dropout and weights learned",
     "finetuned": "then as many steps more, whole, at what was found",
 }
-# Of the memory that one step takes over one of plain LoRA.
+# The most memory of a step, over that of plain LoRA.
 MOST = 1.02
 
 
@@ -57,7 +57,7 @@ class Adapters(Experiment):
         return [{**common, "network": name, "seed": seed} for seed, name in product(seeds, NETWORKS)]
 
     def train(self, setting: Record, checkpoint: Path) -> Record:
-        """All rows of one network: they have its base in common."""
+        """Train all rows of one network, which share a base."""
         tuning = Tuning(setting["network"], setting["seed"], setting["steps"], checkpoint)
         found = {"base": tuning.test_loss(tuning.adapted())}
         for name in ("all", "text"):
@@ -109,7 +109,7 @@ def _claims(mine: pd.DataFrame, network: str) -> Iterator[Claim]:
 
 
 class Adapted(nn.Module):
-    """A model with LoRA whose dropout and whose weights of sources are ψ; logits [batch, words, length]."""
+    """A model with LoRA; its dropout and its source weights are ψ. Logits are [batch, words, length]."""
 
     def __init__(self, base: nn.Module, name: str) -> None:
         super().__init__()
@@ -128,7 +128,7 @@ class Adapted(nn.Module):
 
 
 def of_text(output: Tensor, y: Sequence[Tensor]) -> Tensor:
-    """What judges: the loss of the examples that are text."""
+    """Return the loss of the text examples, which judges ψ."""
     targets, sources = y
     losses, counts = F.cross_entropy(output, targets, reduction="none"), targets != -100
     counts = counts & (sources == TEXT)[:, None]
@@ -140,7 +140,7 @@ def of_both(output: Tensor, y: Sequence[Tensor]) -> Tensor:
 
 
 class Tuning:
-    """One base, one seed, and what adapters learn from them."""
+    """One base model with one seed, and the training of adapters for it."""
 
     def __init__(self, name: str, seed: int, steps: int, checkpoint: Path) -> None:
         self.name, self.seed, self.steps, self.checkpoint = name, seed, steps, checkpoint
@@ -156,14 +156,14 @@ class Tuning:
         )
         base, tuning, test = ([word for part in texts for word in words_of(part)] for texts in parts)
         (_, base, tuning, test), words = encoded([base + tuning, base, tuning, test])
-        self.words = words + 1  # numbers from MASK on move up by one
+        self.words = words + 1  # ids from MASK on move up by one
         noise = tuning[torch.randperm(len(tuning), generator=self.generator)]
         self.base_examples, self.test = self._examples(base), self._examples(test)
         self.examples = {TEXT: self._examples(tuning), NOISE: self._examples(noise)}
         self.base = self._trained(self._network(), BASE_STEPS if steps == STEPS else steps)
 
     def _examples(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
-        """Inputs and targets, [examples, LENGTH]: the words that follow, or those that are masked."""
+        """Return inputs and targets, [examples, LENGTH]; targets are the next words, or the masked ones."""
         inputs, targets = windows(tokens + (tokens >= MASK), LENGTH).tensors
         if self.name == "gpt2":
             return inputs, targets
@@ -201,12 +201,12 @@ class Tuning:
         return Adapted(base, self.name)
 
     def data(self, sources: str) -> list[tuple[Tensor, tuple[Tensor, int]]]:
-        """Examples of text, or of 'all'."""
+        """Return the examples of text, or of 'all' sources."""
         kinds = (TEXT,) if sources == "text" else (TEXT, NOISE)
         return [(x, (y, kind)) for kind in kinds for x, y in zip(*self.examples[kind], strict=True)]
 
     def plain(self, model: nn.Module, sources: str, part: str) -> nn.Module:
-        """The model, trained whole, with ψ as it is: all sources count alike unless it has learned their weights."""
+        """Train the model unpartitioned with ψ fixed; sources count alike unless their weights were learned."""
         if part != "finetuned":
             model.sources = nn.Identity()
         whole = baselines.whole(model, self.data(sources), seed=self.seed)
@@ -214,7 +214,7 @@ class Tuning:
         return model
 
     def tuned(self, model: Adapted) -> partnets.Trainer:
-        """The model, partitioned, with dropout learned directly and the weights of sources by looking ahead."""
+        """Partition and train the model, learning dropout directly and the weights of sources by lookahead."""
         partnets.partition(model, PROPORTIONS, scheme="nested", example=self.test[0][:2])
         psi = [model.dropout, model.sources]
         optimizer = torch.optim.Adam([parameter for one in psi for parameter in one.parameters()], lr=HYPER_LR)
@@ -233,13 +233,13 @@ class Tuning:
 
     @torch.no_grad()
     def test_loss(self, model: nn.Module) -> float:
-        """In nats a word, of what no step has seen."""
+        """Return the loss in nats a word on unseen text."""
         model.eval()
         ids, targets = self.test
         return F.cross_entropy(model(ids), targets).item()
 
     def memory(self) -> Record:
-        """The most memory of a step of w and of one of ψ, over a training step of plain LoRA: tensors, all in all."""
+        """Return the peak tensor memory of a step of w and of one of ψ, over a training step of plain LoRA."""
         model = self.adapted().train()
         x, y = (part[:BATCH] for part in self.examples[TEXT])
         batch = x, (y, torch.full((BATCH,), TEXT))
@@ -275,6 +275,6 @@ class Tuning:
 
 
 def _bytes(model: nn.Module, learned: Sequence[Tensor], call: Callable[[], object]) -> int:
-    """The most bytes of tensors in a call: the model's, two moments of what learns, and what the call allocates."""
+    """Return the peak bytes of tensors in a call: the model's, two moments of trained weights, and its allocations."""
     kept = sum(tensor.nbytes for tensor in [*model.parameters(), *model.buffers()])
     return kept + 2 * sum(tensor.nbytes for tensor in learned) + of_tensors(call)

@@ -45,16 +45,16 @@ METHODS = {
     "tune_averaged": "partnets.tune, averaged over 8 copies",
 }
 BASELINES = ("standard", "validation", "finetuned", "random_search", "tpe", "augerino", "last_layer", "longer")
-# What is compared with each of the others.
+# Each of these is compared with all BASELINES.
 OURS = ("partitioned", "retraining", "tune_averaged")
-# Rows of other methods' trainings, and what their accuracies and losses are called there.
+# Results that are part of another method's trainings: that method, and their prefix in its records.
 PARTS = {"finetuned": ("validation", "finetuned"), "tune_averaged": ("tune", "averaged")}
 QUICK = ("standard", "partitioned")
-# Where trainings take minutes; the paper has the last layer's likelihood and the ensemble on MNIST alone.
+# For data sets with trainings of minutes; the paper has the last layer's likelihood and the ensemble on MNIST only.
 LONG = ("standard", "validation", "tpe", "augerino", "partitioned", "tune", "known")
 OF_DATASET = {"digits": [name for name in METHODS if name not in (*PARTS, "nested", "one_pass", "tune", "known")],
               "mnist-cpu": [*LONG, "last_layer", "ensemble", "nested", "one_pass"], "cifar10-cpu": LONG}  # fmt: skip
-# Enough to learn a rotation.
+# Enough steps to learn a rotation.
 QUICK_STEPS = 1000
 # Half-widths above and below which a rotation counts as learned, in degrees.
 FULL, SMALL = 90.0, 20.0
@@ -78,15 +78,15 @@ class Augmentation(Experiment):
         return getattr(Learner.of(setting, checkpoint), setting["method"])()
 
     def table(self, found: pd.DataFrame) -> Table:
-        """Test accuracies, the rotation that was learned, and test losses."""
+        """Return test accuracies, learned rotations and test losses."""
         return tabled(with_parts(found), METHODS, "rotation, loss in nats", _shown)
 
     def draw(self, found: pd.DataFrame) -> Figure:
-        """Accuracy over the number of examples, as Fig. 3."""
+        """Plot accuracy over the number of examples, as in Fig. 3."""
         return draw_sizes(with_parts(found), METHODS, "partitioned")
 
     def claims(self, found: pd.DataFrame) -> list[Claim]:
-        """The rotation that is learned, and the accuracy beside each other method."""
+        """Return claims about the learned rotation, and about the accuracy compared with each other method."""
         found, claims = with_parts(found), []
         present = [method for method in METHODS if not select(found, method=method).empty]
         if "partitioned" in present:
@@ -99,7 +99,7 @@ class Augmentation(Experiment):
 
 
 def in_all_sizes(dataset: str, methods: Sequence[str], seeds: Sequence[int], quick: bool, steps: int) -> list[Record]:
-    """Settings of methods on upright and on rotated images, few and many; if quick, of all, at most so many steps."""
+    """Return settings of methods on upright and rotated images of all sizes; if quick, of one, with at most `steps`."""
     chosen, found = recipe(dataset), []
     sizes = chosen.sizes[-1:] if quick else chosen.sizes
     for seed, rotated, examples, method in product(seeds, (True, False), sizes, methods):
@@ -112,7 +112,7 @@ def in_all_sizes(dataset: str, methods: Sequence[str], seeds: Sequence[int], qui
 def tabled(
     found: pd.DataFrame, labels: Mapping[str, str], what: str, shown: Callable[[pd.DataFrame], list[str]]
 ) -> Table:
-    """A row for each method and a column for each kind and number of images: the accuracy, and what is `shown`."""
+    """Return a table with a row for each method and a column for each kind and number of images: accuracy, `shown`."""
 
     def cell_text(cell: pd.DataFrame) -> str:
         parts = ", ".join(shown(cell))
@@ -129,7 +129,7 @@ def tabled(
 
 
 def draw_sizes(found: pd.DataFrame, labels: Mapping[str, str], bold: str) -> Figure:
-    """Accuracies over the number of training images, that of one method in bold."""
+    """Plot accuracies over the number of training images, with one method in bold."""
     sizes, figure = sorted(found.examples.unique()), Figure(figsize=(12, 4), layout="constrained")
     present = [method for method in labels if not select(found, method=method).empty]
     styles = {method: {"color": colour} for method, colour in zip(present, colormaps["tab20"].colors, strict=False)}
@@ -151,16 +151,16 @@ def draw_sizes(found: pd.DataFrame, labels: Mapping[str, str], bold: str) -> Fig
 
 
 def _shown(cell: pd.DataFrame) -> list[str]:
-    """The half-width of the rotation, if the method learns one, and the test loss."""
+    """Return the half-width of the rotation, if the method learns one, and the test loss."""
     widths, losses = rotations(cell), cell.loss.dropna()
     shown = [text(widths.abs(), 0, "°")] if len(widths) else []
     return shown + [f"{losses.mean():.2f}"] * (len(losses) > 0)
 
 
 def in_most_cells(found: pd.DataFrame, ours: str, other: str, labels: Mapping[str, str]) -> Claim:
-    """Compare the mean accuracies of two methods in each cell, a kind and number of images, over the seeds of both.
+    """Compare the mean accuracies of two methods in each cell (kind and number of images), over the seeds of both.
 
-    The claim holds if the first method is as high as the other in most cells.
+    The claim holds if the first method is at least as accurate as the other in most cells.
     """
     seeds = found.pivot_table("accuracy", ["rotated", "examples", "seed"], "method")[[ours, other]].dropna()
     cells = seeds.groupby(["rotated", "examples"]).mean()
@@ -174,7 +174,7 @@ def in_most_cells(found: pd.DataFrame, ours: str, other: str, labels: Mapping[st
 
 
 def _rotation_claim(found: pd.DataFrame, method: str, rotated: bool) -> Claim:
-    """Whether all trainings of a method learn a large rotation of rotated images, or a small one of upright ones."""
+    """Check that all trainings of a method learn a large rotation on rotated images, or a small one on upright ones."""
     mine = select(found, method=method, rotated=rotated)
     widths = rotations(mine)
     by_size = ", ".join(f"{size}: {text(cell, 0, '°')}" for size, cell in widths.groupby(mine.examples))
@@ -184,7 +184,7 @@ def _rotation_claim(found: pd.DataFrame, method: str, rotated: bool) -> Claim:
 
 
 def with_parts(found: pd.DataFrame) -> pd.DataFrame:
-    """Results that are part of the trainings of another method, as methods of their own."""
+    """Add results that are part of another method's trainings, as separate methods."""
     parts = [found]
     for name, (method, part) in PARTS.items():
         mine = select(found, method=method)
@@ -195,5 +195,5 @@ def with_parts(found: pd.DataFrame) -> pd.DataFrame:
 
 
 def rotations(found: pd.DataFrame) -> pd.Series:
-    """The half-widths that were learned, in degrees; none for a method without."""
+    """Return the learned half-widths in degrees, without methods that learn none."""
     return found.psi[found.psi.astype(bool)].map(rotation)

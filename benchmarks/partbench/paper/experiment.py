@@ -1,4 +1,4 @@
-"""Experiment: trainings, what they give, and what of the paper's claims they show."""
+"""Experiment: the base class of trainings with their results and the claims that these check."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Table = tuple[list[str], list[list[str]]]
 
 @dataclass(frozen=True)
 class Claim:
-    """One thing that an experiment must show, the numbers that decide it, and whether they bear it out."""
+    """A claim that an experiment must show, the numbers that decide it, and whether it holds."""
 
     text: str
     found: str
@@ -26,13 +26,13 @@ class Claim:
 
 
 class Experiment:
-    """What is trained, how it is shown, and what it must show. Experiments are subclasses that are `registered`.
+    """The trainings of an experiment, their presentation and their claims. Subclasses are `registered`.
 
     Attributes:
         name: on the command line.
-        paper: where the paper has it.
-        datasets: that it can be run on; the first is the default.
-        partial_results: whether some of its trainings are enough for a table, claims and a picture of them.
+        paper: the table, figure or section of the paper.
+        datasets: the possible data sets; the first is the default.
+        partial_results: whether a table, claims and a picture can be made of some of its trainings.
     """
 
     name: str
@@ -41,23 +41,23 @@ class Experiment:
     datasets: Sequence[str] = ("digits", "mnist", "cifar10", "tiny-imagenet")
 
     def settings(self, dataset: str, seeds: Sequence[int], quick: bool) -> list[Record]:
-        """One dict for each training. Everything that decides its result is in it."""
+        """Return one dict for each training, with everything that decides its result."""
         raise NotImplementedError
 
     def train(self, setting: Record, checkpoint: Path) -> Record:
-        """Trains once and returns numbers; keeps what it needs to go on after an interruption in `checkpoint`."""
+        """Train once and return numbers; keep in `checkpoint` all that is needed to resume after an interruption."""
         raise NotImplementedError
 
     def table(self, found: pd.DataFrame) -> Table:
-        """The results: a row of `found` is a setting and the result of its training."""
+        """Return a table of the results; a row of `found` is a setting with the result of its training."""
         raise NotImplementedError
 
     def draw(self, found: pd.DataFrame) -> Figure:
-        """The results as a figure."""
+        """Plot the results."""
         raise NotImplementedError
 
     def claims(self, found: pd.DataFrame) -> list[Claim]:
-        """What the paper claims, held against the results."""
+        """Return the paper's claims, checked against the results."""
         raise NotImplementedError
 
 
@@ -65,13 +65,13 @@ EXPERIMENTS: dict[str, Experiment] = {}
 
 
 def registered(experiment: type[Experiment]) -> type[Experiment]:
-    """Makes a class known to the command line and the page, by its name."""
+    """Register a class by its name, for the command line and the page."""
     EXPERIMENTS[experiment.name] = experiment()
     return experiment
 
 
 def select(found: pd.DataFrame, **wanted) -> pd.DataFrame:
-    """The rows that have these values.
+    """Return the rows that have these values.
 
     Example:
         >>> select(pd.DataFrame({"seed": [0, 1], "x": [1, 2]}), seed=1).x.tolist()
@@ -95,7 +95,7 @@ def of_both(ours: pd.DataFrame, theirs: pd.DataFrame) -> tuple[pd.DataFrame, pd.
 
 
 def text(numbers: pd.Series, digits: int = 1, unit: str = "") -> str:
-    """Mean ± standard error.
+    """Format mean ± standard error.
 
     Example:
         >>> text(pd.Series([90.0, 91.0, 92.0]), unit=" %")
@@ -106,12 +106,12 @@ def text(numbers: pd.Series, digits: int = 1, unit: str = "") -> str:
 
 
 def at_least(claim: str, ours: pd.Series, theirs: pd.Series, margin: float = 0.0) -> Claim:
-    """That the mean of ours is as large as theirs, or by a margin larger."""
+    """Claim that the mean of ours is at least that of theirs plus a margin."""
     return Claim(claim, f"{text(ours)} and {text(theirs)} %", bool(ours.mean() >= theirs.mean() + margin))
 
 
 def lower(claim: str, ours: pd.Series, theirs: pd.Series, digits: int = 3) -> Claim:
-    """That ours is lower with every seed: three means alone would call chance a difference.
+    """Claim that ours is lower with every seed, since the means of three seeds can differ by chance.
 
     Example:
         >>> lower("ours: less than theirs", pd.Series([1.0, 2.0]), pd.Series([2.0, 1.5]), digits=1).found
@@ -123,12 +123,12 @@ def lower(claim: str, ours: pd.Series, theirs: pd.Series, digits: int = 3) -> Cl
 
 
 def curve(axes: Axes, x: pd.Series, y: pd.Series, label: str, **style) -> None:
-    """The mean of y at each x, with its standard error."""
+    """Plot the mean of y at each x, with its standard error."""
     points = y.groupby(x)
     style = {"marker": ".", "linewidth": 1} | style
     axes.errorbar(points.mean().index, points.mean(), points.sem().fillna(0), label=label, **style)
 
 
 def rotation(psi: dict[str, float]) -> float:
-    """The half-width of the rotation in any parametrisation, in degrees."""
+    """Return the half-width of the rotation in degrees, for any parametrisation."""
     return abs(psi["rotation"]) if "rotation" in psi else (psi["rotation_max"] - psi["rotation_min"]) / 2

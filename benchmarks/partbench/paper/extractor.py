@@ -16,10 +16,10 @@ from partbench.paper.runs import fit
 from partnets import baselines, hyper, models, optim
 from partnets.data import Normalise, ToFloat, load
 
-# Chunks: nearly all data are unseen by some subnetwork and train ψ; against the usual validation set.
+# Chunks: nearly all data are unseen by some subnetwork and train ψ; the alternative is the usual validation set.
 PROPORTIONS = {"partitioned": (0.1, 0.8, 0.1), "validation": (0.9, 0.1)}
 LABELS = {"partitioned": "partitioned", "validation": "validation-set optimisation"}
-# By how many points the paper's effect must show.
+# The least effect, in points of accuracy.
 MARGIN = 5.0
 # depth, width, steps, batch. Wide ResNet-20's width is not in the paper; 5 here. Digits are 16x16 and few.
 SIZES = {
@@ -33,7 +33,7 @@ LR = 1e-3
 
 
 def group_norm(channels: int) -> nn.Module:
-    """Running statistics would be those of all chunks."""
+    """Return a group norm, because running statistics would mix all chunks."""
     return nn.GroupNorm(2, channels)
 
 

@@ -37,26 +37,26 @@ from partnets.data import Data, Normalise, ToFloat, load
 from partnets.utils.files import replacing
 
 METHODS = {"fedavg": "FedAvg", "augerino": "FedAvg + Augerino", "partitioned": "FedAvg + partitioned"}
-# Rotations are told apart by these many bins (Appendix J.2).
+# Bins of the rotation angle, by which rotated images are split (Appendix J.2).
 BINS = 10
-# Of the accuracies that count and of those that Fig. 10 shows: their number, and rounds between them.
+# Evaluations over which accuracies are averaged, in results and in Fig. 10, and the rounds between evaluations.
 LAST, EVERY = 10, 10
 QUICK_ROUNDS = 10
 MEGABYTE = 1e6
 
 
 def mnist_network() -> nn.Sequential:
-    """Table 9's, with concrete dropout between layers."""
+    """Build the network of Table 9, with concrete dropout between layers."""
     return with_dropout(models.MnistCNN(), nn.ReLU)
 
 
 def cifar_network() -> nn.Sequential:
-    """ResNet-9 with concrete dropout in the middle of each block, and no other."""
+    """Build ResNet-9 with concrete dropout in the middle of each block as its only dropout."""
     return with_dropout(models.ResNet9(dropout=0.0), nn.MaxPool2d)
 
 
 def with_dropout(network: nn.Sequential, after: type[nn.Module]) -> nn.Sequential:
-    """Concrete dropout of a rate of 0.1 after each module of a type."""
+    """Insert concrete dropout with a rate of 0.1 after each module of a type."""
     found = []
     for module in network:
         found += [module, hyper.ConcreteDropout(0.1)] if isinstance(module, after) else [module]
@@ -65,21 +65,21 @@ def with_dropout(network: nn.Sequential, after: type[nn.Module]) -> nn.Sequentia
 
 @dataclass(frozen=True)
 class Setting:
-    """How a data set's clients and server learn (Appendix J.2).
+    """The settings of a data set's clients and server (Appendix J.2).
 
     Attributes:
-        network: makes one, for images that are normalised.
+        network: makes a network for normalised images.
         augmentation: makes the part of ψ that transforms images.
-        sizes: the subsets of the training data, ascending.
-        rounds: with each size.
-        clients: how many.
-        proportions: of the chunks' clients and of the weights' partitions.
-        alpha, rotated_alpha: of the Dirichlet split by labels, and of rotated images by their bins.
-        batch: of the clients' steps.
-        hyper_batch: examples that the gradient of ψ is from; None for all.
-        lr, server_lr, hyper_lr: of the clients' SGD, of the server's Adam and of ψ's.
+        sizes: of the subsets of the training data, ascending.
+        rounds: for each size.
+        clients: the number of clients.
+        proportions: of clients in each chunk and of weights in each partition.
+        alpha, rotated_alpha: of the Dirichlet split by labels, and of that by angle for rotated images.
+        batch: the batch size of the clients' steps.
+        hyper_batch: the number of examples for the gradient of ψ; None for all.
+        lr, server_lr, hyper_lr: learning rates of the clients' SGD, the server's Adam and ψ's Adam.
         eps: of both Adams.
-        samples: augmented copies of an image.
+        samples: the number of augmented copies of an image.
     """
 
     network: Callable[[], nn.Sequential]
@@ -113,14 +113,14 @@ SETTINGS = {
         alpha=1.0, rotated_alpha=0.1, batch=32, hyper_batch=32, lr=10**-0.5, server_lr=1e-2, hyper_lr=1e-3, eps=1e-7,
     ),
 }  # fmt: skip
-# For processors: a tenth of the rounds, with larger steps of the server and of ψ, and fewer copies.
+# For CPUs: a tenth of the rounds, with larger steps of the server and of ψ, and fewer copies.
 SETTINGS["mnist-cpu"] = replace(
     SETTINGS["mnist"], sizes=(1250, 5000), rounds=(200, 100), server_lr=3e-3, hyper_lr=3e-2, samples=2
 )
 
 
 class Federation:
-    """One training: the app of its clients, the server, and what is read off after each EVERY rounds."""
+    """One training: the clients' app, the server, and evaluations every EVERY rounds."""
 
     def __init__(self, setting: Record) -> None:
         self.of, self.method, self.seed = SETTINGS[setting["dataset"]], setting["method"], setting["seed"]
@@ -130,12 +130,12 @@ class Federation:
         if setting.get("quick"):
             self.of = replace(self.of, samples=min(self.of.samples, 4))
         whole = load(files_of(setting["dataset"]), rotated=self.rotated, seed=0)
-        # What is chosen of the data, and who has what, is the same for all seeds and methods.
+        # The subset of the data and its split among clients are the same for all seeds and methods.
         self.data: Data = whole.subset(setting["examples"], seed=0)
         self.parts = self._split()
 
     def make_model(self) -> tuple[nn.Module, list[nn.Module]]:
-        """The model and ψ; the same in each call."""
+        """Build the model and ψ, the same in each call."""
         torch.manual_seed(self.seed)
         network = nn.Sequential(Normalise(self.data.mean, self.data.std), *self.of.network())
         dropouts = [module for module in network.modules() if isinstance(module, hyper.ConcreteDropout)]
@@ -143,7 +143,7 @@ class Federation:
         averaged = nn.Sequential(ToFloat(), hyper.Averaged(augmentation, network, samples=self.of.samples))
         if self.method == "partitioned":
             return partnets.partition(averaged, self.of.proportions, seed=self.seed), [augmentation, *dropouts]
-        for dropout in dropouts:  # whose rates the baselines keep
+        for dropout in dropouts:  # the baselines keep its rate
             dropout.requires_grad_(False)
         if self.method == "augerino":
             return baselines.Ensemble([averaged]), [augmentation]
@@ -154,7 +154,7 @@ class Federation:
         return x[self.parts[number]], y[self.parts[number]]
 
     def run(self, rounds: int, checkpoint: Path) -> Record:
-        """So many rounds, from the checkpoint if there is one."""
+        """Run this many rounds, from the checkpoint if it exists."""
         from partnets.federated.flower import LocalGrid, PartitionedFedAvg, client_app
 
         of = self.of
@@ -186,17 +186,17 @@ class Federation:
             began.append(number)
             if (number % EVERY and number != rounds) or any(point["round"] == number for point in points):
                 return
-            here = number - began[0]  # rounds that the grid has counted, of which one has as many bytes as another
+            here = number - began[0]  # rounds that the grid has counted; all have equally many bytes
             last = points[-1] if points else {}
             counted = {"sent": grid.sent, "uploaded": grid.received}
             point = {name: number * counted[name] // here if here else last.get(name, 0) for name in counted}
-            torch.manual_seed(number)  # of the augmentations that outputs are averaged over
+            torch.manual_seed(number)  # for the augmentations over which outputs are averaged
             point |= {"round": number, "accuracy": 100 * partnets.accuracy(model, self.data.test)}
             points.append(point)
             with replacing(path) as file:
                 json.dump(points, file)
 
-        with quiet("flwr", logging.WARNING):  # which tells of each round
+        with quiet("flwr", logging.WARNING):  # which logs each round
             PartitionedFedAvg(server, checkpoint=checkpoint).start(grid, num_rounds=rounds, evaluate_fn=evaluate)
         counted = [point["accuracy"] for point in points[-LAST:]]
         rates = [module.values()["rate"] for module in psi if isinstance(module, hyper.ConcreteDropout)]
@@ -241,7 +241,7 @@ class Federated(Experiment):
         return Federation(setting).run(setting["rounds"], checkpoint)
 
     def table(self, found: pd.DataFrame) -> Table:
-        """The accuracies, as Table 4 has them, the upload beside FedAvg's, and the rotation that was learned."""
+        """Return the accuracies as in Table 4, the upload over FedAvg's, and the learned rotation."""
         sizes, rows = sorted(found.examples.unique()), []
         for method, label in METHODS.items():
             mine = select(found, method=method)
@@ -258,7 +258,7 @@ class Federated(Experiment):
         return ["accuracy, %", *kinds, "upload", "rotation ±°, rotated", "upright", "seconds a round"], rows
 
     def draw(self, found: pd.DataFrame) -> Figure:
-        """Accuracy over the bytes that went to clients and back, as Fig. 10; a moving average of LAST."""
+        """Plot accuracy over the bytes sent to and from clients, as in Fig. 10; a moving average over LAST."""
         kinds = [(r, n) for r in (True, False) for n in sorted(found.examples.unique())]
         figure = Figure(figsize=(5 * len(kinds), 4), layout="constrained")
         for axes, (rotated, examples) in zip(figure.subplots(1, len(kinds), squeeze=False)[0], kinds, strict=True):
@@ -277,7 +277,7 @@ class Federated(Experiment):
         return figure
 
     def claims(self, found: pd.DataFrame) -> list[Claim]:
-        """What the paper claims: better than both baselines, most with few and rotated images, at less upload."""
+        """Return the paper's claims: better than both baselines, most with few and rotated images, at less upload."""
         claims = []
         for rotated, examples in product((True, False), sorted(found.examples.unique())):
             mine = select(found, rotated=rotated, examples=examples)

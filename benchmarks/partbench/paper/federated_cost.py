@@ -1,4 +1,4 @@
-"""Why partitions learn more slowly in a federation, ψ aside: rotated digits, the augmentation known to all and kept."""
+"""Slower learning of partitions in a federation, apart from ψ: rotated digits, with a known and fixed augmentation."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from partbench.paper.experiment import Claim, Experiment, Record, Table, curve, 
 from partbench.paper.federated import QUICK_ROUNDS, Federation
 from partnets import federated, hyper
 
-# By which rotated digits are turned at most, in degrees.
+# The largest rotation of rotated digits, in degrees.
 KNOWN = 180.0
-# Few: with many, all methods end alike.
+# Few, because all methods end alike after many.
 ROUNDS = 100
 MEAN_OF = 3
 WHOLE, FIRST, DIVIDED, TWICE = "FedAvg", "FedAvg, clients of chunk 1 alone", "partitioned", "partitioned, two epochs"
 
 
 class Known(Federation):
-    """A federation whose augmentation is the data's own, and stays."""
+    """A federation with a fixed augmentation that equals the data's."""
 
     def __init__(self, setting: Record) -> None:
         variant = setting["method"]
@@ -79,7 +79,7 @@ class FederatedCost(Experiment):
         return figure
 
     def claims(self, found: pd.DataFrame) -> list[Claim]:
-        """Which of the two explanations of the gap holds: fewer examples for most weights, or fewer local steps."""
+        """Return claims on two explanations of the gap: fewer examples for most weights, and fewer local steps."""
         whole, first, divided, twice = (_at(found, each, ROUNDS).mean() for each in (WHOLE, FIRST, DIVIDED, TWICE))
         gap = whole - divided
         return [
@@ -94,7 +94,7 @@ class FederatedCost(Experiment):
 
 
 def _at(found: pd.DataFrame, variant: str, number: int) -> pd.Series:
-    """Of each seed the mean accuracy of the last MEAN_OF looks up to a round."""
+    """Return each seed's mean accuracy over the last MEAN_OF evaluations up to a round."""
     curves = select(found, method=variant).curve
     seen = ([point["accuracy"] for point in points if point["round"] <= number][-MEAN_OF:] for points in curves)
     return pd.Series([sum(each) / len(each) for each in seen])

@@ -19,10 +19,10 @@ from partnets.data import input_selection
 
 CHUNKS = 4
 PAPER = {"examples": 3000, "proportions": [1 / CHUNKS] * CHUNKS, "steps": 30_000, "hyper_lr": 1e-3}
-# With the paper's learning rate ψ is still on its way in the end.
+# With the paper's learning rate, ψ has not converged at the end.
 FASTER = {**PAPER, "steps": 15_000, "hyper_lr": 1e-2}
-# In finite chunks some of 15 spurious inputs go with the label by chance, alike in early and late chunks, so that to
-# see them is of use on unseen chunks too. The control takes the chance away and changes nothing else.
+# In finite chunks, some of 15 spurious inputs correlate with the label by chance, alike in early and late chunks, so
+# that using them helps on unseen chunks too. The control removes this chance and changes nothing else.
 VARIANTS = {
     "uniform chunks": PAPER,
     "ψ ten times faster": FASTER,
@@ -30,12 +30,12 @@ VARIANTS = {
 }
 QUICK = {**PAPER, "examples": 1000, "steps": 1200, "hyper_lr": 3e-2}
 SELECTED, REJECTED = 0.9, 0.1
-# Of the trajectories, in the records.
+# Steps between the points of a trajectory in the records.
 SHOWN_EVERY = 200
 
 
 class Endless(partnets.Chunks):
-    """Chunks of the toy data whose batches for ψ are drawn anew, not from D_k."""
+    """Chunks of the toy data that draw new examples for batches of ψ, instead of examples of D_k."""
 
     def sample(self, k: int, batch_size: int, generator: torch.Generator | None = None) -> tuple[Tensor, Tensor]:
         seed = int(torch.randint(2**62, (), generator=generator))
@@ -88,7 +88,7 @@ class InputMask(Experiment):
         return ["chunks", "seed", "least informative", *shown], rows
 
     def draw(self, found: pd.DataFrame) -> Figure:
-        """The mask over the steps, a row for each variant and a panel for each run."""
+        """Plot the mask over the steps, with a row for each variant and a panel for each run."""
         variants = found.groupby("variant", sort=False)
         count = variants.size().max()
         figure = Figure(figsize=(3.6 * count, 2.3 * len(variants)), layout="constrained")

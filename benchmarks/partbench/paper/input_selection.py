@@ -1,4 +1,4 @@
-"""Fig. 2a: L_ML finds the number of informative inputs; so does post-hoc Laplace, and the training loss does not."""
+"""Fig. 2a: L_ML finds the number of informative inputs, as does post-hoc Laplace but not the training loss."""
 
 from __future__ import annotations
 
@@ -24,24 +24,24 @@ FEATURES, INFORMATIVE = 30, 15
 INPUTS = (1, 5, 10, 13, 15, 17, 20, 25, 30)
 QUICK_INPUTS = (1, 5, 15, 30)
 CHUNKS = 8
-# Appendix I.5; Section 5 has 1000.
+# From Appendix I.5; Section 5 has 1000.
 EXAMPLES = 3000
-# The paper's 1000 leave the order of neighbouring models to chance.
+# With the paper's 1000, the order of neighbouring models depends on chance.
 TEST_EXAMPLES = 10_000
-# Of the paper's 10 000 steps, which stop early: L_ML is highest before.
+# Instead of the paper's 10 000 with early stopping: L_ML is highest before.
 STEPS, QUICK_STEPS = 3000, 1000
 LR, BATCH = 1e-3, 256
-# Of the prior; a weight decay of 3e-4 (Appendix I.4) for what has seen all examples.
+# The prior's precision: a weight decay of 3e-4 (Appendix I.4) for weights that have seen all examples.
 PRECISION = 3e-4 * EXAMPLES
 EVALUATE_EVERY = 100
-# The methods that are partitioned, and their schemes; Appendix C has those beside the first.
+# The partitioned methods and their schemes; Appendix C has all but the first.
 PARTITIONED = {"partitioned": "weight", "node": "node", "nested": "nested", "faster": "nested", "weights": "weights"}
 LABELS = {**SCHEMES, "faster": "nested, biases ten times as fast"}
 FASTER = 10
 
 
 class FirstInputs(nn.Module):
-    """Sets all but the first n features to 0."""
+    """A mask that sets all but the first n features to 0."""
 
     def __init__(self, n: int) -> None:
         super().__init__()
@@ -52,7 +52,7 @@ class FirstInputs(nn.Module):
 
 
 def network(inputs: int) -> nn.Module:
-    """An MLP with two hidden layers of 256 that sees the first inputs only."""
+    """Build an MLP with two hidden layers of 256 that sees only the first inputs."""
     return nn.Sequential(FirstInputs(inputs), models.MLP(FEATURES, classes=2))
 
 
@@ -99,7 +99,7 @@ class InputSelection(Experiment):
         return {**measured(model, data), "last_train_loss": at_the_end, "evidence": lml, "stopped": trainer.best.step}
 
     def laplace(self, setting: Record, data: partnets.data.Data, checkpoint: Path) -> Record:
-        """Standard training, and the marginal likelihood around its weights, wherever that is highest."""
+        """Train without partitions; return results at the highest marginal likelihood of a Laplace approximation."""
         model = network(setting["inputs"])
         whole, chunks = baselines.whole(model, data.train, seed=setting["seed"])
         optimizer = optim.Adam(whole, lr=LR, weight_decay=optim.decays(PRECISION, chunks.sizes))
@@ -113,7 +113,7 @@ class InputSelection(Experiment):
         return {**best, "last_train_loss": partnets.mean_loss(model, data.train)}
 
     def table(self, found: pd.DataFrame) -> Table:
-        """Means over the seeds, at the highest L_ML."""
+        """Return means over the seeds, at the highest L_ML."""
         head = ["inputs", "L_ML, nats", "test log-likelihood", "test accuracy, %", "training loss at the end"]
         others = [method for method in (*tuple(PARTITIONED)[1:], "laplace") if (found.method == method).any()]
         for method in others:
@@ -130,7 +130,7 @@ class InputSelection(Experiment):
         return head, rows
 
     def draw(self, found: pd.DataFrame) -> Figure:
-        """Evidence, log-likelihoods and accuracies over the number of inputs, as the paper."""
+        """Plot evidence, log-likelihoods and accuracies over the number of inputs, as in the paper."""
         methods = [method for method in ("partitioned", "laplace") if (found.method == method).any()]
         figure = Figure(figsize=(5.5 * len(methods), 7), layout="constrained")
         panels = figure.subplots(3, len(methods), squeeze=False, sharex=True)
@@ -166,7 +166,7 @@ class InputSelection(Experiment):
 
 
 def _of_evidence(found: pd.DataFrame, label: str) -> list[Claim]:
-    """What the paper says of L_ML, of one scheme."""
+    """Check the paper's claims about L_ML for one scheme."""
     means = found.groupby("inputs")[["evidence", "test_loss"]].mean()
     evidence = means.evidence
     falls = evidence.loc[:INFORMATIVE].is_monotonic_increasing and evidence.loc[INFORMATIVE:].is_monotonic_decreasing
@@ -182,7 +182,7 @@ def _of_evidence(found: pd.DataFrame, label: str) -> list[Claim]:
 
 
 def measured(model: nn.Module, data: partnets.data.Data) -> Record:
-    """Mean losses in nats and accuracies in percent on training and test data."""
+    """Return mean losses in nats and accuracies in percent on training and test data."""
     return {
         "train_loss": partnets.mean_loss(model, data.train, F.cross_entropy),
         "test_loss": partnets.mean_loss(model, data.test, F.cross_entropy),

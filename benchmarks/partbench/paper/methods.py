@@ -1,4 +1,4 @@
-"""Methods: learning augmentations with partitioned networks and with what they are compared with."""
+"""Methods: learning augmentations with partitioned networks and with the methods that they are compared with."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from partbench.paper.runs import fit
 from partnets import baselines, hyper
 from partnets.data import Data, Normalise, ToFloat, load
 
-# The trainings of a search share the cost of one partitioned run.
+# The trainings of a search, which together cost as much as one partitioned run.
 TRIALS = 6
-# Of the augmentations that searches try (Appendix G), in the units of hyper.Affine, whose half-widths are positive.
+# Ranges of the augmentations that searches try (Appendix G), in units of hyper.Affine, with positive half-widths.
 LEAST = 1e-3
 SPACE = {
     "translate_x": (LEAST, 0.25),
@@ -31,22 +31,23 @@ SPACE = {
     "shear": (LEAST, 0.5),
 }
 VALIDATION = 0.1
-# Of finetuning on all data: its learning rate, as a part of the first (Appendix I.4: 0.01 of 0.1), and its length.
+# Finetuning on all data: its learning rate over the first one (Appendix I.4: 0.01 over 0.1), and its length.
 FINETUNE_LR = 0.1
 FINETUNE_EPOCHS = 20
 EVALUATION_BATCH = 250
-# Of the last-layer method: with as many as 800 the network knows its data by heart, and ψ goes back (digits, seed 0).
+# Steps before ψ learns in the last-layer method: after 800, the network has memorised its data, and ψ falls back
+# (digits, seed 0).
 PRETRAINING = 200
-# Of the recipe: the share of the steps in which ψ is sought, and after each how many it has a step. What learns
-# directly has as many times the learning rate, and gets as far; what looks ahead has noisier gradients, and goes
-# astray by that.
+# The recipe: the share of steps in which ψ is learned, and the steps of the weights for each step of ψ. Direct ψ has as
+# many times the learning rate, and gets as far. ψ learned by lookahead has noisier gradients, and would go astray with
+# it.
 SEARCH, EVERY = 0.4, 4
 
 
 def partition(model: nn.Module, proportions: Sequence[float], data: Data, scheme: str, seed: int) -> None:
-    """partnets.partition, in place; nested partitions have two of the data's images or rows as their example.
+    """Partition the model in place; nested partitions use two of the data's images or rows as the example.
 
-    With "weights" they are nested, and proportions are those of the weights.
+    With "weights", partitions are nested and the proportions are those of the weights.
     """
     measure = {"nested": "units", "weights": "weights"}.get(scheme)
     nested = {"scheme": "nested", "example": torch.as_tensor(data.train[0][:2]), "proportions_of": measure}
@@ -54,7 +55,7 @@ def partition(model: nn.Module, proportions: Sequence[float], data: Data, scheme
 
 
 class Learner:
-    """One data set, one recipe, one seed; each method is a function of the same name that gives numbers."""
+    """The methods for one data set, recipe and seed; each is a function of the same name that returns numbers."""
 
     # The memory format of convolutions' weights.
     memory_format = torch.contiguous_format
@@ -64,7 +65,7 @@ class Learner:
 
     @classmethod
     def of(cls, setting: Record, checkpoint: Path) -> Learner:
-        """What an experiment's setting says: dataset, seed and steps; rotated, examples and quick where they matter."""
+        """Return the learner of a setting: dataset, seed and steps; rotated, examples and quick if given."""
         seed, chosen = setting["seed"], recipe(setting["dataset"], setting.get("quick", False))
         data = load(files_of(setting["dataset"]), rotated=setting.get("rotated", True), seed=seed)
         if "examples" in setting:
@@ -77,7 +78,7 @@ class Learner:
     # --- the methods of Table 1 and Fig. 3 ---
 
     def standard(self) -> Record:
-        """Without augmentation."""
+        """Train without augmentation."""
         model = nn.Sequential(ToFloat(), self.network())
         return self.result(self.train(*baselines.whole(model, self.data.train), batch_size=self.recipe.plain_batch))
 
@@ -89,7 +90,7 @@ class Learner:
         scheme: str = "weight",
         **options,
     ) -> Record:
-        """The paper's method: the chunks' proportions, the weights' if they differ, ψ as it starts, and the scheme.
+        """Train by the paper's method; `parameters` are the weights' proportions if they differ from the chunks'.
 
         options: of the trainer.
         """
@@ -102,15 +103,15 @@ class Learner:
         return self.result(self.train(model, chunks, hyper=augmentation, **options))
 
     def nested(self) -> Record:
-        """Subnetworks that are narrower networks."""
+        """Train subnetworks that are narrower networks."""
         return self.partitioned(scheme="nested")
 
     def one_pass(self) -> Record:
-        """All partitions and ψ learn in each step, from parts of one batch (Appendix C)."""
+        """Train all partitions and ψ in each step, from parts of one batch (Appendix C)."""
         return self.partitioned(one_pass=True)
 
     def ensemble(self) -> Record:
-        """C networks, the k-th trained on chunks 1..k, each for as many steps as one of the other methods."""
+        """Train C networks, the k-th on chunks 1..k, each for as many steps as a network of the other methods."""
         augmentation = self.recipe.augmentation()
         chunks = partnets.chunk(self.data.train, self.recipe.proportions, seed=self.seed)
         count = chunks.count
@@ -119,7 +120,7 @@ class Learner:
         return self.result(self.train(model, chunks, steps=count * self.steps, **options))
 
     def validation(self, proportion: float = VALIDATION) -> Record:
-        """ψ on a validation set; then the network finetuned on all data, with the augmentation that was found."""
+        """Learn ψ on a validation set; then finetune the network on all data with the learned augmentation."""
         augmentation = self.recipe.augmentation()
         model, chunks = self.held_out(augmentation, proportion)
         result = self.result(self.train(model, chunks, hyper=augmentation, sampling=(1, 0)))
@@ -129,22 +130,22 @@ class Learner:
         return {**result, "finetuned_accuracy": finetuned["accuracy"], "finetuned_loss": finetuned["loss"]}
 
     def augerino(self, safe: bool = True) -> Record:
-        """Augmentations on the training loss, with a bonus for their width."""
+        """Learn augmentations by the training loss with a bonus for their width."""
         augmentation = first_affine()
         whole = baselines.whole(self.model(augmentation), self.data.train, seed=self.seed)
         return self.result(self.train(*whole, baselines.Augerino, hyper=augmentation, safe=safe, hyper_lr=0.05))
 
-    # --- the recipe, and what else takes as many passes ---
+    # --- the recipe, and methods of equal cost ---
 
     def longer(self) -> Record:
-        """Without augmentation, for as many passes as w and ψ take elsewhere."""
+        """Train without augmentation, for as many passes as w and ψ take elsewhere."""
         model = nn.Sequential(ToFloat(), self.network())
         whole = baselines.whole(model, self.data.train)
         return self.result(self.train(*whole, batch_size=self.recipe.plain_batch, steps=2 * self.steps))
 
     def retraining(self) -> Record:
-        """The recipe: what the classes do not change with learned directly, what helps in training by looking ahead;
-        then a network from scratch, on all data, with both."""
+        """Learn the classes' invariances directly and training augmentations by lookahead (the recipe); then train a
+        new network on all data with both."""
         psi = self.augmentations()
         model = self.model(nn.Sequential(*psi))
         partition(model, self.recipe.proportions, self.data, "weight", self.seed)
@@ -152,7 +153,7 @@ class Learner:
         return self.sought(model, chunks, psi)
 
     def validation_retraining(self) -> Record:
-        """The same with a validation set."""
+        """Follow the same recipe with a validation set."""
         psi = self.augmentations()
         return self.sought(*self.held_out(nn.Sequential(*psi), VALIDATION), psi, sampling=(1, 0))
 
@@ -175,7 +176,7 @@ class Learner:
         return {**retrained, **psi, "lml": lml, "searched_accuracy": found["accuracy"]}
 
     def tune(self) -> Record:
-        """partnets.tune, with as many passes as w and ψ take elsewhere; the network as it is, and averaged."""
+        """Run partnets.tune for as many passes as w and ψ take elsewhere; test its network, also averaged."""
         result = partnets.tune(
             nn.Sequential(ToFloat(), self.network()),
             self.data,
@@ -193,7 +194,7 @@ class Learner:
         return {**found, "lml": result.lml, "cost": result.cost, "notes": result.notes}
 
     def last_layer(self) -> Record:
-        """ψ by the marginal likelihood of a last layer, at as many passes as w and ψ take elsewhere."""
+        """Learn ψ by the marginal likelihood of a last layer, for as many passes as w and ψ take elsewhere."""
         angle = rotation(first_affine().values())
         augmentation = hyper.SchwobelAffine(rotation=(-angle, angle))
         options = {"samples": self.recipe.samples, "batch_size": self.recipe.batch, "seed": self.seed}
@@ -205,7 +206,7 @@ class Learner:
         return self.tested(model, augmentation.values())
 
     def search(self, sampler: str, space: Mapping[str, tuple[float, float]] = SPACE, trials: int = TRIALS) -> Record:
-        """Trainings with fixed hyperparameters, at the cost of one partitioned run; the best on unseen data."""
+        """Train with fixed hyperparameters, at the cost of one partitioned run; return the best on unseen data."""
         models: list[tuple[float, Record]] = []
 
         def objective(values: dict[str, float]) -> float:
@@ -221,7 +222,7 @@ class Learner:
         return max(models, key=lambda tried: tried[0])[1]
 
     def fixed(self, values: dict[str, float]):
-        """A model with these widths, which has a validation set."""
+        """Return a model with these widths, and chunks with a validation set."""
         return self.held_out(hyper.Affine(**values), VALIDATION)
 
     def random_search(self) -> Record:
@@ -231,22 +232,22 @@ class Learner:
         return self.search("tpe")
 
     def known(self) -> Record:
-        """A standard network trained with the rotations that the images have."""
+        """Train a standard network with the rotations that the images have."""
         return self.retrained(hyper.Affine(rotation=180.0))
 
     def retrained(self, augmentation: nn.Module) -> Record:
-        """A standard network trained from scratch, on all data, with an augmentation that stays as it is."""
+        """Train a standard network from scratch on all data, with a fixed augmentation."""
         whole = baselines.whole(self.model(augmentation), self.data.train, seed=self.seed)
         return self.result(self.train(*whole, part=".retrained"))
 
-    # --- what they share ---
+    # --- shared parts ---
 
     def network(self) -> nn.Module:
         network = nn.Sequential(Normalise(self.data.mean, self.data.std), self.recipe.network())
         return network.to(memory_format=self.memory_format)
 
     def loss(self, model: nn.Module) -> Callable:
-        """By which the model's weights are trained."""
+        """Return the loss by which the model's weights are trained."""
         return F.cross_entropy
 
     def model(self, augmentation: nn.Module) -> nn.Module:
@@ -258,7 +259,7 @@ class Learner:
         return baselines.held_out(model, self.data.train, validation=proportion, seed=self.seed)
 
     def train(self, model, chunks, kind=partnets.Trainer, *, lr=None, hyper_lr=None, steps=None, part="", **options):
-        """The trainer, trained; part: of a training of several parts, its checkpoint's suffix."""
+        """Return the trainer after training; `part` is the checkpoint's suffix if a method trains several times."""
         optimizer, steps = self.recipe.optimizer(model, chunks, lr), self.steps if steps is None else steps
         options = {"hyper": [], **options}
         if (psi := options["hyper"]) != [] and "hyper_optimizer" not in options:
@@ -269,14 +270,14 @@ class Learner:
         return trainer
 
     def result(self, trainer: partnets.Trainer) -> Record:
-        """Test accuracy in percent and loss in nats of the whole network, ψ, and L_ML where there is one."""
+        """Return the test accuracy in percent, the test loss in nats, ψ, and L_ML if there are several chunks."""
         result = self.tested(trainer.model, trainer.values())
         if trainer.chunks.count > 1:
             result["lml"] = partnets.lml(trainer.model, trainer.chunks, batch_size=EVALUATION_BATCH)
         return result
 
     def tested(self, model: nn.Module, psi: dict[str, float]) -> Record:
-        """Test accuracy in percent and loss in nats, and ψ."""
+        """Return the test accuracy in percent, the test loss in nats, and ψ."""
         model = copy.deepcopy(model)
         for part in model.modules():
             if isinstance(part, hyper.Averaged):

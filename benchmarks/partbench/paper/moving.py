@@ -1,4 +1,4 @@
-"""Appendix C's future work: partitions that move in the course of a training."""
+"""Appendix C's future work: partitions that move during a training."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from partbench.paper.experiment import Claim, Experiment, Record, Table, at_leas
 from partbench.paper.methods import Learner, partition
 from partbench.paper.recipes import limited, recipe
 
-# After which part of the steps partitions have which shares of the weights. Chunks stay .8, .1 and .1.
+# Partitions' shares of the weights from each part of the steps on. Chunks stay .8, .1 and .1.
 FIXED = {0.0: (0.8, 0.1, 0.1)}
 TO_THE_FIRST = {0.0: (0.4, 0.3, 0.3), 0.25: (0.6, 0.2, 0.2), 0.5: (0.8, 0.1, 0.1)}
 TO_THE_LAST = FIXED | {0.5: (0.5, 0.25, 0.25), 0.75: (0.2, 0.2, 0.6)}
@@ -30,7 +30,7 @@ EXAMPLES, QUICK_STEPS, QUICK = 500, 100, ("fixed", "smallest")
 
 class Mover(Learner):
     def moving(self, method: str) -> Record:
-        """As `partitioned`, with partitions that move, and steps drawn by their present shares."""
+        """Train as in `partitioned`, with partitions that move, and steps drawn by their current shares."""
         _, shares, by = METHODS[method]
         plan = {round(part * self.steps): share for part, share in shares.items()}
         augmentation = self.recipe.augmentation()
@@ -57,7 +57,7 @@ class Mover(Learner):
             callbacks=[move],
             seed=self.seed,
         )
-        trainer.fit(self.steps)  # without a checkpoint, which a trainer of other shares would not take
+        trainer.fit(self.steps)  # without a checkpoint, because a trainer with other shares rejects it
         return self.result(trainer)
 
 

@@ -1,4 +1,4 @@
-"""Labels of which 40 % are drawn at random: weights of examples, learned without a clean example."""
+"""Training on labels with 40 % drawn at random: weights of examples, learned without a clean example."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from partnets.data import Data, Normalise, digits
 
 WRONG = 0.4
 STEPS, QUICK_STEPS, BATCH = 1600, 200, 64
-# Of Adam: a number for each example is in few batches, and a network in all.
+# Learning rates of Adam: the weight of an example is in few batches, a network's weights are in all.
 RATES = {"numbers": 0.3, "network": 1e-3}
 METHODS = {
     "all": "one network, all labels",
@@ -59,7 +59,7 @@ class NoisyLabels(Experiment):
         examples = list(zip(data.train[0], y, strict=True))
         chunks = partnets.chunk(examples, proportions, seed=setting["seed"])
         found = learned(model, chunks, data, setting, checkpoint, loss=loss, psi=psi)
-        if setting["method"] == "numbers":  # those of the last chunk train the last partition, which nothing judges
+        if setting["method"] == "numbers":  # no chunk judges the last partition, which the last chunk trains
             judged = torch.tensor([i for k in range(1, chunks.count) for i in chunks.indices(k)])
             weights = loss.scores.detach().sigmoid()
             found["right"], found["wrong"] = (weights[judged[which[judged]]].mean().item() for which in (~wrong, wrong))
@@ -101,7 +101,7 @@ class NoisyLabels(Experiment):
 
 
 def spoiled(seed: int) -> tuple[Data, Tensor, Tensor]:
-    """The digits, labels of which WRONG are drawn from all classes, and which of them are not the right ones."""
+    """Return the digits, labels with a share of WRONG drawn from all classes, and the mask of wrong labels."""
     data, generator = digits(DIGITS_SIZE, seed=seed), torch.Generator().manual_seed(seed)
     right = data.train[1]
     drawn = torch.randint(10, right.shape, generator=generator)
@@ -114,7 +114,7 @@ def network(data: Data) -> nn.Module:
 
 
 def training_loss(method: str, labels: Tensor) -> tuple[Any, list[nn.Module], list]:
-    """The loss, the modules in it that learn, and the targets of each example."""
+    """Return the loss, its modules that learn, and the targets of each example."""
     if method == "partitioned":
         return F.cross_entropy, [], list(labels)
     if method == "numbers":
@@ -137,7 +137,7 @@ def learned(
     loss: Any = F.cross_entropy,
     psi: Sequence[nn.Module] = (),
 ) -> Record:
-    """Trains, and judges by test labels, which are right."""
+    """Train, and evaluate by the test labels, which are right."""
     torch.manual_seed(setting["seed"])
     method, steps, lr = setting["method"], setting["steps"], recipe("digits").lr
     optimizer = optim.Adam(model, lr=lr)

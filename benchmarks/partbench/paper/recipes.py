@@ -1,4 +1,4 @@
-"""Recipes: what the networks of each data set are trained with: the paper's settings, and for the digits ours."""
+"""Recipes: the training settings of each data set's networks; the paper's, and ours for the digits."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from torch import nn
 import partnets
 from partnets import hyper, models
 
-# Where the learning rate of the weights ends, as a part of where it begins; on a cosine (Appendix I.4).
+# The final learning rate of the weights over the initial one, on a cosine (Appendix I.4).
 LAST_LR = 0.01
 # The digits are scaled up from 8x8, so that a rotation blurs less.
 DIGITS_SIZE = 16
 
 
 def digits_network() -> nn.Module:
-    """Two convolutions with stride 2 and two linear layers, for 1x16x16."""
+    """Build a network of two convolutions with stride 2 and two linear layers, for 1x16x16."""
     return nn.Sequential(
         nn.Conv2d(1, 16, 5, stride=2, padding=2),
         nn.ReLU(),
@@ -34,7 +34,7 @@ def digits_network() -> nn.Module:
 
 
 def first_affine() -> hyper.Affine:
-    """Starts as Augerino's code does on rotated MNIST: unconstrained -5, the rotation's 1, which is ±38 degrees."""
+    """Build the start of Augerino's code on rotated MNIST: unconstrained -5, the rotation's 1, which is ±38 degrees."""
     augmentation = hyper.Affine()
     raw = [1.0 if name == "rotation" else -5.0 for name in augmentation.names]
     with torch.no_grad():
@@ -43,28 +43,28 @@ def first_affine() -> hyper.Affine:
 
 
 def small_affine() -> hyper.Affine:
-    """All widths 0.12 of their generators' units: what many would add by default."""
+    """Build an augmentation with all widths 0.12 in units of their generators, a common default."""
     widths = {"translate_x": 0.06, "translate_y": 0.06, "scale": 0.12, "stretch": 0.12, "shear": 0.12}
     return hyper.Affine(rotation=7.0, **widths)
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """How a data set is trained.
+    """The training settings of a data set.
 
     Attributes:
-        network: makes one, for images that are normalised.
+        network: makes a network for normalised images.
         augmentation: makes ψ.
-        sizes: the subsets of the training data, ascending.
+        sizes: of the subsets of the training data, ascending.
         steps: for each subset.
-        batch, samples: the images of a step, and their augmented copies.
-        test_samples: the augmented copies of a test image; None is `samples`.
+        batch, samples: the images of a step, and the augmented copies of each.
+        test_samples: the augmented copies of a test image; None for `samples`.
         plain_batch: the images of a step without augmentation.
-        lr, hyper_lr: of the weights and of ψ, which Adam trains.
-        momentum: of SGD for the weights; None is Adam.
+        lr, hyper_lr: learning rates of the weights and of ψ, which Adam trains.
+        momentum: of SGD for the weights; None for Adam.
         weight_decay: of the whole network; partitions have the square-root rule's (Appendix I.4).
         proportions: of the chunks and of the weights' partitions.
-        rotated_longer: how many times the steps on rotated images.
+        rotated_longer: the factor of the steps on rotated images.
     """
 
     network: Callable[[], nn.Module]
@@ -83,32 +83,32 @@ class Recipe:
     rotated_longer: float = 1.0
 
     def steps_for(self, examples: int, rotated: bool) -> int:
-        """The steps for so many examples: those of the smallest subset that is as large."""
+        """Return the steps for a number of examples: those of the smallest subset of at least that size."""
         longer = self.rotated_longer if rotated else 1.0
         steps = next((s for size, s in zip(self.sizes, self.steps, strict=True) if examples <= size), self.steps[-1])
         return round(longer * steps)
 
     def optimizer(self, model: nn.Module, chunks: partnets.Chunks, lr: float | None = None):
-        """Of the weights, for one partition or several."""
+        """Create the weights' optimiser, for one partition or several."""
         precision = self.weight_decay * sum(chunks.sizes) ** 0.5
         decay = partnets.optim.decays(precision, chunks.sizes, rule="square root")
         decay += decay[-1:] * (partnets.nn.partitioned.count(model) - len(decay))
         return self.algorithm(partnets.optim, lr)(model, weight_decay=decay)
 
     def algorithm(self, module: ModuleType, lr: float | None = None) -> Callable:
-        """Adam or SGD of a module, torch.optim or partnets.optim, with its learning rate."""
+        """Return Adam or SGD of torch.optim or partnets.optim, with its learning rate."""
         lr = self.lr if lr is None else lr
         if self.momentum is None:
             return partial(module.Adam, lr=lr)
         return partial(module.SGD, lr=lr, momentum=self.momentum)
 
     def scheduler(self, optimizer, steps: int):
-        """A cosine down to LAST_LR of the first learning rate."""
+        """Create a cosine schedule down to LAST_LR of the initial learning rate."""
         eta_min = LAST_LR * optimizer.param_groups[0]["lr"]
         return torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, max(steps, 1), eta_min=eta_min)
 
 
-# Of Immer et al. (2022), whom the paper follows (Appendix I.4).
+# Settings of Immer et al. (2022), which the paper follows (Appendix I.4).
 IMMER = {
     "augmentation": hyper.ImmerAffine,
     "batch": 250,
@@ -120,8 +120,8 @@ IMMER = {
     "weight_decay": 1e-4,
 }
 RECIPES = {
-    # 2400 steps with 4 copies instead of 600 with 16, at equal cost: those end before partitioned networks, the
-    # slowest (Appendix H), have converged (91 % of rotated digits on seed 0, a validation set 94).
+    # 2400 steps with 4 copies instead of 600 with 16, at equal cost: after 600, partitioned networks, which are the
+    # slowest (Appendix H), have not converged (91 % on rotated digits, seed 0; a validation set 94).
     "digits": Recipe(
         digits_network,
         first_affine,
@@ -134,7 +134,7 @@ RECIPES = {
         hyper_lr=2e-2,
         rotated_longer=2.0,
     ),
-    # Appendix I.4, which does not say for how many steps.
+    # From Appendix I.4, which does not give the number of steps.
     "mnist": Recipe(
         models.MnistCNN,
         hyper.SchwobelAffine,
@@ -162,13 +162,13 @@ RECIPES = {
         rotated_longer=1.5,
     ),
 }
-# Augmented copies of a test image, over whose logits a network's prediction is averaged.
+# Augmented copies of a test image; a prediction averages their logits.
 AVERAGED = 8
-# For processors: smaller batches, fewer copies and steps, a faster ψ. Chosen on 1,250 rotated MNIST images and 1,000
-# rotated CIFAR-10 images, seed 0. In so few steps signed parameters drift: SchwobelAffine to a scale of 1.5 on upright
-# digits, ImmerAffine to a shear of 2.3. Widths start near 0. On CIFAR-10 a learning rate of 0.1 diverges, and at 2e-2 ψ
-# drifts to a stretch of 1.7, which calms overconfident predictions: 30.7 % of partitioned networks, 33.0 at 5e-3. On
-# MNIST 5e-3 is worse (92.5 % instead of 93.5).
+# For CPUs: smaller batches, fewer copies and steps, a faster ψ. Chosen on 1,250 rotated MNIST images and 1,000 rotated
+# CIFAR-10 images, seed 0. In so few steps, signed parameters drift: SchwobelAffine to a scale of 1.5 on upright digits,
+# ImmerAffine to a shear of 2.3. So ψ has widths that start near 0. On CIFAR-10, a learning rate of 0.1 diverges, and at
+# 2e-2 ψ drifts to a stretch of 1.7, which calms overconfident predictions: partitioned networks reach 30.7 %, and 33.0
+# at 5e-3. On MNIST, 5e-3 is worse (92.5 % instead of 93.5).
 SMALL = {
     "augmentation": first_affine,
     "batch": 32,
@@ -188,7 +188,7 @@ RECIPES |= FOR_PROCESSORS
 
 
 def files_of(dataset: str) -> str:
-    """The name by which partnets.data.load knows a data set.
+    """Return the name of a data set in partnets.data.load.
 
     Example:
         >>> files_of("mnist-cpu"), files_of("digits")
@@ -198,7 +198,7 @@ def files_of(dataset: str) -> str:
 
 
 def recipe(dataset: str, quick: bool = False) -> Recipe:
-    """One of RECIPES; if quick, with small batches."""
+    """Return one of RECIPES; if quick, with small batches."""
     chosen = RECIPES[dataset]
     if not quick:
         return chosen
@@ -208,5 +208,5 @@ def recipe(dataset: str, quick: bool = False) -> Recipe:
 
 
 def limited(setting: dict, quick: bool, steps: int) -> dict:
-    """A setting as it is or, if quick, marked so and with at most so many steps."""
+    """Return a setting as it is or, if quick, marked so and with at most this many steps."""
     return {**setting, "quick": True, "steps": min(setting["steps"], steps)} if quick else setting

@@ -16,11 +16,11 @@ from partbench.paper.methods import LEAST, SPACE, VALIDATION, Learner
 from partbench.paper.recipes import small_affine
 from partnets import hyper
 
-# Where they start, which is what one would take without tuning.
+# Start values, which are common choices without tuning.
 DECAY, SMOOTHING = 1e-4, 0.1
-# What searches try: decays by orders of magnitude.
+# Ranges for searches; decays are on a logarithmic scale.
 REGULARISERS = {"log_decay": (math.log(1e-6), math.log(1e-2)), "smoothing": (LEAST, 0.4)}
-# A grid of all would be far too many. Whoever knows that the images may be rotated tries this, 2 values of each.
+# A grid of all would be far too large. With 2 values of each, this is for users who know that images may be rotated.
 GRID, GRID_TRIALS = {"rotation": (LEAST, 180.0), **REGULARISERS}, 8
 METHODS = {
     "standard": "standard training",
@@ -36,7 +36,7 @@ QUICK, QUICK_STEPS = ("grid", "retraining"), 100
 
 
 class Regularised(Learner):
-    """A Learner whose networks have weight decay and label smoothing too."""
+    """A Learner that adds weight decay and label smoothing to its networks."""
 
     def model(self, augmentation: nn.Module) -> nn.Module:
         network = super().model(augmentation)
@@ -69,7 +69,7 @@ class Regularised(Learner):
 
 
 def regularisers(model: nn.Module) -> tuple[hyper.WeightDecay, hyper.LabelSmoothing]:
-    """Its only ones."""
+    """Return the model's only weight decay and its only label smoothing."""
     kinds = (hyper.WeightDecay, hyper.LabelSmoothing)
     decay, smoothing = (one for kind in kinds for one in model.modules() if isinstance(one, kind))
     return decay, smoothing
@@ -97,7 +97,7 @@ class Regularisation(Experiment):
         return result
 
     def table(self, found: pd.DataFrame) -> Table:
-        """Test accuracies, and what was found."""
+        """Return test accuracies and the hyperparameters that were found."""
         return tabled(found, METHODS, "found", _found)
 
     def draw(self, found: pd.DataFrame) -> Figure:
@@ -109,7 +109,7 @@ class Regularisation(Experiment):
 
 
 def _found(mine: pd.DataFrame) -> list[str]:
-    """The means of the rotation, in logarithms of the decay, and of the smoothing."""
+    """Return the means of the rotation, of the decay (geometric) and of the smoothing."""
     if not mine.psi.all():
         return []
     parts = [f"{mine.psi.map(rotation).mean():.0f}°"]

@@ -1,4 +1,4 @@
-"""Report: an experiment's records with the command that made them; its table, claims and picture; the pages of all."""
+"""Report: an experiment's records and their command; its table, claims and picture; the documentation's pages."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from partbench.results import Results
 
 RESULTS, INDEX = Path("benchmarks/results/paper"), Path("docs/paper.md")
 BLOCK = re.compile(r"(<!-- (result|costs|index): (\S+) -->\n).*?(<!-- end of \2 -->)", re.DOTALL)
-# Of pictures, in dots an inch: a screen's, at a tenth of the size of vectors.
+# Dots an inch of pictures: enough for a screen, at a tenth of the file size of vector graphics.
 DPI = 110
 
 
 @dataclass(frozen=True)
 class Report:
-    """What is kept of an experiment: its name, the data set that it ran on, the command that repeats it, its records.
+    """The stored results of an experiment: its name, its data set, the command that repeats it, and its records.
 
-    A record is the setting and the result of a training in one dict.
+    A record has the setting and the result of a training in one dict.
     """
 
     experiment: str
@@ -35,7 +35,7 @@ class Report:
     records: Sequence[Record]
 
     def save(self, path: Path) -> None:
-        """Writes JSON, a line for each record."""
+        """Write JSON with a line for each record."""
         head = {**asdict(self), "torch": torch.__version__}
         records = ",\n".join(json.dumps(record) for record in head.pop("records"))
         path.write_text(json.dumps(head)[:-1] + f', "records": [\n{records}\n]}}\n')
@@ -46,20 +46,20 @@ class Report:
             contents = json.loads(path.read_text())
             return cls(contents["experiment"], contents["dataset"], contents["command"], contents["records"])
         except (ValueError, KeyError, TypeError) as error:
-            raise ValueError(f"{path} is no file of results ({error!r}); move it away.") from error
+            raise ValueError(f"{path} is not a file of results ({error!r}); move it away.") from error
 
     def draw(self, path: Path) -> None:
-        """The picture, beside the file of results: PNG, white behind."""
+        """Save the picture beside the file of results, as PNG with a white background."""
         figure = EXPERIMENTS[self.experiment].draw(pd.DataFrame(self.records))
         figure.savefig(path.with_suffix(".png"), dpi=DPI, facecolor="white", metadata={"Software": None})
 
     def claims(self) -> list[Claim]:
-        """What the experiment must show, those that fail first."""
+        """Return the experiment's claims, those that fail first."""
         found = EXPERIMENTS[self.experiment].claims(pd.DataFrame(self.records))
         return sorted(found, key=lambda claim: claim.holds)
 
     def text(self) -> str:
-        """The command, the table, and each claim with what was found, in Markdown."""
+        """Return the command, the table, and each claim with its evidence, in Markdown."""
         experiment, frame, claims = EXPERIMENTS[self.experiment], pd.DataFrame(self.records), self.claims()
         rows = [[claim.text, claim.found, "yes" if claim.holds else "**no**"] for claim in claims]
         parts = [
@@ -87,16 +87,16 @@ def _index(results: Path) -> str:
 
 
 def filled(text: str, results: Path) -> str:
-    """The text with each block between its two comments made anew; edits inside are lost.
+    """Return the text with each block between its two comments regenerated; edits inside are lost.
 
     Args:
-        results: the folder of the experiments' results; those of the benchmark suites are beside it.
+        results: the folder of the experiments' results; those of the benchmark suites are in its parent.
 
     Raises:
         ValueError: the text has no such block.
     """
     if not BLOCK.search(text):
-        raise ValueError("there is no block of results; write <!-- result: NAME --> and <!-- end of result -->.")
+        raise ValueError("the text has no block of results; write <!-- result: NAME --> and <!-- end of result -->.")
 
     def made(match: re.Match) -> str:
         begin, kind, name, end = match.groups()

@@ -1,4 +1,4 @@
-"""Fig. 9, Appendix G: the augmentation that one run finds, against many that are drawn at random."""
+"""Fig. 9, Appendix G: the augmentation that one run finds, against many random ones."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Retraining(Experiment):
 
     def settings(self, dataset: str, seeds: Sequence[int], quick: bool) -> list[Record]:
         chosen = recipe(dataset)
-        # On digits, half of what Table 1 has for rotated images: there are many trainings.
+        # On digits, half of Table 1's steps for rotated images, because there are many trainings.
         common = {"dataset": dataset, "steps": chosen.steps_for(chosen.sizes[-1], rotated=False)}
         common = limited(common, quick, QUICK_STEPS)
         trials = QUICK_TRIALS if quick else TRIALS
@@ -65,7 +65,7 @@ class Retraining(Experiment):
         return ["", "runs", "test accuracy, %", "rotation ±°"], rows
 
     def draw(self, found: pd.DataFrame) -> Figure:
-        """Test accuracy over each half-width, as the paper's projections."""
+        """Plot test accuracy over each half-width, like the paper's projections."""
         ours, random = select(found, method="found"), select(found, method="random")
         figure = Figure(figsize=(3 * len(SPACE), 3), layout="constrained")
         for axes, name in zip(figure.subplots(1, len(SPACE), sharey=True), SPACE, strict=True):
@@ -89,5 +89,5 @@ class Retraining(Experiment):
 
 
 def ranked(found: pd.DataFrame) -> pd.DataFrame:
-    """The random trials, best first."""
+    """Return the random trials, best first."""
     return select(found, method="random").sort_values("accuracy", ascending=False, kind="stable")

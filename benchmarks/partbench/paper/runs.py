@@ -1,4 +1,4 @@
-"""runs: the trainings of an experiment, each kept in a file of its own, so that an interruption loses only a part."""
+"""runs: the trainings of an experiment, each stored in a separate file, so that an interruption loses only a part."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ import partnets
 from partbench.paper.experiment import Experiment, Record
 from partnets.utils.files import replacing
 
-# A checkpoint of a long training is written after each so many steps.
+# Steps between checkpoints of a long training.
 CHECKPOINT_EVERY = 500
 
 
 def run(
     experiment: Experiment, settings: Sequence[Record], folder: Path, *, jobs: int = 1, device: str = "cpu"
 ) -> list[Record]:
-    """Trains what has no file in the folder yet and returns all records, in the settings' order.
+    """Run the trainings that have no file in the folder yet, and return all records in the settings' order.
 
     Args:
-        folder: one file for each training, named by its settings; made if it is not there.
-        jobs: how many trainings at once, each in a process with an equal share of the threads.
-        device: that of the networks; data stay on the CPU.
+        folder: has one file for each training, named by its settings; created if missing.
+        jobs: the number of trainings at once, each in a process with an equal share of the threads.
+        device: of the networks; data stay on the CPU.
     """
     folder.mkdir(parents=True, exist_ok=True)
     missing = [setting for setting in settings if not path_of(folder, setting).exists()]
@@ -49,12 +49,12 @@ def run(
 
 
 def restore(folder: Path, settings: Sequence[Record], records: Sequence[Record], source: Path) -> None:
-    """Write the file of each training whose result is among the records and which has no file yet.
+    """Write a file for each training that has a result among the records but no file yet.
 
-    A file of results is therefore enough to continue, also on another machine.
+    So a file of results is enough to continue, also on another machine.
 
     Raises:
-        ValueError: a record fits none of the settings, and would be lost.
+        ValueError: a record matches none of the settings, and would be lost.
     """
     folder.mkdir(parents=True, exist_ok=True)
     left = list(records)
@@ -73,7 +73,7 @@ def finished(folder: Path, settings: Sequence[Record]) -> list[Record]:
 
 
 def fit(trainer: partnets.Trainer, steps: int, checkpoint: Path) -> partnets.History:
-    """Trains up to so many steps in all, from the checkpoint if there is one, and leaves one of the end."""
+    """Train up to this many steps in total, from the checkpoint if it exists, and save one at the end."""
     trainer.callbacks.append(partnets.callbacks.every(CHECKPOINT_EVERY, lambda trainer: trainer.save(checkpoint)))
     if checkpoint.exists():
         trainer.load(checkpoint)
@@ -88,7 +88,7 @@ def _train(experiment: Experiment, setting: Record, folder: Path, threads: int, 
     torch.manual_seed(setting["seed"])
     path = path_of(folder, setting)
     start = time.perf_counter()
-    # torch.compile does not trace through a default device, which may be the CPU as well.
+    # torch.compile does not trace through a default device, not even the CPU.
     where = nullcontext() if device == "cpu" else torch.device(device)
     kind = torch.device(device).type
     with where, torch.autocast(kind, torch.bfloat16, enabled=setting.get("bfloat16", False)):
@@ -109,9 +109,9 @@ def _read(path: Path, setting: Record) -> Record:
     try:
         record = json.loads(path.read_text())
         if not setting.items() <= record.items():
-            raise ValueError("it is of another training")
+            raise ValueError("it belongs to another training")
     except ValueError as error:
-        raise ValueError(f"{path} is damaged ({error}); delete it, and it is trained again.") from error
+        raise ValueError(f"{path} is damaged ({error}); delete it to repeat the training.") from error
     return record
 
 

@@ -1,4 +1,4 @@
-"""Appendix C: weights given to partitions at random, by outputs, or nested, at equal steps and equal arithmetic."""
+"""Appendix C: weights partitioned at random, by outputs, or nested, at equal steps and at equal arithmetic."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ SCHEMES = {
     "weights": "nested, shares of weights",
 }
 # Multiply-adds of an iteration, a step of w and one of ψ: 5/3 of a dense step with random partitions, and 1.12 with
-# nested ones of .8, .1 and .1 of the units, both of whose dimensions shrink.
+# nested ones of .8, .1 and .1 of the units, which shrink both dimensions of a weight.
 LONGER = 1.5
 QUICK_STEPS = 1000
-# What counts as level, in points: two standard errors of the difference of two means of three seeds.
+# Largest difference that counts as level, in points: two standard errors of the difference of two means of three seeds.
 LEVEL = 1.5
 
 

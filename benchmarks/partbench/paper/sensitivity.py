@@ -1,4 +1,4 @@
-"""Fig. 5 to 8: how much the proportions of data and of weights matter, and the augmentations found with them."""
+"""Fig. 5 to 8: the effect of the proportions of data and of weights, and the augmentations found with them."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from partbench.paper.experiment import Claim, Experiment, Record, Table, registe
 from partbench.paper.methods import Learner
 from partbench.paper.recipes import limited, recipe
 
-# Ratios, of 2, 3 and 4 chunks.
+# Ratios for 2, 3 and 4 chunks.
 RATIOS = {
     2: ((1, 8), (1, 1), (8, 1)),
     3: ((1, 1, 8), (1, 1, 1), (8, 1, 1)),
     4: ((1, 1, 1, 8), (1, 1, 1, 1), (8, 1, 1, 1)),
 }
 QUICK_RATIOS, QUICK_STEPS = {2: ((1, 8), (8, 1))}, 60
-# Of the steps that Table 1 has: with three seeds these are 324 trainings.
+# Share of Table 1's steps, because three seeds make 324 trainings.
 SHORTER = 1 / 3
 SHOWN = (("accuracy", "partitioned network"), ("retrained_accuracy", "standard network with the ψ that was found"))
-# Within what all proportions lie that give the first chunk and the first partition no less than the others.
+# Largest spread, in points, over proportions that give the first chunk and the first partition no less than the others.
 SPREAD = 5.0
 CELL = ["rotated", "count", "data", "parameters"]
 
@@ -52,7 +52,7 @@ class Sensitivity(Experiment):
         augmentation = learner.recipe.augmentation()
         proportions = ([part / sum(setting[name]) for part in setting[name]] for name in ("data", "parameters"))
         with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", "the partitions have .* the chunks")  # which is what is tried here
+            warnings.filterwarnings("ignore", "the partitions have .* the chunks")  # such proportions are tried here
             result = learner.partitioned(*proportions, augmentation)
         return {**result, "retrained_accuracy": learner.retrained(augmentation)["accuracy"]}
 
@@ -67,7 +67,7 @@ class Sensitivity(Experiment):
         return ["images", "data", "weights", "partitioned, %", "retrained, %", "rotation ±°"], rows
 
     def draw(self, found: pd.DataFrame) -> Figure:
-        """Heat maps, a row for each of the paper's four figures."""
+        """Plot heat maps, with a row for each of the paper's four figures."""
         counts = sorted(found["count"].unique())
         rows = [(rotated, name, label) for name, label in SHOWN for rotated in sorted(found.rotated.unique())]
         figure = Figure(figsize=(4 * len(counts), 3.6 * len(rows)), layout="constrained")
@@ -106,7 +106,7 @@ class Sensitivity(Experiment):
 
 
 def by_cell(found: pd.DataFrame):
-    """Every cell of the grids once: rotated, count, data's ratio and weights' ratio; and its rows."""
+    """Group the results by cell: rotated, count, the data's ratio and the weights' ratio."""
     return found.assign(data=found.data.map(tuple), parameters=found.parameters.map(tuple)).groupby(CELL, sort=False)
 
 

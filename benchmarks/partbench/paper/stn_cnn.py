@@ -14,12 +14,12 @@ from partbench.paper.tuning import Task, Tuning
 from partnets import data, hyper
 
 RATES = hyper.interval(0.0, 0.75)
-# Degrees up to which all images are turned.
+# All images are rotated by up to this many degrees.
 TURNED = 45.0
 
 
 class DigitsNetwork(nn.Module):
-    """Two convolutions and two linear layers, with eleven hyperparameters of regularisation."""
+    """A network of two convolutions and two linear layers, with eleven regularisation hyperparameters."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -44,13 +44,13 @@ class DigitsNetwork(nn.Module):
 
 
 def rotation(degrees: float) -> hyper.Affine:
-    """Random rotations alone, up to so many degrees."""
+    """Return random rotations by up to this many degrees, without other transformations."""
     others = ("translate_x", "translate_y", "scale", "stretch", "shear")
     return hyper.Affine(rotation=degrees, **dict.fromkeys(others))
 
 
 def digits_task(seed: int, steps: int = 3000, examples: int = 300) -> Task:
-    """So many training and as many validation images, all turned by up to 45 degrees; the rest is for the test."""
+    """Return a task with `examples` training and as many validation images, all rotated by up to 45 degrees."""
     found = data.digits(8, test=1797 - 2 * examples, seed=seed)
     generator, turns = torch.Generator().manual_seed(seed), rotation(TURNED)
     (x, y), test = (
@@ -83,13 +83,13 @@ def digits_task(seed: int, steps: int = 3000, examples: int = 300) -> Task:
 
 
 class AlexNet(nn.Module):
-    """The published network for images of 32x32, and its fifteen hyperparameters (MacKay et al. 2019).
+    """The published network for images of 32x32, with its fifteen hyperparameters (MacKay et al. 2019).
 
     Five 3x3 convolutions of 64 (stride 2), 192, 384, 256 and 256 channels, and linear layers of 4096, 4096 and 10:
     23.3 million parameters.
 
     Args:
-        width: by which the channels and features are divided.
+        width: the divisor of the channels and features.
     """
 
     def __init__(self, width: int = 1) -> None:
@@ -122,7 +122,7 @@ class AlexNet(nn.Module):
 
 
 def cifar10_task(seed: int, steps: int, examples: int = 50_000, width: int = 1) -> Task:
-    """A fifth of so many of CIFAR-10's training images for validation; from local files, see partnets.data."""
+    """Return a task on `examples` CIFAR-10 training images, a fifth for validation; from files, see partnets.data."""
     found = data.load("cifar10", seed=seed).subset(examples, seed)
     (x, y), test = ((images.float() / 255, labels) for images, labels in (found.train, found.test))
     order = torch.randperm(len(x), generator=torch.Generator().manual_seed(seed))

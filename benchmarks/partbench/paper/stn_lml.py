@@ -1,4 +1,4 @@
-"""Self-tuning networks without a validation set: a partitioned network tunes by L_ML what regularises it."""
+"""Self-tuning networks without a validation set: a partitioned network tunes its regularisation by L_ML."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ LABELS = {
     "all": "start values, one network, all data",
 }
 STEPS, QUICK_STEPS = {"digits": 3000, "documentation": 1000}, 200
-# Times that L_ML is looked at.
+# The number of evaluations of L_ML.
 EVALUATIONS = 10
 
 
 class Unheld:
-    """A task whose training and validation set are one."""
+    """A task with its training and validation sets merged."""
 
     def __init__(self, task: Task, setting: Record, checkpoint: Path) -> None:
         self.task, self.checkpoint, self.seed = task, checkpoint, setting["seed"]
@@ -114,7 +114,7 @@ class StnLml(Experiment):
         return ["", "test loss", "test accuracy, %", "L_ML at the end, nats"], rows
 
     def draw(self, found: pd.DataFrame) -> Figure:
-        """L_ML over the steps."""
+        """Plot L_ML over the steps."""
         figure = Figure(figsize=(6, 4), layout="constrained")
         axes = figure.subplots()
         colours = {"lml": "tab:blue", "lml_untuned": "tab:gray"}

@@ -1,4 +1,4 @@
-"""Self-tuning networks on text: an LSTM on Python's own documentation; WikiText-2 and Penn Treebank are local files."""
+"""Self-tuning networks on text: an LSTM on Python's documentation; WikiText-2 and Penn Treebank need local files."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from partbench.paper.experiment import registered
 from partbench.paper.tuning import Task, Tuning
 from partnets import hyper
 
-# Tokens of an example; each begins with an empty state.
+# Tokens of an example; each starts with an empty state.
 LENGTH = 35
-# Words that are rarer in the training text are one.
+# Words that are rarer than this in the training text become UNKNOWN.
 RAREST, UNKNOWN = 3, "<unk>"
 RATES = hyper.interval(0.0, 0.9)
 STRENGTHS = hyper.logarithmic(1e-3, 10.0)
 
 
 class LanguageModel(nn.Module):
-    """That of Merity et al. (2017): four dropout rates and two penalties; between layers there is a seventh rate."""
+    """The model of Merity et al. (2017): four dropout rates and two penalties; between layers there is a fifth rate."""
 
     def __init__(self, words: int, hidden: int, layers: int) -> None:
         super().__init__()
@@ -47,7 +47,7 @@ class LanguageModel(nn.Module):
         self.decoder.weight = self.table.weight
 
     def forward(self, ids: Tensor) -> Tensor:
-        """Logits [batch, words, length] of the words that follow."""
+        """Return logits [batch, words, length] of the next words."""
         x = self.drop_input(self.drop_words(self.table(ids), ids))
         for i, layer in enumerate(self.layers):
             x = layer(x if i == 0 else self.drop_hidden(x))[0]
@@ -56,7 +56,7 @@ class LanguageModel(nn.Module):
 
 
 def documentation() -> list[str]:
-    """The paragraphs of Python's documentation that come with it, each once."""
+    """Return the paragraphs of the documentation that comes with Python, each once."""
     paragraphs = (part.strip() for topic in sorted(topics) for part in re.split(r"\n\s*\n", topics[topic]))
     return list(dict.fromkeys(paragraph for paragraph in paragraphs if paragraph))
 
@@ -66,7 +66,7 @@ def words_of(text: str) -> list[str]:
 
 
 def encoded(parts: list[list[str]], rarest: int = RAREST) -> tuple[list[Tensor], int]:
-    """The texts as numbers of words that the first has, and how many those are."""
+    """Return the texts as ids in the vocabulary of the first text, and the size of this vocabulary."""
     counts = Counter(parts[0])
     frequent = sorted(word for word in counts if counts[word] >= rarest and word != UNKNOWN)
     known = {word: i for i, word in enumerate([UNKNOWN, *frequent])}
@@ -74,13 +74,13 @@ def encoded(parts: list[list[str]], rarest: int = RAREST) -> tuple[list[Tensor],
 
 
 def windows(tokens: Tensor, length: int = LENGTH) -> TensorDataset:
-    """Examples of so many tokens, and those that follow each."""
+    """Return examples of this many tokens, and the tokens that follow each of these."""
     count = (len(tokens) - 1) // length
     return TensorDataset(tokens[: count * length].view(-1, length), tokens[1 : count * length + 1].view(-1, length))
 
 
 def documentation_parts(seed: int, tokens: int = 30_000) -> tuple[list[Tensor], int]:
-    """So many words to train, a quarter of them for validation, and as many for the test; how many are known."""
+    """Return `tokens` words for training, a quarter as many each for validation and test, and the vocabulary's size."""
     found = documentation()
     order = torch.randperm(len(found), generator=torch.Generator().manual_seed(seed)).tolist()
     text = [word for i in order for word in words_of(found[i])]
@@ -94,9 +94,9 @@ def documentation_task(seed: int, steps: int = 2000, tokens: int = 30_000) -> Ta
 
 
 def wikitext_task(seed: int, steps: int = 2000) -> Task:
-    """WikiText-2's validation text to train, and halves of its test text for validation and test.
+    """Return a task with WikiText-2's validation text for training, and halves of its test text for the rest.
 
-    wikitext2-valid.txt and wikitext2-test.txt, which are the official wiki.valid.tokens and wiki.test.tokens.
+    The files wikitext2-valid.txt and wikitext2-test.txt are the official wiki.valid.tokens and wiki.test.tokens.
     """
     folder = Path(os.environ.get("PARTNETS_DATA") or "data")
     train, held = ((folder / f"wikitext2-{part}.txt").read_text(encoding="utf-8") for part in ("valid", "test"))
@@ -106,7 +106,7 @@ def wikitext_task(seed: int, steps: int = 2000) -> Task:
 
 
 def treebank_task(seed: int, steps: int = 100_000) -> Task:
-    """Penn Treebank as Mikolov prepared it: ptb.train.txt, ptb.valid.txt and ptb.test.txt in the folder ptb."""
+    """Return a task on Mikolov's Penn Treebank: ptb.train.txt, ptb.valid.txt and ptb.test.txt in the folder ptb."""
     folder = Path(os.environ.get("PARTNETS_DATA") or "data") / "ptb"
     texts = [(folder / f"ptb.{part}.txt").read_text(encoding="utf-8") for part in ("train", "valid", "test")]
     parts, words = encoded([text.replace("\n", " <eos> ").split() for text in texts], rarest=1)

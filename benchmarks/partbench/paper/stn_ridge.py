@@ -26,16 +26,16 @@ METHODS = {"stn": "STN", "delta": "Δ-STN"}
 # One response for all λ in the box, linear or with hidden units (Lorraine and Duvenaud 2018).
 HIDDEN = {"linear": 0, "of 16 hidden units": 16}
 BOX = (-4.0, 3.0)
-# From which λ is tuned, on both sides of what is best.
+# Initial values of λ for tuning, on both sides of the optimum.
 STARTS = BOX
 STEPS, WARM_UP, QUICK_STEPS = 4000, 500, 400
 LR, HYPER_LR = 1e-2, 2e-2
-# Where the pictures show the response.
+# Half the range of λ in the pictures.
 AROUND = 3.0
 
 
 class Ridge:
-    """Data of a linear model with noise, and what is known of them in closed form, in float64."""
+    """Noisy data of a linear model, with their solutions in closed form, in float64."""
 
     def __init__(self, seed: int) -> None:
         generator = torch.Generator().manual_seed(seed)
@@ -48,13 +48,13 @@ class Ridge:
         self.train, self.validation = draw(), draw()
 
     def best(self, log_decay: float) -> Tensor:
-        """w*(λ), which minimises the mean square error and exp(λ) / 2 ||w||²."""
+        """Return w*(λ), which minimises the mean square error plus exp(λ) / 2 ||w||²."""
         x, y = (each.double() for each in self.train)
         hessian = x.T @ x / EXAMPLES + math.exp(log_decay) / 2 * torch.eye(FEATURES, dtype=torch.float64)
         return torch.linalg.solve(hessian, x.T @ y / EXAMPLES)
 
     def jacobian(self, log_decay: float) -> Tensor:
-        """dw*/dλ, by the implicit function theorem."""
+        """Return dw*/dλ by the implicit function theorem."""
         x = self.train[0].double()
         half = math.exp(log_decay) / 2
         hessian = x.T @ x / EXAMPLES + half * torch.eye(FEATURES, dtype=torch.float64)
@@ -65,16 +65,16 @@ class Ridge:
         return (x @ weight - y).square().mean().item()
 
     def least(self) -> float:
-        """The lowest validation loss that any λ gives."""
+        """Return the lowest validation loss over all λ."""
         return min(self.validation_loss(self.best(value / 50)) for value in range(-400, 400))
 
 
 class Response:
-    """The best response that is learned of one problem, with full batches.
+    """The learned best response of one problem, with full batches.
 
-    Where it is only looked at, each example has a perturbation of its own, as in networks. Where λ learns, each batch
-    has one: the gradient is then without noise at the optimum, and from λ = -4, where the response is a twentieth of
-    the weights, Δ-STN finds it.
+    If λ is fixed, each example has a separate perturbation, as in networks. If λ learns, the examples of a batch share
+    one: the gradient is then without noise at the optimum, and Δ-STN finds the optimum from λ = -4, where the response
+    is a twentieth of the weights.
     """
 
     def __init__(self, ridge: Ridge, method: str, scale: float, start: float, steps: int, tuned: bool) -> None:
@@ -98,7 +98,7 @@ class Response:
             if self.tuned and step >= min(WARM_UP, self.steps // 4):
                 stn.step_hyper(self.model, self.hyper_optimizer, {2: self.ridge.validation}, self._loss, entropy=0.0)
             elif self.tuned:
-                self.hyper_optimizer.step()  # which has no gradient yet, and its scheduler asks for a step
+                self.hyper_optimizer.step()  # no gradient yet, but its scheduler expects a step
             for scheduler in schedulers:
                 scheduler.step()
 
@@ -111,7 +111,7 @@ class Response:
 
     @torch.no_grad()
     def at(self, log_decay: float) -> Tensor:
-        """The weights at a λ."""
+        """Return the weights at a λ."""
         vector = self.layer.vector
         with vector.at(torch.tensor([log_decay])):
             return self.layer.merged("weight", vector.input())[0].double()
@@ -122,7 +122,7 @@ class Response:
 
 
 class GlobalResponse:
-    """The response for all λ in BOX; where λ learns, it goes down through what was learned before."""
+    """The response for all λ in BOX; if λ learns, it then follows the gradient through the learned response."""
 
     def __init__(self, ridge: Ridge, hidden: int, start: float, steps: int, tuned: bool) -> None:
         def loss(data: tuple[Tensor, Tensor], weights: dict[str, Tensor]) -> Tensor:
@@ -158,7 +158,7 @@ class GlobalResponse:
         return self.map(torch.tensor([log_decay])).weights["weight"].double()
 
     def jacobian(self) -> Tensor:
-        """By differences."""
+        """Return the Jacobian by finite differences."""
         step = 0.05
         return (self.at(self.log_decay + step) - self.at(self.log_decay - step)) / (2 * step)
 
@@ -176,7 +176,7 @@ class StnRidge(Experiment):
     datasets = ("synthetic",)
 
     def settings(self, dataset: str, seeds: Sequence[int], quick: bool) -> list[Record]:
-        """Each seed is two problems."""
+        """Return the settings, with two problems for each seed."""
         problems = [problem for seed in seeds for problem in (2 * seed, 2 * seed + 1)]
         steps = QUICK_STEPS if quick else STEPS
         common = [{"method": method, "seed": problem, "steps": steps} for method in METHODS for problem in problems]
@@ -224,7 +224,7 @@ class StnRidge(Experiment):
         return ["", "σ", *errors, "validation loss at the λ that is found, over the least: the greatest"], rows
 
     def draw(self, found: pd.DataFrame) -> Figure:
-        """A weight over λ: what is best, and what was learned around λ = 0, or for all λ."""
+        """Plot a weight over λ: the optimum, and the response learned around λ = 0 or for all λ."""
         figure = Figure(figsize=(10, 7), layout="constrained")
         panels = figure.subplots(len(METHODS) + 1, len(SCALES), sharex=True, sharey=True)
         for row, (method, label) in zip(panels, METHODS.items(), strict=False):
@@ -263,7 +263,7 @@ class StnRidge(Experiment):
 
 
 def _draw_response(axes: Axes, found: pd.DataFrame, learned: tuple[float, float]) -> None:
-    """That of the first problem, and the λ around which it was learned."""
+    """Plot the response of the first problem, and the range of λ for which it was learned."""
     values, ours, best = zip(*found.iloc[0].shown, strict=True)
     axes.plot(values, best, color="black", label="best response")
     axes.plot(values, ours, color="tab:red", label="learned")

@@ -1,4 +1,4 @@
-"""One dropout rate of an LSTM: where self-tuning ends from different starts, and what a changing rate is good for."""
+"""One dropout rate of an LSTM: the results of self-tuning from different starts, and the benefit of a changing rate."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from partnets.baselines import schedules
 
 STARTS = (0.05, 0.5, 0.85)
 FIXED = (0.1, 0.3, 0.5, 0.7, 0.85)
-# Noise of the talk: its standard deviation, the sinusoid's amplitude, and its period in steps.
+# The talk's noise: its standard deviation, the sinusoid's amplitude, and its period in steps.
 DEVIATION, AMPLITUDE, PERIOD = 0.05, 0.1, 1200
 LEAST, MOST = 0.0, 0.89
 STEPS, QUICK_STEPS = 1000, 40
-# Of unconstrained rates: from either end of the range the other one is some 300 steps away.
+# Learning rate of the unconstrained dropout rate; the ends of the range are some 300 steps apart.
 HYPER_LR = 3e-2
 METHODS = {"stn": "STN", "delta": "Δ-STN"}
 LABELS = {
@@ -34,12 +34,12 @@ LABELS = {
     **{f"{method} final": f"{label}'s final value, fixed" for method, label in METHODS.items()},
     **{f"{method} schedule": f"trained by {label}'s schedule" for method, label in METHODS.items()},
 }
-# Of one another: where Δ-STN's starts must end.
+# Largest difference between the final rates from different starts.
 APART = 0.15
 
 
 class OneRate(nn.Module):
-    """An LSTM of 128 units whose only hyperparameter is the dropout rate of its outputs; tied."""
+    """An LSTM of 128 units with tied embeddings; its only hyperparameter is the dropout rate of its outputs."""
 
     def __init__(self, words: int, rate: float) -> None:
         super().__init__()
@@ -51,7 +51,7 @@ class OneRate(nn.Module):
         self.decoder.weight = self.table.weight
 
     def forward(self, ids: Tensor) -> Tensor:
-        """Logits [batch, words, length]."""
+        """Return logits [batch, words, length]."""
         return self.decoder(self.drop(self.layer(self.table(ids))[0])).transpose(1, 2)
 
 
@@ -101,7 +101,7 @@ class StnSchedules(Experiment):
         return ["", "rate at the end", "validation perplexity", "test perplexity"], rows
 
     def draw(self, found: pd.DataFrame) -> Figure:
-        """The rate over the steps, from each start."""
+        """Plot the rate over the steps, from each start."""
         figure = Figure(figsize=(9, 4), layout="constrained")
         colours = dict(zip(STARTS, ("tab:blue", "tab:orange", "tab:green"), strict=True))
         for axes, (method, label) in zip(figure.subplots(1, len(METHODS), sharey=True), METHODS.items(), strict=True):
@@ -147,7 +147,7 @@ def _tuned(tuner: Tuner, method: str, start: float) -> Record:
 
 
 def _fixed(tuner: Tuner) -> Record:
-    """The best of the fixed rates by its validation loss, and trainings with noise around it."""
+    """Find the best fixed rate by its validation loss, and train with noise around it."""
     tried = {rate: tuner.judged(tuner.plain({"drop.rate": rate}, f"fixed{rate}")) for rate in FIXED}
     best = min(tried, key=lambda rate: tried[rate]["validation"])
     around = {
@@ -162,7 +162,7 @@ def _fixed(tuner: Tuner) -> Record:
 
 
 def _by_method(found: pd.DataFrame) -> dict[str, pd.DataFrame]:
-    """The trainings of each row of the table, in its order."""
+    """Return the trainings of each row of the table, in its order."""
     methods = {}
     for label in LABELS:
         method, _, kind = label.partition(" ")

@@ -1,4 +1,4 @@
-"""What self-tuning depends on: how often hyperparameters are updated, and how far they are perturbed."""
+"""Sensitivity of self-tuning to the frequency of hyperparameter updates and to the scale of perturbations."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from partbench.paper.stn_cnn import digits_task
 from partbench.paper.tuning import Tuner
 
 METHODS = {"stn": "STN", "delta": "Δ-STN"}
-# T_train : T_valid, σ at the start, and whether it learns.
+# T_train : T_valid, the initial σ, and whether it learns.
 USUAL = (2, 1, 0.5, True)
 RATIOS = ((1, 1), (5, 1), (20, 1))
 SCALES = (0.1, 0.5, 1.0, 2.0)
 VARIANTS = [USUAL, *((*ratio, *USUAL[2:]) for ratio in RATIOS), *((*USUAL[:2], scale, False) for scale in SCALES)]
 STEPS, QUICK_STEPS = 1000, 50
-# How much larger a loss may be than that at the usual settings.
+# The largest loss over that at the usual settings.
 LEVEL = 1.25
 
 

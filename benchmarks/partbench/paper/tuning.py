@@ -1,4 +1,4 @@
-"""tuning: one network, its hyperparameters, and every way to tune them that self-tuning networks are compared with."""
+"""tuning: a network with its hyperparameters, and all tuning methods that are compared with self-tuning networks."""
 
 from __future__ import annotations
 
@@ -22,29 +22,29 @@ from partbench.paper.runs import fit
 from partnets import baselines, hyper, optim, stn
 from partnets.hyper.hyperparameter import hyperparameters
 
-# Each training of a search takes as many steps as a self-tuning one, which costs less than four times as much.
+# Trainings of a search. Each takes as many steps as a self-tuning one, which costs less than four times as much.
 TRIALS = 5
-# The methods that are a training of their own; those of RETRAINED also train by their final values and their schedule.
+# Methods with a training each; those of RETRAINED are also trained at their final values and by their schedule.
 METHODS = ("stn", "delta", "linear", "untuned", "untuned_delta", "start", "grid", "random", "tpe")
-# Rows of a schedule in the records.
+# Values of a schedule in the records.
 SHOWN = 100
-# Times that the validation loss is looked at while a network trains.
+# Evaluations of the validation loss while a network trains.
 LOOKS = 20
 
 
 @dataclass
 class Task:
-    """What is tuned.
+    """A network to tune, with its data and the settings of its trainings.
 
     Attributes:
-        network: makes it, at the hyperparameters from which tuning starts.
+        network: makes the network, at the initial hyperparameters.
         train, validation, test: data sets.
-        space: of each hyperparameter, by its dotted name, the least and the greatest value that searches try, and
-            whether they try them by orders of magnitude.
+        space: for each hyperparameter, by its dotted name, the least and the greatest value for searches, and whether
+            their scale is logarithmic.
         steps, batch_size, lr, clip: of every training.
-        hyper_lr, hyper_after, hyper_every, hyper_steps: of self-tuning ones.
-        scale: σ at the start.
-        options: others of stn.convert.
+        hyper_lr, hyper_after, hyper_every, hyper_steps: of self-tuning trainings.
+        scale: the initial σ.
+        options: further options of stn.convert.
     """
 
     network: Callable[[], nn.Module]
@@ -65,7 +65,7 @@ class Task:
 
 
 def tuned(task: Task, method: str, seed: int, checkpoint: Path) -> Record:
-    """The losses and accuracies that a method ends with."""
+    """Train by a method and return the final losses and accuracies."""
     torch.manual_seed(seed)
     tuner = Tuner(task, seed, checkpoint)
     record = getattr(tuner, method)()
@@ -73,10 +73,10 @@ def tuned(task: Task, method: str, seed: int, checkpoint: Path) -> Record:
 
 
 class Tuner:
-    """A task and a seed; each method of METHODS is a function of the same name that gives numbers.
+    """A task and a seed; each method of METHODS is a function of the same name that returns numbers.
 
     Attributes:
-        curve: seconds of training, of one network after another, and the validation loss then.
+        curve: pairs of training seconds, accumulated over networks, and the validation loss at that time.
     """
 
     def __init__(self, task: Task, seed: int, checkpoint: Path) -> None:
@@ -92,22 +92,22 @@ class Tuner:
         return self._retrained(centred=True)
 
     def linear(self) -> Record:
-        """Δ-STN whose response learns by its linearised loss."""
+        """Tune by Δ-STN with a response that learns by its linearised loss."""
         return self._self_tuning(tuned=True, centred=True, linearised=True)[0]
 
     def untuned(self) -> Record:
-        """Perturbed as by `stn`, at hyperparameters that stay."""
+        """Train with the perturbations of `stn`, at fixed hyperparameters."""
         return self._self_tuning(tuned=False, centred=False)[0]
 
     def untuned_delta(self) -> Record:
         return self._self_tuning(tuned=False, centred=True)[0]
 
     def start(self) -> Record:
-        """At the values from which tuning starts."""
+        """Train at the initial hyperparameters."""
         return self.judged(self.plain({}, "start"))
 
     def grid(self) -> Record:
-        """All hyperparameters at one level of their ranges, from weak to strong."""
+        """Try grid points with all hyperparameters at one level of their ranges, from weak to strong."""
         levels, space = [(i + 0.5) / TRIALS for i in range(TRIALS)], self._space()
         tried = [{name: low + level * (high - low) for name, (low, high) in space.items()} for level in levels]
         return self._best([self._tried(values, f"grid{i}") for i, values in enumerate(tried)])
@@ -118,13 +118,13 @@ class Tuner:
     def tpe(self) -> Record:
         return self._searched("tpe")
 
-    # --- what they are made of ---
+    # --- shared parts ---
 
     def self_tuned(self, *, tuned: bool = True, **options: bool) -> tuple[nn.Module, partnets.History]:
-        """An ordinary network at the hyperparameters that were found, and the history of its training.
+        """Return a torch.nn network at the hyperparameters that were found, and the history of its training.
 
         Args:
-            tuned: False for a control, whose hyperparameters stay.
+            tuned: False for a control with fixed hyperparameters.
             **options: of stn.convert.
         """
         task, network = self.task, self._network()
@@ -148,14 +148,14 @@ class Tuner:
         return stn.freeze(network), history
 
     def _self_tuning(self, *, tuned: bool, **options: bool) -> tuple[Record, dict[str, list[float]]]:
-        """What is found, and the value of each hyperparameter at each step."""
+        """Return the record of a self-tuning training, and the value of each hyperparameter at each step."""
         network, history = self.self_tuned(tuned=tuned, **options)
         schedule, every = trajectories(history), max(1, self.task.steps // SHOWN)
         values = {name: [round(v, 5) for v in values[::every]] for name, values in schedule.items()}
         return {**self.judged(network), "curve": list(self.curve), "values": values if tuned else None}, schedule
 
     def _retrained(self, **options: bool) -> Record:
-        """The same, and ordinary trainings at the values that it ends with, and by its schedule."""
+        """Tune, then train torch.nn networks at the final values and by the schedule."""
         record, schedule = self._self_tuning(tuned=True, **options)
         final = {name: values[-1] for name, values in schedule.items()}
         return {
@@ -165,10 +165,10 @@ class Tuner:
         }
 
     def plain(self, values: Mapping[str, float], name: str, schedule: Mapping[str, list[float]] | None = None):
-        """An ordinary training at fixed values, or by a schedule of a value for each step."""
+        """Train a torch.nn network at fixed values, or by a schedule with a value for each step."""
         task, network = self.task, self._network()
         hyper.assign(network, values)
-        # So that layers know hyper.DropConnect; nothing responds, and nothing of it learns.
+        # Converted so that layers support hyper.DropConnect; the parameters of the response are frozen.
         stn.convert(network, hypers(network))
         for path, parameter in network.named_parameters():
             parameter.requires_grad_(not path.rpartition(".")[2].startswith("hyper_") and not path.endswith("_scale"))
@@ -196,7 +196,7 @@ class Tuner:
         return network
 
     def _fit(self, trainer: partnets.Trainer, network: nn.Module, checkpoint: Path) -> partnets.History:
-        """Trains, and appends to the curve: what it takes to look at the validation loss is no part of its seconds."""
+        """Train, and append to the curve; its seconds exclude evaluations of the validation loss."""
         steps, since = self.task.steps, time.perf_counter()
 
         def look(trainer: partnets.Trainer) -> dict[str, float]:
@@ -229,7 +229,7 @@ class Tuner:
         return self.judged(self.plain(values, name))
 
     def _space(self) -> dict[str, tuple[float, float]]:
-        """The ranges in which searches draw uniformly: of logarithms, for orders of magnitude."""
+        """Return the ranges in which searches draw uniformly; those of logarithmic scales are logarithms."""
         return {
             name: (math.log(low), math.log(high)) if by_orders else (low, high)
             for name, (low, high, by_orders) in self.task.space.items()
@@ -252,13 +252,13 @@ class Tuner:
 
 
 def trajectories(history: partnets.History) -> dict[str, list[float]]:
-    """The value of each hyperparameter of an only network at each step, by its dotted name."""
+    """Return each hyperparameter's value at each step, by dotted name, for a model of one network."""
     names = [name for name in history.values if not name.endswith(", scale")]
     return {name.removeprefix("networks.0."): history.values[name] for name in names}
 
 
 def hypers(network: nn.Module) -> list[hyper.Hyperparameter]:
-    """The outermost modules of hyperparameters."""
+    """Return the outermost modules of hyperparameters."""
     found = [module for module in network.modules() if isinstance(module, hyper.Hyperparameter)]
     inner = {part for module in found for part in module.modules() if part is not module}
     return [module for module in found if module not in inner]
@@ -282,16 +282,16 @@ LABELS = {
 SELF_TUNING, RETRAINED = ("stn", "delta", "linear"), ("stn", "delta")
 QUICK = ("stn", "untuned", "start")
 QUICK_STEPS = 300
-# Digits: what the last iterate of a self-tuned network must reach of the untuned one's validation loss.
+# Digits: the largest final validation loss of a self-tuned network, over that of the untuned control.
 BELOW_UNTUNED = 0.9
 
 
 class Tuning(Experiment):
-    """All methods on one task, three seeds; `task` makes it. Losses are in nats, of the last iterate.
+    """All methods on one task, three seeds; `task` makes the task. Losses are in nats, of the last iterate.
 
     Attributes:
-        steps: of a training, of each data set.
-        is_language: whether perplexities are what readers compare, and not accuracies.
+        steps: of a training, for each data set.
+        is_language: whether tables show perplexities instead of accuracies.
     """
 
     steps: Mapping[str, int]
@@ -323,7 +323,7 @@ class Tuning(Experiment):
         return ["", "validation loss", "test loss", quality, "seconds"], rows
 
     def draw(self, found: pd.DataFrame) -> Figure:
-        """The validation loss over the seconds, the lowest so far, and each hyperparameter over the steps."""
+        """Plot the lowest validation loss so far over the seconds, and each hyperparameter over the steps."""
         learned = found[found.method.isin(SELF_TUNING)]
         names = list(learned.iloc[0]["values"]) if len(learned) else []
         columns = 4
@@ -354,7 +354,7 @@ class Tuning(Experiment):
             if method not in methods:
                 continue
             label = LABELS[method]
-            # Of each other method with a seed in common, the trainings of both.
+            # For each other method, the trainings of both with common seeds.
             both = {other: of_both(methods[method], methods[other]) for other in methods}
             both = {other: pair for other, pair in both.items() if len(pair[0])}
             control = "untuned" if method == "stn" else "untuned_delta"
@@ -381,7 +381,7 @@ class Tuning(Experiment):
 
 
 def _draw_seconds(figure: Figure | SubFigure, found: pd.DataFrame) -> None:
-    """A panel for each seed."""
+    """Plot a panel for each seed."""
     seeds = sorted(found.seed.unique())
     for axes, seed in zip(figure.subplots(1, len(seeds), sharey=True, squeeze=False).flat, seeds, strict=True):
         for method in METHODS:
@@ -394,13 +394,13 @@ def _draw_seconds(figure: Figure | SubFigure, found: pd.DataFrame) -> None:
 
 
 def _share_of_time(ours: list[tuple[float, float]], theirs: list[tuple[float, float]]) -> float:
-    """When ours is as low as their lowest loss, over the seconds that theirs takes in all."""
+    """Return when ours is as low as their lowest loss, over the seconds of their whole training."""
     lowest = min(loss for _, loss in theirs)
     return min((seconds for seconds, loss in ours if loss <= lowest), default=math.inf) / theirs[-1][0]
 
 
 def _by_method(found: pd.DataFrame) -> dict[str, pd.DataFrame]:
-    """The trainings of each method, and those by the values that a self-tuned network found, in the table's order."""
+    """Return each method's trainings, and those at the values that self-tuning found, in the table's order."""
     methods = {method: select(found, method=method) for method in METHODS}
     for method in RETRAINED:
         mine = methods[method]

@@ -17,7 +17,7 @@ from partbench.paper.schemes import LEVEL, SCHEMES
 # The share of D_1; the rest is D_2, or the validation set.
 TRAINING = (0.3, 0.5, 0.7, 0.8, 0.9)
 QUICK_TRAINING, QUICK_STEPS, QUICK_METHODS = (0.5,), 100, ("partitioned", "validation")
-# The methods that are partitioned, and their schemes; Appendix C has those beside the first.
+# The partitioned methods and their schemes; Appendix C has all but the first.
 PARTITIONED = {"partitioned": "weight", "node": "node", "nested": "nested", "longer": "nested"}
 OTHERS = tuple(PARTITIONED)[1:]
 ROWS = (
@@ -26,7 +26,7 @@ ROWS = (
     ("validation", "accuracy", "validation-set optimisation"),
     ("validation", "finetuned_accuracy", "+ finetuning"),
 )
-# The steps, of those that Table 1 has for so many examples: the paper's are 80 000 and 20 000 (Appendix I.4).
+# Factor of Table 1's steps for as many examples: the paper's steps are 80 000 and 20 000 (Appendix I.4).
 LONGER = 4
 # Table 2 has 20 000 of CIFAR-10's images, Fig. 6 all of MNIST's.
 EXAMPLES = {"digits": 1297, "mnist": 60000, "cifar10": 20000, "tiny-imagenet": 100000}
@@ -93,10 +93,11 @@ def _rows(found: pd.DataFrame) -> list[tuple[str, str, str]]:
 
 
 def longer(first: float) -> float:
-    """How many steps of nested partitions, of so much of the units first, take the arithmetic of one of random ones.
+    """Return how many steps with nested partitions have the arithmetic of one with random partitions.
 
-    An iteration is a step of w_k, of three products, and one of ψ, of two; of random partitions each is of all weights.
-    Both dimensions of a nested layer shrink; w_2's last product leaves out what is w_1's.
+    `first` is the first partition's share of the units. An iteration is a step of w_k, with three products, and one of
+    ψ, with two; with random partitions, each uses all weights. A nested layer shrinks in both dimensions; the last
+    product of w_2 leaves out the part of w_1.
     """
     of_first = first**2
     weights = first * 3 * of_first + (1 - first) * (3 - of_first)

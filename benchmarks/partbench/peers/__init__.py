@@ -1,1 +1,1 @@
-"""What is measured and against what: a layer and its tensors, models, and the ways to write a partitioned one."""
+"""The measured layers with their tensors, the models, and the alternative implementations of partitioned ones."""

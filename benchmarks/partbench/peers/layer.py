@@ -1,4 +1,4 @@
-"""A layer to be measured, and its tensors: the set-up that all suites share."""
+"""A layer to be measured, with its tensors: the set-up shared by all suites."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ CPU = torch.device("cpu")
 
 @dataclass(frozen=True)
 class Division:
-    """How weights are partitioned: proportions of the C partitions, and which of DEFAULTS replaces what is not live."""
+    """A way to partition weights: the proportions of C partitions, and one of DEFAULTS for inactive weights."""
 
     proportions: tuple[float, ...] = (0.8, 0.1, 0.1)
     defaults: str = "uniform"
@@ -35,7 +35,7 @@ class Division:
         return len(self.proportions)
 
     def case(self) -> dict[str, str | int]:
-        """What tells this division apart in results."""
+        """Return the entries that identify this partitioning in results."""
         bits = bits_for(self.count)
         proportions = "/".join(f"{p:g}" for p in self.proportions)
         if len(set(self.proportions)) == 1:
@@ -43,7 +43,7 @@ class Division:
         return {"partitions": self.count, "proportions": proportions, "bits": bits, "defaults": self.defaults}
 
     def values(self, weight: Tensor, seed: int) -> pk.Defaults:
-        """Defaults for a weight, distributed as torch's initial weights."""
+        """Return defaults for a weight, distributed like torch's initial weights."""
         scale = 1 / math.sqrt(weight[0].numel())
         return {
             "zeros": lambda: pk.Zeros(),
@@ -53,13 +53,13 @@ class Division:
         }[self.defaults]()
 
 
-# What the paper uses for MNIST and CIFAR-10 (Appendix I.4).
+# The paper's proportions for MNIST and CIFAR-10 (Appendix I.4).
 THREE = Division()
 
 
 @dataclass(frozen=True)
 class Layer:
-    """A linear layer or a convolution without bias, and the batch that it sees.
+    """A linear layer or a convolution without bias, with the shape of its batch.
 
     Attributes:
         x: [rows, in_features] or [batch, channels, height, width].
@@ -82,20 +82,20 @@ class Layer:
 
     @property
     def geometry(self) -> dict[str, int]:
-        """The arguments of torch's convolution."""
+        """Return the arguments of torch's convolution."""
         if self.operator == "linear":
             return {}
         return {"stride": self.stride, "padding": self.padding, "dilation": self.dilation, "groups": self.groups}
 
     @cached_property
     def y(self) -> tuple[int, ...]:
-        """The output's shape."""
+        """Return the output's shape."""
         meta = [torch.empty(shape, device="meta") for shape in (self.x, self.weight)]
         return tuple(self.dense(*meta).shape)
 
     @property
     def shape(self) -> str:
-        """M×N×K of a linear layer; input, weight and what is not torch's default of a convolution.
+        """Return M×N×K of a linear layer; for a convolution, input, weight and non-default geometry.
 
         Example:
             >>> Layer((32, 512), (256, 512)).shape
@@ -111,35 +111,35 @@ class Layer:
 
     @property
     def flops(self) -> int:
-        """Floating-point operations of the forward pass, and of either gradient."""
+        """Return the floating-point operations of the forward pass, which each gradient takes as well."""
         return 2 * math.prod(self.y) * math.prod(self.weight[1:])
 
     @property
     def bytes(self) -> int:
-        """The fewest bytes that the forward pass, or either gradient, can move: each of its three tensors once."""
+        """Return the fewest bytes that the forward pass or either gradient can move: each of its three tensors once."""
         return sum(map(math.prod, (self.x, self.weight, self.y))) * self.dtype.itemsize
 
     def dense(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-        """PyTorch's own operator."""
+        """Call PyTorch's dense operator."""
         return F.linear(x, weight, bias) if self.operator == "linear" else F.conv2d(x, weight, bias, **self.geometry)
 
     def dense_grad_input(self, grad: Tensor, weight: Tensor) -> Tensor:
-        """What PyTorch's backward pass calls for x."""
+        """Compute the gradient of x as PyTorch's backward pass does."""
         is_linear = self.operator == "linear"
         return grad @ weight if is_linear else nn.grad.conv2d_input(self.x, weight, grad, **self.geometry)
 
     def dense_grad_weight(self, grad: Tensor, x: Tensor) -> Tensor:
-        """What PyTorch's backward pass calls for the weight."""
+        """Compute the gradient of the weight as PyTorch's backward pass does."""
         is_linear = self.operator == "linear"
         return grad.t() @ x if is_linear else nn.grad.conv2d_weight(x, self.weight, grad, **self.geometry)
 
 
 class Tensors:
-    """What works on a layer take: x, weight, bias, the output's gradient, and what says who owns each weight.
+    """Operands of a layer: x, weight, bias, the output's gradient, and the partition of the weight.
 
     Args:
-        layer, division: what to make.
-        seed: of all of it.
+        layer, division: shapes, dtype and device; and how the weight is partitioned.
+        seed: of all random values.
     """
 
     def __init__(self, layer: Layer, division: Division, seed: int) -> None:
@@ -156,32 +156,32 @@ class Tensors:
         self.bias = normal(layer.weight[:1])
 
     def once(self, name: str, make: Callable[[], T]) -> T:
-        """What make() returned the first time; the peers of a workload are checked against one truth."""
+        """Return the first result of make() under a name; so a workload's peers are checked against the same truth."""
         if name not in self._made:
             self._made[name] = make()
         return self._made[name]
 
     @cached_property
     def partition(self) -> pk.Partition:
-        """Who owns each weight, and what replaces it."""
+        """Return the weight's partition with its defaults."""
         defaults = self.division.values(self.weight, self.seed)
         partition = pk.Partition.random(self.layer.weight, self.division.proportions, seed=self.seed)
         return dataclasses.replace(partition.to(self.layer.device), defaults=defaults)
 
     @cached_property
     def ids(self) -> Tensor:
-        """A byte a weight: its partition, 1..C."""
+        """Return the partition of each weight, 1..C, in a byte a weight."""
         return self.partition.ids()
 
     @cached_property
     def defaults(self) -> Tensor:
-        """A second copy of the weights: what replaces them where they are not live."""
+        """Return the default values that replace inactive weights, as a second tensor of the weight's shape."""
         return self.partition.defaults.values(self.layer.weight, self.layer.dtype, self.layer.device).clone()
 
     @cached_property
     def module(self) -> PartitionedLayer:
-        """partnets' layer with this weight and partition; the bias is partition 1's."""
-        # skip_init: nobody reads the initial weights, which take a second to draw for the largest layers.
+        """Return partnets' layer with this weight and partition; the bias belongs to partition 1."""
+        # skip_init: the initial weights are not used, and drawing them takes a second for the largest layers.
         new = partial(nn.utils.skip_init, device=self.layer.device, dtype=self.layer.dtype)
         if self.layer.operator == "linear":
             out_features, in_features = self.layer.weight

@@ -1,4 +1,4 @@
-"""The models to be measured, by name; and a user's own."""
+"""The models to be measured, by name, and models of users."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from partnets import models
 
 @dataclass(frozen=True)
 class Model:
-    """An architecture and what it is trained with.
+    """An architecture with its training settings.
 
     Attributes:
-        make: the model, from torch's generator; it returns logits.
-        input: of one example.
-        classes: how many labels there are.
-        optimizer: "adam" or "sgd", with momentum; the paper's for this model.
+        make: builds the model with torch's generator; its outputs are logits.
+        input: the shape of one example.
+        classes: the number of labels.
+        optimizer: "adam" or "sgd", with momentum, as the paper has it for this model.
     """
 
     name: str
@@ -31,13 +31,13 @@ class Model:
 
 
 def fixup_resnet(depth: int = 8, width: int = 1) -> Model:
-    """FixUp ResNet for CIFAR-10, of any depth 6n + 2 and width."""
+    """Return a FixUp ResNet for CIFAR-10 with a depth of 6n + 2 and any width."""
     name = f"ResNet-{depth}" if width == 1 else f"ResNet-{depth}, width {width}"
     return Model(name, lambda: models.FixupResNet(depth, width), (3, 32, 32), optimizer="sgd")
 
 
 def linear(features: int, dtype: torch.dtype = torch.float32) -> Model:
-    """A square linear layer by itself."""
+    """Return a model of one square linear layer."""
     name = f"Linear {features}×{features}"
     if dtype != torch.float32:
         name += f", {str(dtype).removeprefix('torch.')}"
@@ -45,7 +45,7 @@ def linear(features: int, dtype: torch.dtype = torch.float32) -> Model:
 
 
 def conv2d(channels: int, size: int) -> Model:
-    """A 3×3 convolution by itself, pooled to logits."""
+    """Return a model of one 3×3 convolution, pooled to logits."""
     return Model(
         f"Conv2d {channels}→{channels}, 3×3",
         lambda: nn.Sequential(nn.Conv2d(channels, channels, 3, padding=1), nn.AdaptiveAvgPool2d(1), nn.Flatten()),
@@ -69,16 +69,16 @@ NAMED = {
     "resnet-50": Model("thin ResNet-50", models.ThinResNet50, (3, 32, 32), optimizer="sgd"),
     "resnet-9": Model("ResNet-9", models.ResNet9, (3, 32, 32)),
     "vit-tiny": Model("ViT-tiny", models.ViT, (3, 32, 32)),
-    # For arithmetic only: 4 GB of weights.
+    # Only for memory by arithmetic: 4 GB of weights.
     "transformer-1b": Model("1-billion transformer", models.TransformerLM, (1024,), 50257),
 }
 
 
 def find(name: str, input: tuple[int, ...] | None = None, classes: int | None = None) -> Model:
-    """One of NAMED, or what 'package.module:function' makes, of the user's.
+    """Return one of NAMED, or the user's model that 'package.module:function' makes.
 
     Raises:
-        ValueError: there is no such model, or input and classes are not given for one of the user's.
+        ValueError: the model is unknown, or a user's model lacks input or classes.
     """
     if name in NAMED:
         return NAMED[name]
@@ -98,7 +98,7 @@ def find(name: str, input: tuple[int, ...] | None = None, classes: int | None = 
         model = make()
         if not isinstance(model, nn.Module) or not list(model.parameters()):
             what = "module that has no parameters" if isinstance(model, nn.Module) else type(model).__name__
-            raise ValueError(f"{name} made a {what}; pass what makes a model that can be trained.")
+            raise ValueError(f"{name} made a {what}; pass a function that returns a module with parameters.")
         return model
 
     return Model(name, made, input, classes)

@@ -1,11 +1,11 @@
-"""The peers of an operator: the dense one, what a user would write with torch.where, and ours on each backend.
+"""The peers of an operator: the dense one, torch.where as a user would write it, and ours on each backend.
 
-Each computes one of WORKS from the tensors alone, with nothing kept from an earlier call. So the gradient of the input
-by `where` materialises the subnetwork's weight, as under activation checkpointing; the suite's training cases show what
-it costs where autograd keeps that copy alive instead.
+Each computes one of WORKS from the tensors only, and keeps nothing from earlier calls. So the gradient of the input by
+`where` materialises the subnetwork's weight, as under activation checkpointing; the suite's training cases show the
+cost of autograd keeping that copy alive instead.
 
-"partkernels triton" computes by the plan that it chooses, "partkernels triton fused" and "partkernels triton rebuild"
-by the one that they name (see PLANS).
+"partkernels triton" chooses its plan; "partkernels triton fused" and "partkernels triton rebuild" use the plan in their
+name (see PLANS).
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ from partkernels.operators.registration import calls
 from partkernels.testing import Yardstick
 
 WORKS = ("forward", "grad_input", "grad_weight")
-# Of a GPU's backends: one kernel, or a rebuilt weight and the vendor's.
+# Plans of GPU backends: one fused kernel, or a rebuilt weight and the vendor's kernel.
 PLANS = NAMES
-# PyTorch chooses among algorithms by memory format: its convolutions were seen to err 3.2 times as much on a
-# channels_last weight, which torch.compile makes.
+# PyTorch chooses among algorithms by memory format: its convolutions had 3.2 times the error on a channels_last weight,
+# which torch.compile makes.
 PEERS_SLACK = 4.0
-# In float64 the truth itself errs: MKL's product 9 times as much as ours, at depth 4096.
+# In float64, the truth itself has errors: those of MKL's product are 9 times ours, at depth 4096.
 FLOAT64_SLACK = 4.0
 
 
 def peers(names: tuple[str, ...], work: str, active: int) -> dict[str, Callable[[Tensors], Run]]:
-    """For each peer's name, what makes its Run of one of WORKS, for subnetwork and partition `active`."""
+    """Return a function for each peer's name that makes its Run of one of WORKS, with update=active."""
     return {name: partial(_run, name, work, active) for name in names}
 
 
@@ -58,7 +58,7 @@ def _subnetwork_weight(tensors: Tensors, active: int) -> Tensor:
 
 
 def _work(layer: Layer, work: str, x: Tensor, grad: Tensor, weight: Tensor) -> Tensor:
-    """One of WORKS by PyTorch's dense operators."""
+    """Compute one of WORKS by PyTorch's dense operators."""
     if work == "forward":
         return layer.dense(x, weight)
     if work == "grad_input":
@@ -67,13 +67,13 @@ def _work(layer: Layer, work: str, x: Tensor, grad: Tensor, weight: Tensor) -> T
 
 
 def _dense(tensors: Tensors, work: str, active: int) -> Callable[[], Tensor]:
-    """With a weight that is there: the layer that ours replaces."""
+    """Return the dense layer that ours replaces, with a materialised weight."""
     weight = _subnetwork_weight(tensors, active)
     return lambda: _work(tensors.layer, work, tensors.x, tensors.grad, weight)
 
 
 def _where(tensors: Tensors, work: str, active: int, compiler: bool) -> Callable[[], Tensor]:
-    """With byte ids and stored defaults. The weight's gradient is masked as autograd masks it: at all live entries."""
+    """Return the work with byte ids and stored defaults; as in autograd, the weight's gradient keeps active entries."""
     layer = tensors.layer
 
     def forward_or_grad_input(x, grad, weight, ids, defaults, active):
@@ -85,7 +85,7 @@ def _where(tensors: Tensors, work: str, active: int, compiler: bool) -> Callable
     function = grad_weight if work == "grad_weight" else forward_or_grad_input
     if compiler:
         function = compiled(function, layer, work)
-    # A tensor, since each number would be a compilation of its own.
+    # A tensor, because each number would cause another compilation.
     active = torch.tensor(active, dtype=torch.uint8, device=layer.device) if compiler else active
     arguments = tensors.x, tensors.grad, tensors.weight, tensors.ids, tensors.defaults, active
     return lambda: function(*arguments)
@@ -95,19 +95,19 @@ _compilations: dict[tuple, Callable] = {}
 
 
 def compiled(function: Callable, layer: Layer, work: str) -> Callable:
-    """The function under torch.compile(max-autotune), compiled once, whatever the pass."""
+    """Return the function under torch.compile(max-autotune), compiled once for all passes."""
     key = layer, work
     if key not in _compilations:
-        # Each case is a compilation of its own; past the limit PyTorch would run it uncompiled and not say so.
+        # Each case is a separate compilation; past the limit, PyTorch would silently run it uncompiled.
         torch._dynamo.config.recompile_limit = 10_000
-        # On a GPU without CUDA graphs of its own, since the clock makes one of every call.
+        # On a GPU without torch.compile's CUDA graphs, because the clock captures every call in one.
         mode = "max-autotune-no-cudagraphs" if layer.device.type == "cuda" else "max-autotune"
         _compilations[key] = torch.compile(function, mode=mode, dynamic=False)
     return _compilations[key]
 
 
 def ours(tensors: Tensors, work: str, active: int, backend: str) -> Callable[[], Tensor]:
-    """Our operator, as autograd calls it.
+    """Return our operator, as autograd calls it.
 
     Raises:
         Missing: the backend cannot run here.
@@ -132,7 +132,7 @@ def ours(tensors: Tensors, work: str, active: int, backend: str) -> Callable[[],
 
 
 def under_plan(plan: str) -> AbstractContextManager:
-    """Inside, a GPU backend computes every product by one of PLANS; by the one that it chooses if plan is empty."""
+    """Make a GPU backend compute all products in the block by one of PLANS; if plan is empty, by its choice."""
     return use_plan(plan) if plan else nullcontext()
 
 
@@ -143,7 +143,7 @@ def _planned(call: Callable[[], Tensor], plan: str) -> Callable[[], Tensor]:
 
     with noting() as notes:
         planned()
-    # Where a plan does not serve a product, another one does, whose figures would bear its name.
+    # If a plan does not support a product, another one computes it, and its figures would have the wrong name.
     if f"; {plan}" not in notes[0]:
         raise Missing(notes[0])
     return planned
@@ -151,7 +151,7 @@ def _planned(call: Callable[[], Tensor], plan: str) -> Callable[[], Tensor]:
 
 @cache
 def obstacles() -> dict[str, str]:
-    """Why a backend cannot run here, for each that cannot."""
+    """Return why a backend cannot run here, for each that cannot."""
     return {name: status for name, status in backends().items() if status != READY}
 
 
@@ -163,17 +163,17 @@ def _yardstick(tensors: Tensors, work: str, active: int) -> Yardstick:
 
 
 def _check(tensors: Tensors, work: str, active: int, got: Tensor, ours: bool) -> None:
-    """The tolerance rule, against the definition: the dense operator with the reference's materialised weight."""
+    """Apply the tolerance rule; the truth is the dense operator with the reference's materialised weight."""
     yardstick = tensors.once(work, lambda: _yardstick(tensors, work, active))
     got = masked(tensors, active, got, yardstick, ours) if work == "grad_weight" else got
     yardstick.check(got, slack=slack(tensors.layer, ours))
 
 
 def masked(tensors: Tensors, active: int, got: Tensor, yardstick: Yardstick, ours: bool) -> Tensor:
-    """A weight's gradient, right outside the updated partition: peers differ in which other entries they mask.
+    """Set a weight's gradient to the truth outside the updated partition, where peers mask different entries.
 
     Raises:
-        AssertionError: it is ours, and not 0 there.
+        AssertionError: the gradient is ours, and not 0 there.
     """
     owned = tensors.ids == active
     assert not ours or not got[~owned].any(), "the weight gradient is not 0 outside the updated partition"
@@ -181,7 +181,7 @@ def masked(tensors: Tensors, active: int, got: Tensor, yardstick: Yardstick, our
 
 
 def slack(layer: Layer, ours: bool) -> float:
-    """What multiplies the tolerance rule's allowance."""
+    """Return the factor of the tolerance rule's allowance."""
     if layer.dtype == torch.float64:
         return FLOAT64_SLACK
     return 1.0 if ours else PEERS_SLACK

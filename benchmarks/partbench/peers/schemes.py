@@ -1,4 +1,4 @@
-"""The peers of a model: the ordinary one, three ways to write a partitioned one with PyTorch alone, and ours."""
+"""The peers of a model: the dense one, three partitioned ones in plain PyTorch, and ours."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ SCHEMES = ("dense", "where", "parametrize", "paper", "partkernels")
 
 
 def partitioned(model: nn.Module, division: Division, seed: int) -> nn.Module:
-    """The model, partitioned in place; modules without a rule stay as they are. Weights are drawn off their defaults.
+    """Partition the model in place, except for modules without a rule, and move its weights away from their defaults.
 
-    Otherwise all subnetworks would compute the same, and a wrong one could not be told from a right one.
+    Otherwise all subnetworks would compute the same, and a wrong one would go unnoticed.
     """
     defaults = {"uniform": "seed", "zeros": "zero", "stored": "stored"}.get(division.defaults)
     if defaults is None:
-        raise ValueError(f"defaults={division.defaults!r} serve single layers; pass uniform, zeros or stored.")
+        raise ValueError(f"defaults={division.defaults!r} are only for single layers; pass uniform, zeros or stored.")
     skip = partnets.without_rule(model)
     model = partnets.partition(model, division.proportions, defaults=defaults, seed=seed, skip=skip)
     generator = torch.Generator().manual_seed(seed)
@@ -38,7 +38,7 @@ def partitioned(model: nn.Module, division: Division, seed: int) -> nn.Module:
 
 
 def nested(model: nn.Module, division: Division, x: Tensor) -> nn.Module:
-    """The model with nested partitions, in place; some FixUp layers start at 0, and would give no gradients."""
+    """Partition the model by nested partitions, in place, and perturb weights: FixUp layers at 0 give no gradients."""
     partnets.partition(
         model, division.proportions, scheme="nested", example=x, skip=partnets.without_rule(model), defaults="zero"
     )
@@ -48,17 +48,17 @@ def nested(model: nn.Module, division: Division, x: Tensor) -> nn.Module:
     return model
 
 
-# Of whose weights each scheme makes a subnetwork's in its own way; other layers are the same in all of them.
+# Layers with a weight that each scheme computes differently; other layers are the same in all schemes.
 WEIGHTED = partnets.Linear, partnets.Conv2d, partnets.Embedding
 
 
 def weighted_layers(model: nn.Module) -> Iterator[tuple[str, PartitionedLayer]]:
-    """The path and the layer, for each layer of a partitioned model whose weight has a map."""
+    """Return the path and the layer, for each layer of a partitioned model that has a weight with a map."""
     return ((path, layer) for path, layer in partitioned_layers(model) if isinstance(layer, WEIGHTED))
 
 
 def under(scheme: str, model: nn.Module, active: int, update: int | None) -> nn.Module:
-    """A copy of a partitioned model under one of SCHEMES, whose live subnetwork and updated partition are fixed."""
+    """Copy a partitioned model under one of SCHEMES, with a fixed active subnetwork and updated partition."""
     if scheme == "dense":
         return partnets.merge(model, active)
     model = copy.deepcopy(model)
@@ -74,15 +74,15 @@ def under(scheme: str, model: nn.Module, active: int, update: int | None) -> nn.
 
 
 def weight(module: nn.Module) -> nn.Parameter:
-    """The trained weight of what `under` made of a layer."""
+    """Return the trained weight of a layer that `under` made."""
     if parametrize.is_parametrized(module):
         return module.parametrizations.weight.original
     inside = module.layer if isinstance(module, Where) else module
-    return dict(inside.named_parameters())["weight"]  # of a partitioned layer the attribute is what is live
+    return dict(inside.named_parameters())["weight"]  # the attribute of a partitioned layer is its active weight
 
 
 class Where(nn.Module):
-    """torch.where on a byte a weight, and a second copy of the weights: what a user would write."""
+    """torch.where with a byte a weight and a second copy of the weights, as a user would write it."""
 
     def __init__(self, layer: PartitionedLayer, active: int, update: int | None) -> None:
         super().__init__()
@@ -105,7 +105,7 @@ class Where(nn.Module):
 
 
 class Paper(Where):
-    """As Appendix D.2 has it: byte assignments, stored defaults, a masked weight at every step, a masked gradient."""
+    """Appendix D.2's scheme: byte assignments, stored defaults, a weight masked at every step, a masked gradient."""
 
     def subnetwork_weight(self) -> Tensor:
         return _MaskedGradient.apply(self.layer.weight, self.ids, self.defaults, self.active, self.update)
@@ -137,7 +137,7 @@ class _Parametrization(nn.Module):
 
 
 def _parametrized(layer: PartitionedLayer, active: int, update: int | None) -> nn.Module:
-    """torch.nn.utils.parametrize with a mask for one subnetwork."""
+    """Return torch's layer under torch.nn.utils.parametrize with a mask for one subnetwork."""
     whole = _whole(layer, active)
     whole.weight.requires_grad_(update is not None)
     parametrize.register_parametrization(whole, "weight", _Parametrization(layer, active), unsafe=True)
@@ -145,7 +145,7 @@ def _parametrized(layer: PartitionedLayer, active: int, update: int | None) -> n
 
 
 def _whole(layer: PartitionedLayer, active: int) -> nn.Module:
-    """torch's layer with the weights of all partitions, and the bias of one subnetwork."""
+    """Return torch's layer with the weights of all partitions, and the bias of one subnetwork."""
     whole = layer.to_ordinary(active)
     whole.weight = nn.Parameter(layer.weight.detach().clone())
     return whole

@@ -1,4 +1,4 @@
-"""TrainStep: one step of training a model under a scheme, in its three phases."""
+"""TrainStep: one training step of a model under a scheme, in three phases."""
 
 from __future__ import annotations
 
@@ -18,22 +18,22 @@ from partnets.nn.partitioned import partitioned_layers
 from partnets.utils.modules import frozen
 
 PHASES = ("forward", "backward", "step")
-# So small that many steps on random labels don't carry the weights away.
+# So small that many steps on random labels hardly change the weights.
 LR = 1e-6
 MOMENTUM = 0.9
 
 
 class TrainStep:
-    """The parameter update of Eq. 3 for one partition, or a dense one; also the hyperparameters' update of Eq. 4.
+    """A parameter update of Eq. 3 for one partition, a dense update, or a hyperparameter update of Eq. 4.
 
-    Parameters that no partitioned layer owns are trained too, by torch's own optimiser, so that every scheme computes
-    the same gradients. (The method forbids that, since they would learn from every chunk; here their cost counts.)
+    Parameters outside of partitioned layers are trained too, by a torch optimiser, so that every scheme computes the
+    same gradients. (The method forbids this, since they would learn from every chunk; here their cost counts.)
 
     Args:
         scheme: of partbench.peers.schemes.
-        model: partitioned; it stays as it is.
+        model: a partitioned model, which is not modified.
         x, y: examples and their labels.
-        active, update: the live subnetwork and the partition that learns; update=None trains ψ alone.
+        active, update: the active subnetwork and the partition that learns; update=None trains only ψ.
         optimizer: "adam" or "sgd", with momentum; ψ learns by Adam.
     """
 
@@ -54,7 +54,7 @@ class TrainStep:
             parameter.requires_grad_(False)
         owned = {p for _, layer in partitioned_layers(self.model) for p in layer.parameters(recurse=False)}
         others = [p for p in self.model.parameters() if p.requires_grad and p not in owned]
-        # fused: torch's fastest.
+        # fused is torch's fastest implementation.
         self.optimizers = [dense_optimizer(optimizer, others, LR, fused=True)] if others else []
         if owned:
             with frozen(others):
@@ -69,7 +69,7 @@ class TrainStep:
         del self.loss
 
     def step(self) -> None:
-        """The optimisers' step; gradients are freed after it."""
+        """Step the optimisers, then free the gradients."""
         if self.own is not None:
             self.own.step(update=self.update)
             self.own.zero_grad()
@@ -83,7 +83,7 @@ class TrainStep:
         self.step()
 
     def kept(self) -> dict[str, list[Tensor]]:
-        """The tensors that stay between steps: `parameters`, `map`, `defaults`, and the optimisers' `state`."""
+        """Return the tensors kept between steps: `parameters`, `map`, `defaults`, and the optimisers' `state`."""
         partitions = [
             p for _, layer in partitioned_layers(self.model) for p in getattr(layer, "partitions", {}).values()
         ]
@@ -102,11 +102,11 @@ class OnePass:
     """An iteration of partnets.Trainer(one_pass=True): steps of all partitions and of ψ, on parts of one batch.
 
     Args:
-        model, x, y, optimizer: as of TrainStep.
-        proportions: of the partitions, and of the examples from which each learns.
+        model, x, y, optimizer: as in TrainStep.
+        proportions: of the partitions, and of the examples for each.
     """
 
-    # Of the examples, those from which ψ learns.
+    # The share of examples from which ψ learns.
     FOR_HYPER = 0.2
 
     def __init__(self, model: nn.Module, x: Tensor, y: Tensor, proportions: Sequence[float], optimizer: str) -> None:
@@ -129,20 +129,20 @@ class OnePass:
 def dense_optimizer(
     name: str, parameters: list[nn.Parameter], lr: float, **implementation: bool
 ) -> torch.optim.Optimizer:
-    """torch's "adam" or "sgd"; implementation: fused=True or foreach=True."""
+    """Create torch's "adam" or "sgd"; implementation: fused=True or foreach=True."""
     if name == "adam":
         return torch.optim.Adam(parameters, lr=lr, **implementation)
     return torch.optim.SGD(parameters, lr=lr, momentum=MOMENTUM, **implementation)
 
 
 def partitioned_optimizer(name: str, model: nn.Module, lr: float) -> partnets.optim.PartitionedOptimizer:
-    """partnets' of the same name."""
+    """Create partnets' optimiser of the same name."""
     return partnets.optim.Adam(model, lr=lr) if name == "adam" else partnets.optim.SGD(model, lr=lr, momentum=MOMENTUM)
 
 
 @contextmanager
 def seeded(seed: int) -> Iterator[None]:
-    """torch's generators start at a seed inside, and are as before afterwards."""
+    """Seed torch's generators within the block, and restore their state afterwards."""
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         yield

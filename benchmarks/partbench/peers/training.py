@@ -1,4 +1,4 @@
-"""The peers of a layer in training: forward and backward through autograd, with all that the host does for them."""
+"""The peers of a layer in training: forward and backward through autograd, including all of the host's work."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from partkernels.testing import Yardstick
 
 
 def peers(names: tuple[str, ...], active: int) -> dict[str, Callable[[Tensors], Run]]:
-    """For each peer's name, what makes its Run; subnetwork and partition `active` are live and updated."""
+    """Return a function for each peer's name that makes its Run, with update=active."""
     return {name: partial(_run, name, active) for name in names}
 
 
@@ -59,7 +59,7 @@ def _yardsticks(tensors: Tensors, active: int) -> list[Yardstick]:
 
 
 def _check(tensors: Tensors, active: int, y: Tensor, grad_x: Tensor, grad_weight: Tensor, *, ours: bool) -> None:
-    """The tolerance rule for the output and the gradients of x and of the partition's weights."""
+    """Apply the tolerance rule to the output and to the gradients of x and of the partition's weights."""
     yardsticks = tensors.once("training", lambda: _yardsticks(tensors, active))
     grad_weight = masked(tensors, active, grad_weight, yardsticks[2], ours)
     for yardstick, got in zip(yardsticks, (y.detach(), grad_x, grad_weight), strict=True):

@@ -1,4 +1,4 @@
-"""The pages: one or several runs on one, and two runs side by side on the other."""
+"""Two HTML pages: one shows one or several runs, the other compares two runs."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ TEMPLATES = jinja2.Environment(
 
 
 def page(results: Sequence[Results]) -> str:
-    """One self-contained HTML document: a summary of all runs, then each run with charts and every figure.
+    """Return a self-contained HTML document: a summary of all runs, then each run with charts and every figure.
 
     Raises:
-        ValueError: there is no run.
+        ValueError: results is empty.
     """
     if not results:
         raise ValueError("no results were given; pass at least one file that `python -m partbench` wrote.")
@@ -46,6 +46,6 @@ def page(results: Sequence[Results]) -> str:
 
 
 def comparison(before: Results, after: Results, changes: Sequence[Change]) -> str:
-    """One self-contained HTML document: what changed from one run to another beyond noise, and all figures of both."""
+    """Return a self-contained HTML document: changes beyond noise between two runs, and all figures of both."""
     found = compared.Comparison(before, after, changes)
     return TEMPLATES.get_template("comparison.html.j2").render(compared=found, text=text)

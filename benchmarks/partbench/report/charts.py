@@ -1,4 +1,4 @@
-"""Charts: matplotlib's SVG in the page's colours, light or dark; marks tell their figures to who points at them."""
+"""Charts: matplotlib's SVG in the page's colours, light or dark; tooltips of marks show their figures."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from partbench.figures import ours
 from partbench.measuring.estimates import Estimate
 from partbench.report import text
 
-# Each colour stands for a variable of style.css of the same name.
+# Each colour stands for the variable of the same name in style.css.
 COLOURS = {
     "text": "#1b1f24",
     "quiet": "#5b6570",
@@ -37,11 +37,11 @@ COLOURS = {
 }
 OURS, MARKERS = ("ours-1", "ours-2", "ours-3"), ("o", "s", "D", "^", "v")
 OTHERS = (("other-1", "o"), ("other-2", "s"), ("other-3", "^"), ("other-4", "D"))
-# In the legend: what is ours is filled.
+# Signs in the legend; ours are filled.
 SIGNS = {"o": "○●", "s": "□■", "^": "△▲", "v": "▽▼", "D": "◇◆", "|": "❘❘", "x": "✕✕"}
 PIECES = {"parameters": "ours-1", "map": "other-1", "defaults": "other-2", "state": "state"}
 PUBLISHED = "paper, as published"
-# Inches of a chart's width, of a text line's and a lane's height, and of a letter's width.
+# Inches: a chart's width, the heights of a text line and of a lane, and a letter's width.
 WIDTH, LINE, LANE, LETTER = 3.7, 0.21, 0.115, 0.076
 RC = {
     "svg.fonttype": "none",
@@ -61,7 +61,7 @@ _numbers = itertools.count()
 
 @dataclass(frozen=True)
 class Row:
-    """A line of a dot plot: what it is about, our figure in words, and an estimate and a tip for each peer."""
+    """A line of a dot plot: its label, our figure in words, and an estimate and a tooltip for each peer."""
 
     label: str
     value: str
@@ -69,7 +69,7 @@ class Row:
 
     @classmethod
     def of(cls, label: str, found: Mapping[str, Estimate], said: Mapping[str, str] | None = None, no: str = "") -> Row:
-        """From the ratios of peers, and what else to say of each; `no`: why there is none of ours."""
+        """Build a row from the ratios of peers and further text on each; `no` says why there is no ratio of ours."""
         dots = {peer: (ratio, tip(peer, ratio, (said or {}).get(peer, ""))) for peer, ratio in found.items()}
         mine = {peer.removeprefix("partkernels "): text.ratio(found[peer].value) for peer in ours(found)}
         named = (value if len(mine) == 1 else f"{name} {value}" for name, value in mine.items())
@@ -77,14 +77,14 @@ class Row:
 
 
 def tip(peer: str, ratio: Estimate, more: str = "") -> str:
-    """What a reader sees who points at a mark."""
+    """Return the tooltip of a mark."""
     value, interval = text.ratios(ratio)
     return f"{peer}: {value}" + (f" [{interval}]" if interval else "") + (f", {more}" if more else "")
 
 
 @dataclass(frozen=True)
 class Styles:
-    """Colours and marks of peers: ours first, in the lanes from the top."""
+    """Colours and markers of peers, ours first; lanes have the same order from the top."""
 
     peers: Sequence[str]
 
@@ -95,7 +95,7 @@ class Styles:
         return cls([*mine, *(peer for peer in names if peer not in mine)])
 
     def __getitem__(self, peer: str) -> tuple[str, str]:
-        """Colour and marker."""
+        """Return colour and marker."""
         mine = ours(self.peers)
         if peer in mine:
             return OURS[mine.index(peer) % len(OURS)], MARKERS[mine.index(peer) % len(MARKERS)]
@@ -105,13 +105,13 @@ class Styles:
         return OTHERS[(known.index(peer) if peer in known else len(peer)) % len(OTHERS)]
 
     def legend(self) -> list[tuple[str, str, str]]:
-        """Colour, sign and name of each peer."""
+        """Return colour, sign and name of each peer."""
         found = ((peer, *self[peer]) for peer in self.peers)
         return [(colour, SIGNS[marker][colour in OURS], peer) for peer, colour, marker in found]
 
 
 def span(estimates: Iterable[Estimate | None]) -> tuple[float, float]:
-    """The ends of a logarithmic axis that shows all of them, and 1; a small range would blow noise up."""
+    """Return the ends of a logarithmic axis that shows all estimates and 1; a small range would magnify noise."""
     ends = [end for each in estimates if each for end in (each.low, each.value, each.high) if 0 < end < math.inf]
     low, high = math.log(min([1.0, *ends])), math.log(max([1.0, *ends]))
     spare = max(0.0, math.log(1.6) - (high - low)) / 2
@@ -120,7 +120,7 @@ def span(estimates: Iterable[Estimate | None]) -> tuple[float, float]:
 
 
 def dots(title: str, rows: Sequence[Row], styles: Styles, limits: tuple[float, float]) -> Markup:
-    """A line for each case above its marks, one peer below the other; rules stand beside the marks alone."""
+    """Plot a line of text for each case above its marks, one peer below the other; rules are only beside the marks."""
     lanes = max(1, len(styles.peers))
     pitch = LINE + LANE * lanes + 0.06
     letters = max((len(row.label) + len(row.value) for row in rows), default=0)
@@ -148,7 +148,7 @@ def dots(title: str, rows: Sequence[Row], styles: Styles, limits: tuple[float, f
 
 
 def bars(title: str, rows: Mapping[str, Mapping[str, float]], most: float) -> Markup:
-    """A bar for each peer, of pieces in bytes a parameter; all charts of the same `most` have one scale."""
+    """Plot a bar for each peer, of pieces in bytes a parameter; charts with the same `most` have one scale."""
     with matplotlib.rc_context(RC):
         figure, axes = _axes(title, 0.2 * len(rows), left=0.3, bottom=0.04)
         axes.set(xlim=(0, 1.35 * most), ylim=(len(rows) - 0.4, -0.6), xticks=[])
@@ -174,7 +174,7 @@ def lines(
     styles: Styles,
     limits: tuple[float, float],
 ) -> Markup:
-    """How a ratio grows: place, estimate and tip of each point, a line for each peer."""
+    """Plot the growth of a ratio: a line for each peer, with place, estimate and tooltip of each point."""
     with matplotlib.rc_context(RC):
         figure, axes = _axes(title, 1.35, left=0.1, width=2.7)
         axes.set(xscale="log", yscale="log", ylim=limits)
@@ -193,7 +193,7 @@ def lines(
 
 
 def _axes(title: str, height: float, *, left: float, bottom: float = 0.24, width: float = WIDTH) -> tuple[Figure, Axes]:
-    """Axes of so many inches below their title."""
+    """Create axes of this height in inches below their title."""
     whole = height + bottom + 0.26
     figure = Figure(figsize=(width, whole))
     axes = figure.add_axes((left, bottom / whole, 0.97 - left, height / whole))
@@ -204,7 +204,7 @@ def _axes(title: str, height: float, *, left: float, bottom: float = 0.24, width
 
 
 def _ticks(axis, limits: tuple[float, float]) -> list[float]:
-    """As many as fit, of round numbers; 1 is one of them, and bold."""
+    """Set as many ticks at round numbers as fit, with 1 among them in bold, and return them."""
     fine = [1, 1.2, 1.4, 1.6, 1.8, 2, 2.5, 3, 4, 5, 6, 7, 8, 9]
     for steps in (fine, [1, 1.5, 2, 3, 5, 7], [1, 2, 5], [1, 3], [1]):
         found = [
@@ -237,12 +237,12 @@ def _id(said: str) -> str:
 
 
 def _words(said: str) -> str:
-    """Matplotlib takes what is between dollars for mathematics."""
+    """Escape dollars, between which matplotlib expects mathematics."""
     return said.replace("$", r"\$")
 
 
 def _svg(figure: Figure, title: str, said: str) -> Markup:
-    """The figure inside a page: without what a file needs, of ids that no other has, in the page's colours."""
+    """Render the figure for a page: without a file's header, with unique ids, in the page's colours."""
     for each in figure.findobj(matplotlib.text.Text):
         each.set_parse_math(False)
     file, number = io.StringIO(), next(_numbers)

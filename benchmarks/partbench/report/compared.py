@@ -1,4 +1,4 @@
-"""The comparison of two runs: counts, what changed, and every figure of both."""
+"""The comparison of two runs: counts, changes, and every figure of both."""
 
 from __future__ import annotations
 
@@ -12,34 +12,34 @@ from partbench.report.sections import SUITES
 from partbench.report.tables import Cells, Table, estimate, number, reason, styled
 from partbench.results import Results
 
-# From what a reader should see first.
+# The states that readers should see first come first.
 SIGNS = {"refused": "✕", "failed": "✕", "slower": "▲", "larger": "▲", "faster": "▼", "smaller": "▼"}
 STATES = (*SIGNS, "within noise", "only before", "only after", "not compared", "no figure")
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """Two runs and what became of each figure."""
+    """Two runs and the change of each figure."""
 
     before: Results
     after: Results
     changes: Sequence[Change]
 
     def counts(self) -> list[tuple[str, int, str]]:
-        """Style, number and name of each state that occurs; of those within noise always."""
+        """Return style, number and name of each state that occurs, and always of "within noise"."""
         states = [state(change) for change in self.changes]
         found = [(style(name), states.count(name), name) for name in STATES]
         return [each for each in found if each[1] or each[2] == "within noise"]
 
     def changed(self) -> Table:
-        """The changes that are marked, the worst and the largest first."""
+        """Return the marked changes, the worst and the largest first."""
         order = {"slower": 2, "larger": 2, "faster": 3, "smaller": 3}
         marked = [change for change in self.changes if change.mark]
         marked.sort(key=lambda change: (order.get(change.mark, 1), -abs(change.relative or 0)))
         return self._table("Changed beyond noise", marked, with_suite=True)
 
     def by_suite(self) -> list[Table]:
-        """Every figure of either file."""
+        """Return tables with every figure of either file."""
         suites = {suite: [c for c in self.changes if c.record.suite == suite] for suite in SUITES}
         return [self._table(f"{SUITES[suite]}: every figure", found) for suite, found in suites.items() if found]
 
@@ -63,7 +63,7 @@ class Comparison:
         return Table(title, rows, leading=0, styles=[style(state(change)) for change in changes])
 
     def circumstances(self) -> Table:
-        """Where and with what both were made; rows that differ are marked."""
+        """Return the circumstances of both runs; rows that differ are marked."""
         before, after = provenance.facts(self.before), provenance.facts(self.after)
         rows, styles = [], []
         for heading in before:
@@ -76,7 +76,7 @@ class Comparison:
 
 
 def state(change: Change) -> str:
-    """One of STATES."""
+    """Return one of STATES."""
     if change.mark:
         return change.mark
     if change.before is None or change.after is None:
@@ -85,7 +85,7 @@ def state(change: Change) -> str:
 
 
 def style(state: str) -> str:
-    """The class of rows in a state."""
+    """Return the CSS class of rows in a state."""
     known = {"faster": "better", "smaller": "better", "only before": "only", "only after": "only"}
     return known.get(state, "worse" if state in SIGNS else "")
 

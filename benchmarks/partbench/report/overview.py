@@ -1,4 +1,4 @@
-"""The page's head: a few numbers for each run, tables of them over all runs, and the figures that are not there."""
+"""The page's head: a few numbers for each run, tables of them over all runs, and the missing figures."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from partbench.report.tables import Table, number, styled
 from partbench.report.tables import estimate as cell
 from partbench.results import Record, Results
 
-# Of a table: what a row is about, and its cells.
+# A row of a table: its subject and its cells.
 Row = tuple[str, Mapping[str, str]]
 
 
-# A range with its mean, beside 1.
+# A range with its mean, and a mark at 1.
 STRIP = Markup(
     '<td class="strip"><svg class="range" aria-hidden="true"><line class="one" x1="{one}" x2="{one}" y2="100%"/>'
     '<line x1="{low}" x2="{high}" y1="50%" y2="50%"/><circle cx="{mean}" cy="50%" r="4"/></svg>'
@@ -30,7 +30,7 @@ STRIP = Markup(
 
 @dataclass(frozen=True)
 class Tile:
-    """A number that answers a question, and what else to know about it."""
+    """A number that answers a question, with further details."""
 
     question: str
     number: str
@@ -38,7 +38,7 @@ class Tile:
 
 
 def tiles(records: Sequence[Record]) -> list[Tile]:
-    """The answer in one line, as far as it was measured."""
+    """Return the answers, in a line each, as far as they were measured."""
     found, rows = [], summary.speed(records)
     training = rows[rows.work == "training"]
     for operator, mine in training.groupby("operator", sort=False):
@@ -66,19 +66,19 @@ def tiles(records: Sequence[Record]) -> list[Tile]:
 
 
 def _shapes(row) -> str:
-    """How many shapes a mean is of, and of how many if some have no figure."""
+    """Return the number of shapes in a mean, and the number of all shapes if some have no figure."""
     return f"{row.shapes}" if row.shapes == row["of"] else f"{row.shapes} of {row['of']}"
 
 
 def faster(times: float) -> str:
-    """Beside torch.where."""
+    """Describe the speed relative to torch.where."""
     if math.isnan(times):
         return ""
     return f"{text.ratio(times)} {'the speed of' if times < 1 else 'faster than'} torch.where"
 
 
 def tables(runs: Sequence[tuple[str, Results]]) -> list[Table]:
-    """One for each suite that any run measured; rows of the same label together, whatever run they are of."""
+    """Return a table for each suite that any run measured; rows with the same label are together, across runs."""
     found = []
     for head, (about, summarised, rows_of) in _TABLES.items():
         frames = [(name, rows) for name, results in runs if len(rows := summarised(results.records))]
@@ -144,7 +144,7 @@ def _optim(rows: pd.DataFrame, every: pd.DataFrame) -> Iterable[Row]:
         yield label, {"ours over torch": cell(found, strong=True)}
 
 
-# Of each suite: what the figures are, the rows of summary, and what is shown of a run's beside those of every run.
+# For each suite: a description of its figures, summary's rows, and a function of a run's rows and those of all runs.
 _TABLES = {
     "speed": (
         "Geometric mean and range over shapes, at the dearest live subnetwork; below 1 is faster than dense",
@@ -171,7 +171,7 @@ _TABLES = {
 
 @dataclass(frozen=True)
 class Problem:
-    """Figures of a peer in a suite that are not there, and why: refused, failed or missing; each case in words."""
+    """Missing figures of a peer in a suite, and the kind: refused, failed or missing; each case in words."""
 
     kind: str
     suite: str
@@ -180,13 +180,13 @@ class Problem:
 
     @property
     def reason(self) -> str:
-        """That of all cases, or empty if they differ."""
+        """Return the reason for all cases; an empty string if reasons differ."""
         reasons = {reason for _, reason in self.cases}
         return reasons.pop() if len(reasons) == 1 else ""
 
 
 def problems(records: Sequence[Record]) -> list[Problem]:
-    """In the order of records; those of a peer together."""
+    """Return problems in the order of records, those of a peer together."""
     found: dict[tuple, Problem] = {}
     for record in records:
         if record.problem:

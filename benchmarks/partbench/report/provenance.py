@@ -1,4 +1,4 @@
-"""How a run was made: where, with what, how often, and what its intervals mean."""
+"""The circumstances of a run: machine, software, number of passes, and the meaning of its intervals."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from partbench.results import Results
 
 
 def facts(results: Results) -> dict[str, dict[str, str]]:
-    """Names and values, by heading."""
+    """Return names and values by heading."""
     commit = results.commit + (", with modified files" if results.modified else "")
     given = {"Machine": results.machine, "Versions": results.versions, "Settings": results.settings}
     known = {heading: {n: str(v) for n, v in values.items() if v != ""} for heading, values in given.items()}
@@ -21,7 +21,7 @@ def facts(results: Results) -> dict[str, dict[str, str]]:
 
 
 def intervals(results: Results) -> list[str]:
-    """A sentence for each number of passes that occurs, on the interval that follows from it."""
+    """Return a sentence on the interval for each number of passes that occurs."""
     counts = {len(r.samples) for r in results.records if r.unit == "s" and r.samples}
     return [_interval(count) for count in sorted(counts, reverse=True)]
 
@@ -36,10 +36,10 @@ def _interval(count: int) -> str:
 
 
 def peers(results: Results) -> dict[str, str]:
-    """Who is compared, and what each is."""
+    """Return the compared peers with their descriptions."""
     found = {}
     for record in results.records:
-        # Without what it updates, as in 'paper, parameters'.
+        # Without the updated quantity, as in 'paper, parameters'.
         name = record.peer.removesuffix(", parameters").removesuffix(", hyperparameters")
         if name.startswith("partkernels "):
             _, backend, *plan = name.split()

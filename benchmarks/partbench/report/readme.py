@@ -14,15 +14,15 @@ from partbench.figures import markdown
 from partbench.results import Record, Results
 
 BEGIN, END = "<!-- benchmarks: made by `python -m partbench report`; edits are lost -->", "<!-- end of benchmarks -->"
-# Whose memory the README shows.
+# The models in the tables of memory.
 SHOWN = ("MNIST CNN", "ResNet-14", "ViT-tiny", "1-billion transformer")
 
 
 def write(path: Path, results: Sequence[Results]) -> None:
-    """Replaces what stands between the markers of a file.
+    """Replace the text between the markers of a file.
 
     Raises:
-        ValueError: the markers are not there, once each and in order; the file has not changed then.
+        ValueError: the markers are not there, once each and in order; the file is then unchanged.
     """
     text = path.read_text()
     head, begin, rest = text.partition(BEGIN)
@@ -33,7 +33,7 @@ def write(path: Path, results: Sequence[Results]) -> None:
 
 
 def tables(results: Sequence[Results]) -> str:
-    """Markdown: for each file, where and how it was measured, and a table for each suite."""
+    """Return Markdown: for each file, its circumstances and a table for each suite."""
     return "\n\n".join("\n\n".join([_how(each), *_tables(each)]) for each in results)
 
 
@@ -82,7 +82,7 @@ def _speed(row: pd.Series, several: bool) -> tuple[str, ...]:
 
 
 def steps(results: Results) -> str:
-    """How a file was measured, and its table of training steps (Table 8)."""
+    """Return the circumstances of a file, and its table of training steps (Table 8)."""
     return f"{_how(results)}\n\n{_steps(results.records)}"
 
 

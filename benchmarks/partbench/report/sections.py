@@ -1,4 +1,4 @@
-"""Sections: for each suite of one run charts, and every figure in tables."""
+"""Sections: charts and tables of every figure, for each suite of one run."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Part:
 
 @dataclass(frozen=True)
 class Section:
-    """A suite of one run."""
+    """The section of one suite of a run."""
 
     name: str
     note: str
@@ -62,7 +62,7 @@ class Section:
 
 
 def sections(results: Results) -> list[Section]:
-    """A section for each suite that was measured."""
+    """Return a section for each suite that was measured."""
     found = []
     for name, (note, parts, but) in _SECTIONS.items():
         if records := [record for record in results.records if record.suite == name]:
@@ -80,11 +80,12 @@ def every(
     held: Callable[[Record, Estimate | None], Estimate | None] = lambda record, ratio: ratio,
     more: Mapping[str, Callable[[Record, Estimate], str]] | None = None,
 ) -> Table:
-    """A row for each record, and the reason in place of a figure that is not there.
+    """Return a table with a row for each record, and the reason in place of a missing figure.
 
     Args:
-        leading: what tells cases apart; peers of a case share it.
-        over, held: to what figures are held, and the figure's ratio to it, of the record and its ratio to the base.
+        leading: returns the columns that identify a case; its peers share them.
+        over, held: the name of the baseline, and a function of a record and its ratio to the base that returns its
+            ratio to that baseline.
         more: further columns of numbers.
     """
     more, rows = more or {}, []
@@ -128,7 +129,7 @@ def _speed(records: Sequence[Record], results: Results) -> list[Part]:
 
 
 def _speed_charts(records: Sequence[Record], several: Sequence[str]) -> list[Markup]:
-    """A chart for each work and dtype, all on one axis; of each shape the live subnetwork that costs most."""
+    """Plot a chart for each work and dtype, all on one axis, with the slowest active subnetwork for each shape."""
     found = figures(records, "speed")
     apart = ["work", *(name for name in several if name in ("dtype", "device"))]
     within = ["shape", *(name for name in several if name not in (*apart, "shape", "active"))]
@@ -152,20 +153,20 @@ def _speed_charts(records: Sequence[Record], several: Sequence[str]) -> list[Mar
 
 
 def _line(label: str, case: pd.DataFrame, unit: str, no: str = "") -> Row:
-    """A line of a dot plot, of the figures of one case."""
+    """Build a line of a dot plot from the figures of one case."""
     known = [row for row in case.itertuples() if row.ratio]
     said = {row.peer: text.quantities(row.value, unit)[0] for row in known}
     return Row.of(label, {row.peer: row.ratio for row in known}, said, no)
 
 
 def _cost(case: pd.DataFrame) -> float:
-    """Of the dearest of ours, by the plans that it chose."""
+    """Return the largest ratio of our peers that choose their plan themselves."""
     mine = case[case.peer.isin(unforced(case.peer)) & case.ratio.notna()]
     return max((ratio.value for ratio in mine.ratio), default=0.0)
 
 
 def shortest(record: Record, results: Results) -> float | None:
-    """The shortest possible time by this machine's rooflines [s]; None if they or the facts are not known."""
+    """Return the shortest possible time by this machine's rooflines [s]; None if they or the facts are unknown."""
     matmul, copy = results.rooflines.get(f"matmul {record.case.get('dtype')}"), results.rooflines.get("copy")
     if not matmul or not copy or not {"flops", "bytes"} <= record.facts.keys():
         return None
@@ -195,12 +196,12 @@ def _memory(records: Sequence[Record], results: Results) -> list[Part]:
 
 
 def title(row) -> str:
-    """A model's name, and whether its figures were computed."""
+    """Return a model's name, with a note if its figures were computed."""
     return row.model + (" (by arithmetic)" if row.by_arithmetic else "")
 
 
 def _peaks(records: Sequence[Record]) -> list[Part]:
-    """A part for each way of measuring, with a chart for each phase."""
+    """Return a part for each way of measuring, with a chart for each phase."""
     found, parts = figures(records, "memory"), []
     found = found[found.figure.str.startswith("peak of ")]
     words = found.figure.str.extract("peak of (?P<phase>.*), by (?P<how>.*)")
@@ -224,7 +225,7 @@ def _peaks(records: Sequence[Record]) -> list[Part]:
 
 
 def _together(cells: Mapping[tuple, Mapping[str, str]]) -> list[Mapping[str, str]]:
-    """Rows of one model one below the other, in the order of the models' first."""
+    """Return rows with those of a model together, in the order of each model's first row."""
     models = list(dict.fromkeys(key[:2] for key in cells))
     return [cells[key] for key in sorted(cells, key=lambda key: models.index(key[:2]))]
 
@@ -248,7 +249,7 @@ def _step(records: Sequence[Record], results: Results) -> list[Part]:
 
 
 def by_model(rows: pd.DataFrame) -> list[tuple[str, dict[str, object]]]:
-    """The name of each model of Table 8, and its rows by scheme."""
+    """Return the name of each model of Table 8 with its rows by scheme."""
     case = [name for name in rows if name not in ("scheme", "paper", "place", "iteration", *summary.UPDATES)]
     groups = rows.groupby(case, sort=False, dropna=False)
     return [
@@ -326,7 +327,7 @@ def partition(row) -> str:
     return f"partition {row.update}, {text.percent(row.share)} of the weights"
 
 
-# Of each suite: what its figures are, its parts, and what the note does not say of all cases.
+# For each suite: a description of its figures, a function that makes its parts, and entries that the note leaves out.
 _SECTIONS = {
     "speed": (SPEED, _speed, ("operator", "work", "shape")),
     "memory": (MEMORY, _memory, ("figure", "model")),

@@ -1,4 +1,4 @@
-"""Tables in HTML. pandas would write them, but not reasons that take the place of figures, nor classes of rows."""
+"""HTML tables. pandas can write tables, but no reasons in place of figures, and no classes of rows."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from partbench.measuring.estimates import Estimate
 from partbench.report import text
 from partbench.results import Record
 
-# A longer table is folded until a reader asks for it.
+# Longer tables are folded.
 OPEN_ROWS = 16
 Cells = Mapping[str, str]
 
 
 def number(value: str, *, strong: bool = False) -> Markup:
-    """A cell of a number, which stands to the right."""
+    """Return a right-aligned cell of a number."""
     return Markup('<td class="number{}">{}').format(" strong" * strong, value)
 
 
 def estimate(words: tuple[str, str], *, strong: bool = False) -> Markup:
-    """A cell of a figure, and its interval."""
+    """Return a cell of a figure and its interval."""
     return Markup('{} <span class="interval">{}</span>').format(number(words[0], strong=strong), words[1])
 
 
@@ -32,7 +32,7 @@ def ratio(found: Estimate | None, *, strong: bool = False) -> Markup:
 
 
 def styled(style: str, value: str) -> Markup:
-    """A cell of a class of style.css. What is a "reason" takes the place of the rest of its row."""
+    """Return a cell with a class of style.css; a "reason" takes the place of the rest of its row."""
     return Markup('<td class="{}">{}').format(style, value)
 
 
@@ -41,7 +41,7 @@ def reason(record: Record) -> Markup:
 
 
 def plain(value: object) -> str:
-    """A cell of a value of summary's tables: an Estimate, a number, or text."""
+    """Return a cell of a value of summary's tables: an Estimate, a number, or text."""
     if isinstance(value, Estimate) or value is None:
         return ratio(value)
     if isinstance(value, float | int):
@@ -51,12 +51,14 @@ def plain(value: object) -> str:
 
 @dataclass(frozen=True)
 class Table:
-    """Attributes:
-    title: what its rows are.
-    rows: cells by the names of columns; the first row has all of them, unless there are heads.
-    leading: how many columns name a row; rows that follow one another share those that are the same.
-    styles: classes of the rows, if there are any.
-    heads: names of the columns where the first row has not all.
+    """A table that renders itself in HTML.
+
+    Attributes:
+        title: a description of the rows.
+        rows: cells by the names of columns; the first row has all columns, unless there are heads.
+        leading: the number of columns that name a row; adjacent rows share equal ones.
+        styles: classes of the rows, if any.
+        heads: names of the columns, if the first row does not have all of them.
     """
 
     title: str
@@ -67,7 +69,7 @@ class Table:
 
     @classmethod
     def of(cls, title: str, frame: pd.DataFrame, names: Sequence[str]) -> Table:
-        """A frame's rows with other names for its columns; the first names a row, the second is a peer."""
+        """Build a table of a frame with new column names; the first column names a row, the second is a peer."""
         rows = [[plain(value) for value in row] for row in frame.itertuples(index=False)]
         rows = [[first, styled("peer", peer), *rest] for first, peer, *rest in rows]
         return cls(title, [dict(zip(names, row, strict=True)) for row in rows])

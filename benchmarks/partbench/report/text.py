@@ -29,7 +29,7 @@ ABOUT_PEERS = {
 
 
 def significant(value: float) -> str:
-    """Three significant digits, never an exponent.
+    """Format three significant digits without an exponent.
 
     Example:
         >>> significant(0.01234), significant(12.0), significant(1234.5)
@@ -41,7 +41,7 @@ def significant(value: float) -> str:
 
 
 def ratio(value: float) -> str:
-    """Two decimals, where they mean something.
+    """Format a ratio: two decimals from 0.1 to 10, otherwise two or three significant digits.
 
     Example:
         >>> ratio(0.951), ratio(12.34), ratio(0.0123)
@@ -53,7 +53,7 @@ def ratio(value: float) -> str:
 
 
 def scaled(value: float, units: Mapping[str, float]) -> str:
-    """With the largest unit that leaves at least 1.
+    """Format a value in the largest unit that leaves at least 1.
 
     Example:
         >>> scaled(0.00123, SECONDS)
@@ -64,12 +64,12 @@ def scaled(value: float, units: Mapping[str, float]) -> str:
 
 
 def _unit(value: float, units: Mapping[str, float]) -> str:
-    # What would round to 1000 of a unit is 1.00 of the next.
+    # A value that rounds to 1000 of a unit is shown as 1.00 of the next.
     return next((unit for unit, size in units.items() if abs(value) >= 0.9995 * size), list(units)[-1])
 
 
 def percent(share: float) -> str:
-    """Two digits at least.
+    """Format a share with at least two digits.
 
     Example:
         >>> percent(0.9688), percent(0.04), percent(0.0012)
@@ -79,7 +79,7 @@ def percent(share: float) -> str:
 
 
 def span(low: float, high: float) -> str:
-    """A range of ratios.
+    """Format a range of ratios.
 
     Example:
         >>> span(0.9, 1.123)
@@ -89,14 +89,14 @@ def span(low: float, high: float) -> str:
 
 
 def ratios(estimate: Estimate | None) -> tuple[str, str]:
-    """A ratio and its interval."""
+    """Format a ratio and its interval."""
     if estimate is None:
         return "–", ""
     return ratio(estimate.value), span(estimate.low, estimate.high) if estimate.confidence else ""
 
 
 def quantities(estimate: Estimate | None, unit: str) -> tuple[str, str]:
-    """Seconds or bytes, and their interval in the same unit."""
+    """Format seconds or bytes, and their interval in the same unit."""
     if estimate is None:
         return "–", ""
     units = BYTES if unit == "B" else SECONDS
@@ -106,12 +106,12 @@ def quantities(estimate: Estimate | None, unit: str) -> tuple[str, str]:
 
 
 def rate(name: str, value: float) -> str:
-    """A roofline: bytes or floating-point operations a second."""
+    """Format a roofline: bytes or floating-point operations a second."""
     return scaled(value, RATES) + ("B/s" if name == "copy" else "FLOP/s")
 
 
 def phrase(name: str, value: str | int | float) -> str:
-    """An entry of a case, in words.
+    """Describe an entry of a case in words.
 
     Example:
         >>> phrase("bits", 2), phrase("dtype", "float32"), phrase("work", "grad input")
@@ -134,25 +134,25 @@ def phrase(name: str, value: str | int | float) -> str:
 
 
 def phrases(case: Case, names: Iterable[str] | None = None) -> str:
-    """A case in words, or those of its entries that are named."""
+    """Describe a case, or only the named entries, in words."""
     return ", ".join(
         phrase(name, case[name]) for name in (case if names is None else names) if case.get(name, "") != ""
     )
 
 
 def varying(cases: Sequence[Case]) -> list[str]:
-    """The entries that differ between cases; the others need to be said only once."""
+    """Return the names of entries that differ between cases."""
     names = dict.fromkeys(name for case in cases for name in case)
     return [name for name in names if len({case.get(name) for case in cases}) > 1]
 
 
 def constant(cases: Sequence[Case], *, but: Iterable[str] = ()) -> str:
-    """What all cases have in common, in words."""
+    """Describe the entries that all cases have in common."""
     return phrases(cases[0], [name for name in cases[0] if name not in {*varying(cases), *but}]) if cases else ""
 
 
 def why(record: Record) -> str:
-    """Why a record has no figure."""
+    """Return why a record has no figure."""
     return f"refused: {record.refused}" if record.refused else record.missing or "not measured"
 
 
@@ -161,7 +161,7 @@ def commit(results: Results) -> str:
 
 
 def labels(runs: Sequence[Results]) -> list[str]:
-    """As short a name for each run as tells it from the others."""
+    """Return the shortest names that distinguish the runs."""
     device, date = (lambda run: run.device), (lambda run: run.date)
     for parts in ((device,), (commit,), (device, commit), (device, commit, date)):
         found = [" · ".join(part(run) for part in parts) for run in runs]

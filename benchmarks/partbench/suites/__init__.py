@@ -9,14 +9,14 @@ from partbench.results import Record
 from partbench.suites import memory, optim, speed, step
 from partbench.suites.options import Options
 
-# What each measures. A suite has batch(options), what it times, or records(options, save), by other means.
+# The suites' modules. A suite has batch(options) if it is timed, or records(options, save) if it measures otherwise.
 SUITES = {"speed": speed, "memory": memory, "step": step, "optim": optim}
 
 
 def measure(
     names: Sequence[str], options: Options, *, save: Callable[[list[Record]], None] = lambda records: None
 ) -> list[Record]:
-    """The records of the suites of these names; `save` is given what there is from time to time."""
+    """Return the records of the named suites; `save` receives the records so far from time to time."""
     suites, others = [SUITES[name] for name in names], []
     for suite in suites:
         if hasattr(suite, "records"):

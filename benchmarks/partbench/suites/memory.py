@@ -1,8 +1,8 @@
-"""memory: what a model keeps between steps, and its peak in each phase of a step, against others and the floor.
+"""memory: bytes that a model keeps between steps, and its peak in each phase of a step, over others and the floor.
 
-What is kept is counted, or by arithmetic for models that are too large to make: bytes of `parameters`, weights and
-what else is trained; of the `map` of who owns each weight; of `defaults`, which replace weights that are not live; and
-of the optimiser's `state`.
+Kept bytes are counted, or computed for models that are too large to build: `parameters`, the weights and all else that
+is trained; the `map` of each weight's partition; `defaults`, which replace inactive weights; and the optimiser's
+`state`.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ ABOUT = "bytes a weight, and the peak of a training step"
 SCHEMES = ("dense", "paper")
 MOMENTS = {"adam": 2, "sgd": 1}
 KEPT = ("parameters", "map", "defaults", "state")
-# Bytes, by the names of figures: those of KEPT, and "peak of PHASE, by allocator" or "by process".
+# Bytes by the names of figures: KEPT, and "peak of PHASE, by allocator" or "by process".
 Figures = dict[str, float]
 
 
@@ -42,7 +42,7 @@ def records(options: Options, save: Callable[[list[Record]], None]) -> list[Reco
 
 
 def jobs(options: Options) -> list[Job]:
-    """The preset's models and batches; schemes and backends are not set."""
+    """Return jobs with the preset's models and batches; schemes and backends are not set."""
     return [_job(options, name, batch) for name, batch in options.preset.memory]
 
 
@@ -61,20 +61,20 @@ def measure(
     fused: Sequence[str] = (),
     save: Callable[[list[Record]], None] = lambda records: None,
 ) -> list[Record]:
-    """Records of bytes: for each job, peer and figure.
+    """Return records of bytes, for each job, peer and figure.
 
     Args:
-        jobs: whose models and batches to measure; scheme and backend are set here.
+        jobs: the models and batches to measure; scheme and backend are set here.
         backends: of ours.
-        arithmetic: jobs whose models are too large to make, for KEPT alone.
-        processes: whether to measure processes too, where that is possible: on the CPU, under Linux.
-        fused: names of models that are measured by Triton's fused plan as well, if that is among the backends.
-        save: is given the records that there are, after each job.
+        arithmetic: jobs with models that are too large to build, only for KEPT.
+        processes: whether to measure processes too, if that is possible: on the CPU, under Linux.
+        fused: names of models that are also measured with Triton's fused plan, if Triton is among the backends.
+        save: receives the records so far, after each job.
     """
     processes = processes and sys.platform == "linux"
     peers = {scheme: {"scheme": scheme} for scheme in SCHEMES}
     peers |= {f"partkernels {backend}": {"scheme": "partkernels", "backend": backend} for backend in backends}
-    of_layers = {"partkernels nested": {"scheme": "nested"}}  # whose share is found by runs, which arithmetic cannot
+    of_layers = {"partkernels nested": {"scheme": "nested"}}  # their share is found by runs, not by arithmetic
     by_plan = {"partkernels triton fused": {"scheme": "partkernels", "backend": "triton", "plan": "fused"}}
     found: list[Record] = []
     for job in tqdm(jobs, disable=None, unit="model", leave=False):
@@ -88,12 +88,12 @@ def measure(
                     figures[name] = _measured(own, processes)
             except Missing as error:
                 obstacle = str(error)
-            except (RuntimeError, ValueError) as error:  # a process that fails, for example
+            except (RuntimeError, ValueError) as error:  # for example, a process that fails
                 obstacle = f"failed: {error}"
             if obstacle:
                 found.append(Record("memory", case(job, ""), name, "B", missing=obstacle))
         if "dense" in figures:
-            # Of peaks, the dense model's and the least that any assignment takes.
+            # The floor's peaks are the dense model's plus the least that any assignment takes.
             floor = _computed(job, "floor")
             figures["floor"] = {n: value + floor["map"] for n, value in figures["dense"].items()} | floor
         found += recorded(job, figures)
@@ -124,7 +124,7 @@ def _without_memory(job: Job) -> nn.Module:
 
 
 def recorded(job: Job, figures: dict[str, Figures], **facts: str) -> list[Record]:
-    """A record for each peer and figure, with the model's size and what of it is partitioned."""
+    """Return a record for each peer and figure, with the size of the model and of its partitioned part."""
     model = _without_memory(job)
     layers, _, _, obstacles = find(model)
     dense = {type(model.get_submodule(path)).__name__ for path in obstacles}
@@ -142,17 +142,17 @@ def case(job: Job, figure: str) -> dict[str, str | int]:
 
 
 def counted(step: TrainStep) -> Figures:
-    """KEPT of tensors that are there, after a step; without the step counts."""
+    """Count the bytes of KEPT after a step, without the step counts."""
     kept = step.kept()
     kept["state"] = [t for t in kept["state"] if t.is_floating_point() and t.dim()]
     return {name: sum(t.untyped_storage().nbytes() for t in kept[name]) for name in KEPT}
 
 
 def computed(scheme: str, model: nn.Module, division: Division, optimizer: str) -> Figures:
-    """KEPT of an ordinary model, on any device, if it were under a scheme: 'dense', 'paper', 'partkernels' or 'floor'.
+    """Compute KEPT of a torch.nn model, on any device, under a scheme: 'dense', 'paper', 'partkernels' or 'floor'.
 
     The floor is the least that any scheme could keep: log2 of the number of such assignments, which is the entropy
-    of the proportions a weight. (An assignment that is drawn from a seed could be drawn again, at no memory.)
+    of the proportions for each weight. (An assignment that is drawn from a seed could be drawn again without memory.)
     """
     found, size = find(model), next(model.parameters()).element_size()
     layers = [*found.layers.values(), *found.owning.values()]
@@ -160,7 +160,7 @@ def computed(scheme: str, model: nn.Module, division: Division, optimizer: str) 
     count, parameters = sum(w.numel() for w in weights), sum(p.numel() for p in model.parameters()) * size
     map = defaults = 0.0
     if scheme == "partkernels":
-        # A row for each partition, of biases, norms' parameters, and what a module keeps for itself.
+        # A row for each partition: of biases, of norms' parameters, and of other modules' parameters.
         rows = sum(p.numel() for layer in layers for p in layer.parameters(recurse=False)) - count
         parameters += (division.count - 1) * rows * size
         bits = bits_for(division.count)
@@ -174,12 +174,12 @@ def computed(scheme: str, model: nn.Module, division: Division, optimizer: str) 
 
 
 def mapped(layers: Iterable[nn.Module]) -> list[nn.Parameter]:
-    """The weights of ordinary layers that every scheme partitions entry by entry, by a map."""
+    """Return the weights of torch.nn layers that every scheme partitions entry by entry with a map."""
     return [layer.weight for layer in layers if isinstance(layer, nn.Linear | nn.Conv2d | nn.Embedding)]
 
 
 def entropy(division: Division) -> float:
-    """Bits a weight that no assignment with these proportions can do without, on average.
+    """Return the bits a weight that any assignment with these proportions needs on average.
 
     Example:
         >>> entropy(Division((0.5, 0.5)))

@@ -1,4 +1,4 @@
-"""optim: what an optimiser's step over one partition costs, against torch.optim's over all weights."""
+"""optim: cost of an optimiser's step over one partition, against torch.optim's over all weights."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ ABOUT = "optimisers' steps over one partition"
 OPTIMIZERS = ("adam", "sgd")
 PEERS = ("torch, fused", "torch, foreach", "partnets")
 LR = 1e-3
-# Partitions.
+# The updated partitions.
 UPDATES = (1, 3)
 
 
 @dataclass(frozen=True)
 class Parameters:
-    """Weights to be stepped: those of a model that are partitioned."""
+    """The partitioned weights of a model, which are stepped."""
 
     model: Model
     division: Division = THREE
@@ -43,7 +43,7 @@ def batch(options: Options) -> Batch:
 
 
 def workloads(parameters: Iterable[Parameters], updates: Sequence[int] = UPDATES) -> list[Workload]:
-    """A workload for each model, optimiser and partition that is updated."""
+    """Return a workload for each model, optimiser and updated partition."""
     found = []
     for of, optimizer, update in product(parameters, OPTIMIZERS, updates):
         if update <= of.division.count:
@@ -56,7 +56,7 @@ def workloads(parameters: Iterable[Parameters], updates: Sequence[int] = UPDATES
 
 
 def _setup(of: Parameters, seed: int) -> nn.Module:
-    """The partitioned model; every weight has a gradient, and nothing else is trained."""
+    """Build the partitioned model; every weight has a gradient, and nothing else is trained."""
     with seeded(seed):
         model = partitioned(of.model.make().to(of.device), of.division, seed).requires_grad_(False)
         for _, layer in weighted_layers(model):
@@ -71,7 +71,7 @@ def _run(peer: str, name: str, update: int, model: nn.Module) -> Run:
         optimizer, layers = partitioned_optimizer(name, mine, LR), [layer for _, layer in weighted_layers(mine)]
 
         def step() -> None:
-            for layer in layers:  # as partnets.subnetwork notes before each step of a training
+            for layer in layers:  # as partnets.subnetwork does before each training step
                 layer._live.learned.add(update)
             optimizer.step(update)
 
@@ -84,7 +84,7 @@ def _torch(name: str, weights: dict[str, nn.Parameter], **implementation: bool) 
 
 
 def _whole(model: nn.Module) -> dict[str, nn.Parameter]:
-    """Copies of the weights, gradients included, that nobody has partitioned."""
+    """Copy the weights and their gradients as unpartitioned parameters."""
     weights = {path: nn.Parameter(layer.weight.detach().clone()) for path, layer in weighted_layers(model)}
     for path, layer in weighted_layers(model):
         weights[path].grad = layer.weight.grad.clone()
@@ -92,7 +92,7 @@ def _whole(model: nn.Module) -> dict[str, nn.Parameter]:
 
 
 def _copy(model: nn.Module) -> nn.Module:
-    """A copy, gradients included."""
+    """Copy a model with its gradients."""
     new = copy.deepcopy(model)
     for mine, theirs in zip(new.parameters(), model.parameters(), strict=True):
         mine.grad = None if theirs.grad is None else theirs.grad.clone()
@@ -100,7 +100,7 @@ def _copy(model: nn.Module) -> nn.Module:
 
 
 def _check(name: str, update: int, model: nn.Module) -> None:
-    """Two steps move the partition's weights as torch's optimiser does, and no other weight by a bit."""
+    """Check that two steps move the partition's weights as torch's optimiser does, and no other weight by a bit."""
     ours, theirs = _copy(model), _whole(model)
     optimizers = partitioned_optimizer(name, ours, LR), _torch(name, theirs)
     for _ in range(2):

@@ -1,4 +1,4 @@
-"""Options: what to measure, and what the suites take from it."""
+"""Options: the measurements to make, and the settings that the suites take from them."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from partkernels.backend.dispatch import BACKENDS
 
 @dataclass(frozen=True)
 class Options:
-    """What to measure.
+    """The measurements to make.
 
     Attributes:
-        preset: with whatever the command line changed.
-        divisions: how weights are partitioned; models and their memory take the first.
+        preset: with the changes of the command line.
+        divisions: ways to partition weights; models and their memory use the first.
         backends: of ours.
-        input, classes: of a model of the user's.
+        input, classes: of a user's model.
     """
 
     preset: Preset
@@ -36,13 +36,13 @@ class Options:
         return models.find(name, self.input, self.classes)
 
     def kernel_clock(self) -> WallClock | EventClock:
-        """For single operators: on a GPU without the host's launches, and with cold caches."""
+        """Return the clock for single operators: on a GPU without the host's launches, and with cold caches."""
         is_gpu = self.device.type == "cuda"
         return EventClock(self.device) if is_gpu else WallClock(self.device, self.preset.plan.sample)
 
 
 def default_backends(device: torch.device) -> tuple[str, ...]:
-    """Our backends that are ready for a device; the reference only if there is no other."""
-    # Triton's interpreter serves CPUs too, slowly.
+    """Return our backends that are ready for a device; the reference only if there is no other."""
+    # Triton's interpreter also runs on CPUs, slowly.
     is_ours = {n: b.devices == {device.type} and (b.automatic or device.type != "cpu") for n, b in BACKENDS.items()}
     return tuple(n for n in reversed(BACKENDS) if is_ours[n] and BACKENDS[n].is_ready) or ("reference",)

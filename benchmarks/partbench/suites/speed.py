@@ -1,4 +1,4 @@
-"""speed: what a layer's operators and its training cost, against what a user would pick instead."""
+"""speed: cost of a layer's operators and of its training, against a user's alternatives."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ TRAINING_PEERS = (*OPERATOR_PEERS, "parametrize", "paper")
 
 
 def batch(options: Options) -> Batch:
-    """All that the preset names; of its further dtypes and kinds of defaults the linear layers' forward pass."""
+    """Return all that the preset names; further dtypes and kinds of defaults only for linear layers' forward pass."""
     preset, device, given = options.preset, options.device, options.divisions
     linear, works = linear_layers(preset, preset.dtypes, device), preset.works
     kinds = [replace(each, defaults=k) for each in given for k in preset.forward_defaults if k != each.defaults]
@@ -56,14 +56,14 @@ def workloads(
     works: Sequence[str] = WORKS,
     compiled: Sequence[str] = COMPILED,
 ) -> list[Workload]:
-    """A workload for each layer, division, work and live subnetwork.
+    """Return a workload for each layer, division, work and active subnetwork.
 
     Args:
         layers, divisions: see partbench.peers.layer.
-        actives: live subnetworks; those above a division's C are left out.
+        actives: active subnetworks; those above a division's C are left out.
         backends: of ours.
         works: of WORKS.
-        compiled: where torch.compile is among the peers, of COMPILED; each layer costs it seconds once.
+        compiled: of COMPILED, the cases with torch.compile among the peers; it takes seconds for each layer, once.
     """
     found = []
     for layer, division, work, active in product(layers, divisions, works, actives):
@@ -72,7 +72,7 @@ def workloads(
             case |= {"dtype": str(layer.dtype).removeprefix("torch."), "device": layer.device.type}
             peers = _peers(layer, work, active, division.count, backends, compiled)
             passes = 3 if work == "training" else 1
-            # Arithmetic and least memory traffic, which rooflines turn into the shortest possible time.
+            # Arithmetic and least memory traffic, from which rooflines give the shortest possible time.
             facts = {"flops": passes * layer.flops, "bytes": passes * layer.bytes}
             setup = partial(Tensors, layer, division)
             found.append(Workload("speed", {**case, **division.case(), "active": active}, setup, peers, facts))
@@ -88,7 +88,7 @@ def _peers(
     names += tuple(f"partkernels {backend}" for backend in backends)
     if work == "training":
         return training.peers(names, active)
-    # Where all partitions are live there is nothing to rebuild: PyTorch's operator runs, whatever the plan.
+    # If all partitions are active, there is nothing to rebuild: PyTorch's operator runs under any plan.
     has_choice = layer.operator == "linear" and active < count
     for backend in sorted(backends) if has_choice else ():
         if work in BACKENDS[backend].planned:

@@ -1,4 +1,4 @@
-"""step: what the updates of weights and of hyperparameters cost beside a dense training step (Table 8)."""
+"""step: cost of the updates of weights and of hyperparameters, over a dense training step (Table 8)."""
 
 from __future__ import annotations
 
@@ -23,23 +23,23 @@ from partbench.suites.options import Options
 from partnets import hyper
 
 ABOUT = "updates of weights and of hyperparameters beside a dense training step (Table 8)"
-# Rounding errors grow through a network by chance, whoever makes them.
+# Factor of the allowed error: rounding errors grow through a network by chance, in every implementation.
 SLACK = 4.0
-# The gradient jumps where a ReLU's input changes its sign, which rounding does too: one jump of 2e-3 was seen in some
-# thousand checks. The suite of layers holds the same kernels to the tolerance rule.
+# The gradient jumps where a ReLU's input changes its sign, which rounding can cause: one jump of 2e-3 was seen in some
+# thousand checks. The layers' suite checks the same kernels by the tolerance rule.
 JUMP = 1e-2
 CHECKED = 8
-# Of nested partitions: what is made of them.
+# The peers with nested partitions, and the schemes of partbench.peers.schemes that make them.
 NESTED = {"nested": "partkernels", "smaller": "dense"}
 
 
 @dataclass(frozen=True)
 class Training:
-    """A model in training, behind learned affine augmentations whose samples are averaged (Appendix I.4).
+    """A model in training, behind learned affine augmentations with averaged samples (Appendix I.4).
 
     Attributes:
-        series, place: of what series this is a point, as "width", and where on it; "" for a row of Table 8.
-        actives: the live subnetworks to measure; all if empty.
+        series, place: the series of this point, such as "width", and its place on it; "" for a row of Table 8.
+        actives: the active subnetworks to measure; all if empty.
     """
 
     model: Model
@@ -73,11 +73,12 @@ def batch(options: Options) -> Batch:
 
 
 def workloads(trainings: Iterable[Training], backends: Sequence[str], *, paper: bool = True) -> list[Workload]:
-    """A workload for each training and live subnetwork k.
+    """Return a workload for each training and active subnetwork k.
 
     Its peers update the weights of partition k by subnetwork k, or the hyperparameters by the loss of subnetwork k on
-    chunk k + 1; so the last subnetwork has no update of hyperparameters. Beside the first is an iteration in one pass,
-    which is all updates on parts of the batch. What bounds nested partitions is the ordinary network of these widths.
+    chunk k + 1, so the last subnetwork has no update of hyperparameters. The first subnetwork's workload also has an
+    iteration in one pass: all updates, on parts of the batch. The dense network of the widths of a nested one is the
+    bound of nested partitions.
     """
     schemes = [("paper", "paper", "auto")] if paper else []
     schemes += [(f"partkernels {backend}", "partkernels", backend) for backend in backends]
@@ -86,7 +87,7 @@ def workloads(trainings: Iterable[Training], backends: Sequence[str], *, paper: 
     for of in trainings:
         u = of.division.proportions
         for active in of.actives or range(1, of.division.count + 1):
-            # How often training draws this update, as Appendix I.1 has it.
+            # How often training draws this update, according to Appendix I.1.
             facts = {"share of parameters": u[active - 1]}
             peers = {"dense": partial(_run, of, "dense", "auto", active, active)}
             for name, scheme, backend in schemes:
@@ -153,7 +154,7 @@ def _one_pass(training: Training, data: Data) -> Run:
 
 
 def _gradients(network: nn.Module, data: Data, dtype: torch.dtype) -> dict[str, Tensor]:
-    """The logits of a few examples without augmentation, and the loss's gradient of x and of every layer's weight."""
+    """Return the logits of a few examples without augmentation, and the loss's gradients of x and of all weights."""
     x = data.x[:CHECKED].to(dtype).requires_grad_()
     paths = [path for path, _ in weighted_layers(data.model.network)]
     weights = {path: weight(network.get_submodule(path)) for path in paths}
@@ -164,7 +165,7 @@ def _gradients(network: nn.Module, data: Data, dtype: torch.dtype) -> dict[str, 
 
 
 def _check_nested(got: dict[str, Tensor], network: nn.Module, data: Data) -> None:
-    """Against the definition of nested partitions in float64; see _check."""
+    """Check against the definition of nested partitions in float64; see _check."""
     with pk.use_backend("reference"):
         truth = _gradients(copy.deepcopy(network).double(), data, torch.float64)
         rough = _gradients(network, data, torch.float32)
@@ -173,7 +174,7 @@ def _check_nested(got: dict[str, Tensor], network: nn.Module, data: Data) -> Non
 
 
 def _check(got: dict[str, Tensor], data: Data, active: int, update: int | None, *, masked: bool) -> None:
-    """Against the reference's merged model in float64; a multiple of the error in float32 is allowed."""
+    """Check against the reference's merged model in float64, allowing a multiple of the error in float32."""
     with pk.use_backend("reference"):
         dense = under("dense", data.model.network, active, update)
     truth = _gradients(copy.deepcopy(dense).double(), data, torch.float64)
@@ -189,15 +190,15 @@ def _check(got: dict[str, Tensor], data: Data, active: int, update: int | None, 
 
 
 def _check_close(name: str, mine: Tensor, right: Tensor, usual: Tensor) -> None:
-    """That mine is as near to what is right as the usual is, or nearly."""
-    norm = right.norm().item() or 1.0  # of a layer that the loss does not reach
+    """Check that the error of mine is at most a multiple of the usual one."""
+    norm = right.norm().item() or 1.0  # 1.0 for a layer that the loss does not reach
     error, allowed = ((each - right).norm().item() / norm for each in (mine, usual))
     allowed = max(SLACK * allowed, SLACK * torch.finfo(torch.float32).eps if name == "logits" else JUMP)
     assert error <= allowed, f"{name} is off by {error:.1e} from float64, relative; {allowed:.1e} is allowed"
 
 
 def series(device: torch.device) -> list[Training]:
-    """How cost grows with width, depth, C and batch, one at a time, from a FixUp ResNet-8 on 64 images; k is 2."""
+    """Return trainings of growing width, depth, C or batch, starting from a FixUp ResNet-8 on 64 images; k is 2."""
     thirds = Division((1 / 3, 1 / 3, 1 / 3))
     base = Training(fixup_resnet(8), 64, division=thirds, device=device, actives=(2,))
     points = [("width", width, replace(base, model=fixup_resnet(8, width))) for width in (1, 2, 4)]

@@ -1,1 +1,1 @@
-"""partnets.tune against searches with a validation set, by regret: python -m partbench.tuning."""
+"""Regret of partnets.tune and of searches with a validation set: python -m partbench.tuning."""

@@ -42,13 +42,13 @@ CHUNKS = {
 
 
 def problem_of(case: Case, seed: int) -> Problem:
-    """Return the problem that tune makes of a case, for the searches, which search augmentations too."""
+    """Return the problem that tune makes of a case, for searches, which also search augmentations."""
     made = make_problem(case.network, case.train, case.tuned, seed=seed, **case.options)
     return dataclasses.replace(made, settings=[*made.starts, *made.settings], direct=[], starts=[])
 
 
 def tested(problem: Problem, network, case: Case) -> tuple[float, float]:
-    """The mean loss of the test data, and the accuracy or the squared error."""
+    """Return the mean loss on the test data, and the accuracy or the squared error."""
     loss = mean_loss(network, case.test, plain(problem.loss), batch_size=1000)
     if problem.squared:
         return loss, loss
@@ -57,7 +57,7 @@ def tested(problem: Problem, network, case: Case) -> tuple[float, float]:
 
 
 def refit(problem: Problem, positions, case: Case, seed: int) -> tuple[float, float]:
-    """A training on all data."""
+    """Train on all data; return the test loss and score."""
     options = {"batch_size": problem.batch_size, "steps": problem.steps, "seed": seed, "everything": True}
     training = Training(problem, positions.tolist(), **options)
     try:
@@ -68,7 +68,7 @@ def refit(problem: Problem, positions, case: Case, seed: int) -> tuple[float, fl
 
 
 def measured(name: str, seed: int, folder: Path | None, methods: list[str], budgets: list[float]) -> list[dict]:
-    """A record for each method: test loss, score, cost in trainings, seconds and chosen values."""
+    """Return a record for each method: test loss, score, cost in trainings, seconds and chosen values."""
     case = PROBLEMS[name](seed, folder)
     problem, records = problem_of(case, seed=seed), []
 
@@ -105,14 +105,14 @@ def measured(name: str, seed: int, folder: Path | None, methods: list[str], budg
 
 
 def oracle(name: str, seeds: list[int], folder: Path | None) -> list[dict]:
-    """The mean test loss over the seeds at each point of a grid."""
+    """Return the mean test loss over the seeds at each point of a grid."""
     records = []
     cases = [PROBLEMS[name](seed, folder) for seed in seeds]
     problems = [problem_of(case, seed=seed) for case, seed in zip(cases, seeds, strict=True)]
     count = len(problems[0].settings)
     engine = torch.quasirandom.SobolEngine(count, scramble=True, seed=1)
     grid = engine.draw(GRID)
-    # Of a third of the points some settings are untuned.
+    # In a third of the points, some settings are untuned.
     base = torch.tensor([setting.position for setting in problems[0].settings])
     off = torch.rand(GRID // 3, count, generator=torch.Generator().manual_seed(2)) < 0.5
     grid[: GRID // 3] = torch.where(off, base, grid[: GRID // 3])
@@ -132,7 +132,7 @@ def oracle(name: str, seeds: list[int], folder: Path | None) -> list[dict]:
 
 
 def _position(problem: Problem, base: torch.Tensor, values: dict[str, float]) -> torch.Tensor:
-    """Where values lie in the ranges; a kind of transformation stands for all of it, others are untuned."""
+    """Return the positions of values in their ranges; a kind of transformation sets all of its settings."""
     found = base.clone()
     for i, setting in enumerate(problem.settings):
         kind = KINDS.get(setting.name, "")
@@ -178,7 +178,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def table(records: list[dict]) -> str:
-    """Regret by problem and method, in Markdown, with the means over problems that chose defaults and that judge."""
+    """Return regret by problem and method in Markdown, with means over problems that chose defaults and that judge."""
     names = list(dict.fromkeys(record["problem"] for record in records))
     methods = list(dict.fromkeys(r["method"] for r in records if r["method"] not in ("grid", "untuned")))
     rows, regrets = [["problem", "oracle", "untuned", *methods]], {}

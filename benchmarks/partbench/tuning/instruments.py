@@ -1,4 +1,4 @@
-"""Single instruments: regularisers that learn in one partitioned training, in place of partnets.tune."""
+"""Single instruments: regularisers that learn in one partitioned training, instead of partnets.tune."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from partnets.tuning.training import partitioned_optimizer
 INSTRUMENTS = {"direct": "direct", "lookahead": partnets.Lookahead(steps=1), "stn": None}
 PROPORTIONS = (0.8, 0.1, 0.1)
 START = {"dropout": 0.2, "weight_decay": 1e-4, "label_smoothing": 0.1}
-# Of the hyperparameters, which crosses a range in a fifth of a training.
+# The learning rate of the hyperparameters, which cross a range in a fifth of a training.
 RATE = 0.1
 
 
@@ -42,7 +42,7 @@ def learned(case: Case, problem: Problem, instrument: str, seed: int) -> tuple[T
     found = {**drops, "weight_decay": decay, "label_smoothing": smoothing}
     psi = [found[setting.name] for setting in problem.settings]
     model = nn.Sequential(network, *(module for module in (decay, smoothing) if module in psi))
-    # Regularisers of the training loss have no direct gradient, and stay at their start.
+    # Regularisers of the training loss have no direct gradient, and keep their initial values.
     learns = list(drops.values()) if instrument == "direct" else psi
     options = {"hyper": learns, "batch_size": case.batch_size, "clip": case.clip, "seed": seed}
     options["loss"] = smoothing if smoothing in psi else problem.loss
@@ -58,7 +58,7 @@ def learned(case: Case, problem: Problem, instrument: str, seed: int) -> tuple[T
         options["hyper_gradient"] = INSTRUMENTS[instrument]
     options["hyper_optimizer"] = torch.optim.Adam(parameters, lr=RATE)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # that dropout should not learn directly
+        warnings.simplefilter("ignore")  # the warning that dropout should not learn directly
         try:
             trainer(model, chunks, **options).fit(case.steps // 2)
         except FloatingPointError:

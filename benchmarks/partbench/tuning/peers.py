@@ -16,15 +16,15 @@ from partnets.tuning.training import Training
 GUESS = {"dropout": 1 / 3, "weight_decay": 0.5, "label_smoothing": 1 / 6}
 GUESS_OTHERS = 0.2
 TRIALS = 9
-# As many take about the seconds of tune, where a step takes 20 ms or more.
+# So many trials take about the seconds of tune, if a step takes 20 ms or more.
 TRIALS_IN_SECONDS = 15
 
 
 @dataclass
 class Judge:
-    """Trains at positions on D_1 and gives the loss of D_2 in nats; counts the examples.
+    """A function that trains at positions on D_1 and returns the loss on D_2 in nats; it counts the examples.
 
-    A trial has one of TRIALS parts of the steps; or if batches=True of each batch, as the trainings of tune.
+    A trial has 1/TRIALS of the steps or, if batches=True, of each batch, as the trainings of tune.
     """
 
     problem: Problem
@@ -33,7 +33,7 @@ class Judge:
     examples: float = 0.0
 
     def __call__(self, positions: Tensor) -> float:
-        """The loss after a trial."""
+        """Return the loss after a trial."""
         steps, batch_size = math.ceil(self.problem.steps / TRIALS), self.problem.batch_size
         if self.batches:
             steps, batch_size = self.problem.steps, batch_size / TRIALS
@@ -49,7 +49,7 @@ def untuned(problem: Problem, judge: Judge) -> Tensor:
 
 
 def guess(problem: Problem, judge: Judge, trials: int) -> Tensor:
-    """A fixed guess that costs nothing; the learning rate stays as it is."""
+    """Return a fixed guess, which costs nothing and leaves the learning rate unchanged."""
     found = []
     for setting in problem.settings:
         name = setting.group or setting.name
@@ -58,7 +58,7 @@ def guess(problem: Problem, judge: Judge, trials: int) -> Tensor:
 
 
 def sobol(problem: Problem, judge: Judge, trials: int) -> Tensor:
-    """The best of an untuned training and Sobol points."""
+    """Return the best of an untuned training and Sobol points."""
     engine = torch.quasirandom.SobolEngine(len(problem.settings), scramble=True, seed=judge.seed % 2**31)
     points = torch.cat([untuned(problem, judge)[None], engine.draw(trials - 1)])
     return points[int(torch.tensor([judge(point) for point in points]).argmin())]

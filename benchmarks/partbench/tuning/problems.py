@@ -1,4 +1,4 @@
-"""Problems to tune: a network, training and test data, and what to tune. Some chose the defaults of tune, others judge.
+"""Problems: networks, data and hyperparameters to tune. Some were used to choose the defaults of tune, others judge.
 
 Networks are small, so that a problem takes minutes on two cores: 1 to 15 seconds a training.
 """
@@ -23,8 +23,8 @@ from torch import Tensor, nn
 from partnets import hyper
 from partnets.data import mnist
 
-# Problems that the defaults of partnets.tune were chosen on; all others only judge. "nothing" was to judge as well: it
-# showed that the choice was too cautious, and has chosen since.
+# Problems on which the defaults of partnets.tune were chosen; all others only judge. "nothing" is one of them because
+# it showed that an earlier choice was too cautious.
 CHOOSING = ("noisy-labels", "friedman", "digits-150", "clean", "nothing", "digits-rotated", "digits-upright")
 REGULARISERS = ("dropout:one", "weight_decay", "label_smoothing")
 
@@ -36,9 +36,9 @@ class Case:
     Attributes:
         network: untrained.
         train, test: (x, y).
-        tuned: what to tune; modules of partnets.hyper go before the network.
-        steps, batch_size, optimizer, loss, clip: as partnets.tune takes them.
-        known: values for the oracle's grid that the making of the data suggests, by the names of settings.
+        tuned: the hyperparameters to tune; modules of partnets.hyper are placed before the network.
+        steps, batch_size, optimizer, loss, clip: as for partnets.tune.
+        known: values for the oracle's grid, by the names of settings, which the making of the data suggests.
     """
 
     network: nn.Module
@@ -54,7 +54,7 @@ class Case:
 
     @property
     def options(self) -> dict[str, Any]:
-        """The options of partnets.tune besides network, data and hyper."""
+        """Return the options of partnets.tune besides network, data and hyper."""
         names = ("steps", "batch_size", "optimizer", "loss", "clip")
         return {name: getattr(self, name) for name in names}
 
@@ -63,7 +63,7 @@ PROBLEMS: dict[str, Callable[[int, Path | None], Case]] = {}
 
 
 def problem(name: str) -> Callable:
-    """Registers a function of a seed and the folder of data under a name."""
+    """Register a function of a seed and the data folder under a name."""
 
     def register(make: Callable) -> Callable:
         PROBLEMS[name] = make
@@ -80,12 +80,12 @@ def mlp(*sizes: int) -> nn.Sequential:
     layers: list[nn.Module] = []
     for i, (inputs, outputs) in enumerate(itertools.pairwise(sizes)):
         layers += [nn.Dropout(0.0)] * bool(i) + [nn.Linear(inputs, outputs), nn.ReLU()]
-    # Each nn.Dropout is a module of its own.
+    # Each nn.Dropout becomes a separate module.
     return nn.Sequential(*(nn.Dropout(0.0) if isinstance(layer, nn.Dropout) else layer for layer in layers[:-1]))
 
 
 def _generator(seed: int) -> torch.Generator:
-    torch.manual_seed(seed)  # of the network
+    torch.manual_seed(seed)  # for the network
     return torch.Generator().manual_seed(seed + 1000)
 
 
@@ -147,7 +147,7 @@ def _scikit(name: str, seed: int, examples: int) -> tuple[tuple[Tensor, Tensor],
 
 def _tabular(source: str, examples: int, sizes: tuple[int, ...], steps: int, batch: int, seed: int, _) -> Case:
     torch.manual_seed(seed)
-    # Of a regression, labels cannot be smoothed.
+    # The targets of a regression cannot be smoothed.
     tuned = list(REGULARISERS if sizes[-1] > 1 else REGULARISERS[:2])
     return Case(mlp(*sizes), *_scikit(source, seed, examples), tuned, steps, batch, adam(1e-3))
 
@@ -192,7 +192,7 @@ def mixture(seed: int, _: Path | None) -> Case:
 
 @problem("nothing")
 def nothing(seed: int, _: Path | None) -> Case:
-    """Enough data for a small network: regularising it can only do harm."""
+    """Make enough data for a small network, so that regularisation can only do harm."""
     generator = _generator(seed)
     score = _teacher(generator, 10)
 
@@ -205,7 +205,7 @@ def nothing(seed: int, _: Path | None) -> Case:
 
 @problem("enough")
 def enough(seed: int, _: Path | None) -> Case:
-    """Many examples of overlapping classes: there is little to gain."""
+    """Make many examples of overlapping classes, so that there is little to gain."""
     from sklearn.datasets import make_classification
 
     torch.manual_seed(seed)
@@ -218,7 +218,7 @@ def enough(seed: int, _: Path | None) -> Case:
 
 @problem("learning-rate")
 def learning_rate(seed: int, _: Path | None) -> Case:
-    """A rate that is far too low, as of a first try."""
+    """Start with a learning rate that is far too low, as in a first attempt."""
     torch.manual_seed(seed)
     sgd = functools.partial(torch.optim.SGD, lr=0.003, momentum=0.9)
     tuned = ["learning_rate", "weight_decay"]
@@ -294,7 +294,7 @@ def _needed(folder: Path | None) -> Path:
 
 @functools.lru_cache
 def load_mnist(folder: Path) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """x and y to train and to test; images [n, 1, 28, 28] in [0, 1]."""
+    """Return x and y for training and for testing; images are [n, 1, 28, 28] in [0, 1]."""
     data = mnist(folder)
     (x, y), (test_x, test_y) = data.train, data.test
     return x.float() / 255, y.long(), test_x.float() / 255, test_y.long()
@@ -317,7 +317,7 @@ def cifar10(seed: int, folder: Path | None) -> Case:
 
 
 class Residual(nn.Module):
-    """Two convolutions beside a shortcut (He et al. 2016)."""
+    """Two convolutions with a shortcut (He et al. 2016)."""
 
     def __init__(self, inputs: int, outputs: int, stride: int) -> None:
         super().__init__()
@@ -335,7 +335,7 @@ class Residual(nn.Module):
 
 @problem("resnet18")
 def resnet18(seed: int, folder: Path | None) -> Case:
-    """ResNet-18 with batch normalisation; a step takes 0.2 s on one core, so that the price of Python is nothing."""
+    """Use ResNet-18 with batch normalisation; a step takes 0.2 s on one core, so that Python's cost is negligible."""
     smaller = cifar10(seed, folder)
     widths = (64, 64, 64, 128, 128, 256, 256, 512, 512)
     blocks = [Residual(a, b, 1 + (a < b)) for a, b in itertools.pairwise(widths)]
@@ -346,7 +346,7 @@ def resnet18(seed: int, folder: Path | None) -> Case:
 
 
 def _pictures(folder: Path, count: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-    """Pictures at random from folders of classes, normalised as CIFAR-10's."""
+    """Load random pictures from folders of classes, normalised as CIFAR-10's."""
     from PIL import Image
 
     paths = sorted(folder.glob("*/*.png"))
@@ -392,7 +392,7 @@ DROPS = tuple({"dropout": rate} for rate in (0.1, 0.2, 0.35, 0.5, 0.65))
 
 @functools.lru_cache
 def words(folder: Path) -> tuple[Tensor, Tensor]:
-    """The numbers of the words of two texts, by frequency in the first; all that are less frequent are one."""
+    """Return the words of two texts as numbers, by frequency in the first; all rarer words have one number."""
     first, second = (
         (folder / f"wikitext2-{part}.txt").read_text(encoding="utf-8").split() for part in ("valid", "test")
     )
@@ -402,7 +402,7 @@ def words(folder: Path) -> tuple[Tensor, Tensor]:
 
 
 def windows(numbers: Tensor) -> tuple[Tensor, Tensor]:
-    """Rows of words, and of the words that follow."""
+    """Return rows of words, and of the words that follow."""
     rows = numbers[: (len(numbers) - 1) // LENGTH * LENGTH + 1]
     return rows[:-1].view(-1, LENGTH), rows[1:].view(-1, LENGTH)
 
@@ -426,7 +426,7 @@ def text_transformer(seed: int, folder: Path | None) -> Case:
 
 
 class Adapted(nn.Module):
-    """A language model of transformers as a function of tokens to logits."""
+    """A language model of transformers as a module from tokens to logits."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
@@ -438,7 +438,7 @@ class Adapted(nn.Module):
 
 @functools.lru_cache
 def _pretrained(folder: Path) -> nn.Module:
-    """A small GPT-2, trained on 120,000 words."""
+    """Train a small GPT-2 on 120,000 words."""
     import transformers
 
     torch.manual_seed(0)
@@ -458,7 +458,7 @@ def _pretrained(folder: Path) -> nn.Module:
 
 @problem("lora-gpt2")
 def lora_gpt2(seed: int, folder: Path | None) -> Case:
-    """Adapters for 8,000 words of another text, far more numbers than words."""
+    """Make adapters for 8,000 words of another text, with far more parameters than words."""
     import peft
 
     base = copy.deepcopy(_pretrained(_needed(folder)))

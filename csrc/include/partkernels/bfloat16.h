@@ -26,7 +26,7 @@ PARTKERNELS_FUNCTION float float_from_bits(uint32_t bits) {
 
 PARTKERNELS_FUNCTION float to_float(bfloat16 value) { return float_from_bits(uint32_t{value.bits} << 16); }
 
-// Rounds to nearest, ties to even; a NaN stays one.
+// Rounds to nearest, ties to even; NaN stays NaN.
 PARTKERNELS_FUNCTION bfloat16 to_bfloat16(float value) {
   const uint32_t bits = float_bits(value);
   const uint32_t rounded = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16;

@@ -1,7 +1,7 @@
-// Defaults, format 1: the values of entries whose partition is not live.
+// Defaults, format 1: the values of entries in inactive partitions.
 //
-// Each value is a pure function of (seed, stream, global row, global column) and a bfloat16 number whatever the
-// weight's dtype, so that a cast never changes it and a shard regenerates exactly its own entries.
+// Each value is a pure function of (seed, stream, global row, global column) and exact in bfloat16 whatever the
+// weight's dtype. So casts never change it, and a shard regenerates exactly its own entries.
 #pragma once
 
 #include <cstdint>
@@ -14,28 +14,28 @@ namespace partkernels {
 
 enum class DefaultKind { zeros, uniform, normal, stored };
 
-// How entries that are not live get their value.
+// How inactive entries get their values.
 struct Defaults {
   DefaultKind kind = DefaultKind::zeros;
   // uniform: bfloat16(float(scale / 127.5)); normal: float(std / sqrt(21845)).
   float step = 0;
   uint64_t seed = 0;
   uint64_t stream = 0;
-  // Where the first entry is in the whole weight of which this one is a shard; col is a multiple of 64.
+  // The position of this shard's first entry in the unsharded weight; col is a multiple of 64.
   int64_t row = 0;
   int64_t col = 0;
 };
 
 PARTKERNELS_FUNCTION float round_to_bfloat16(float value) { return to_float(to_bfloat16(value)); }
 
-// The words of one call; row and group are those of the whole weight.
+// The words of one Philox call; row and group are relative to the unsharded weight.
 PARTKERNELS_FUNCTION Philox default_words(const Defaults& d, int64_t row, int64_t group) {
   return philox4x32(static_cast<uint32_t>(group), static_cast<uint32_t>(row), low_word(d.stream), high_word(d.stream),
                     d.seed);
 }
 
-// Uniform: one Philox call serves 16 entries, a byte each. Group and byte follow the order in which tensor-core
-// fragments deal 64 columns of a row to the four threads of a quad.
+// Uniform: one Philox call gives 16 entries, one byte each. Group and byte follow the order in which tensor-core
+// fragments distribute 64 columns of a row over the four threads of a quad.
 constexpr int64_t kUniformColumns = 64;
 constexpr int kUniformGroups = 4;
 
@@ -49,7 +49,7 @@ PARTKERNELS_FUNCTION float uniform_value(uint32_t byte, float step) {
   return round_to_bfloat16(byte & 0x80 ? -magnitude : magnitude);
 }
 
-// Normal: one call serves 4 entries, a word each; a four-term Irwin-Hall sum of its bytes.
+// Normal: one call gives 4 entries, one word each; a value is a four-term Irwin-Hall sum of the word's bytes.
 constexpr int64_t kNormalColumns = 4;
 
 PARTKERNELS_FUNCTION float normal_value(uint32_t word, float step) {
@@ -57,7 +57,7 @@ PARTKERNELS_FUNCTION float normal_value(uint32_t word, float step) {
   return round_to_bfloat16(static_cast<float>(total) * step);
 }
 
-// The default of one entry: the definition that faster code must match. Not for DefaultKind::stored.
+// The default of one entry. This is the definition that faster code must match. Not for DefaultKind::stored.
 PARTKERNELS_FUNCTION float default_value(const Defaults& d, int64_t row, int64_t col) {
   row += d.row;
   col += d.col;

@@ -4,7 +4,7 @@
 
 namespace partkernels {
 
-// IEEE's binary16, as its bits.
+// The bits of an IEEE binary16 number.
 struct float16 {
   uint16_t bits;
 };

@@ -1,2 +1,2 @@
 #pragma once
-#include "partkernels/cuda.h"  // what this header is called now
+#include "partkernels/cuda.h"  // the new name of this header

@@ -1,4 +1,4 @@
-// What the kernels work on, on a CPU and on a GPU: pointers, sizes and strides.
+// Operands of the kernels on a CPU and on a GPU: pointers, sizes and strides.
 //
 // Strides count entries and may be 0 or negative.
 #pragma once
@@ -17,7 +17,7 @@ struct Matrix {
   int64_t row_stride, col_stride;
 };
 
-// A weight [rows, in, height, width] (a linear one has height = width = 1), seen as a matrix whose columns run over
+// A weight [rows, in, height, width] (height = width = 1 for linear layers), seen as a matrix with columns in the order
 // (y, x, i), input channels innermost.
 template <class T>
 struct Weight {
@@ -28,7 +28,7 @@ struct Weight {
   int64_t cols() const { return in * height * width; }
 };
 
-// Whether the entries of a row lie one after another in the order of the map's columns: linear and channels_last
+// Whether the entries of a row are contiguous in the order of the map's columns, as in linear and channels_last
 // weights.
 template <class T>
 bool rows_are_contiguous(const Weight<T>& w) {
@@ -36,7 +36,8 @@ bool rows_are_contiguous(const Weight<T>& w) {
          (w.y_stride == w.width * w.in || w.height == 1);
 }
 
-// The same for a contiguous convolution's weight: the taps of a channel lie together.
+// Whether the entries of a row are contiguous with the taps of a channel together, as in a contiguous convolution
+// weight.
 template <class T>
 bool taps_are_contiguous(const Weight<T>& w) {
   return (w.x_stride == 1 || w.width == 1) && (w.y_stride == w.width || w.height == 1) &&
@@ -52,7 +53,7 @@ struct Owners {
   const uint8_t* row(int64_t r) const { return map + r * row_bytes; }
 };
 
-// The weight of subnetwork `active`: live entries, and defaults for the others.
+// The weight of subnetwork `active`: the weight's own entries in partitions 1..active, and defaults elsewhere.
 template <class T>
 struct Subnetwork {
   Weight<const T> weight;

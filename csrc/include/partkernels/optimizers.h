@@ -1,4 +1,4 @@
-// The optimisers' steps: their settings, and the factors of an entry's arithmetic that follow from them.
+// Settings of the optimiser steps, and the factors that each entry's arithmetic uses.
 #pragma once
 
 #include <cmath>
@@ -8,7 +8,7 @@
 
 namespace partkernels {
 
-// What torch.optim.SGD does in a step, without dampening.
+// Settings of a step of torch.optim.SGD, without dampening.
 struct Sgd {
   double lr, momentum, weight_decay;
   bool nesterov;
@@ -17,7 +17,7 @@ struct Sgd {
 template <class Acc>
 struct SgdFactors {
   Acc lr, momentum, weight_decay;
-  // Without decay an infinite parameter must not make its gradient NaN.
+  // decays is false if weight_decay is 0, so that an infinite parameter does not make its gradient NaN.
   bool decays, nesterov;
 
   SgdFactors() = default;
@@ -29,7 +29,7 @@ struct SgdFactors {
         nesterov(sgd.nesterov) {}
 };
 
-// What torch.optim.Adam does in its step-th step, 1 or more; if decoupled, torch.optim.AdamW.
+// Settings of a step of torch.optim.Adam, or of torch.optim.AdamW if decoupled. step counts from 1.
 struct Adam {
   double lr, beta1, beta2, eps, weight_decay;
   bool decoupled;
@@ -41,8 +41,8 @@ template <class Acc>
 struct AdamFactors {
   Acc step_size, lerp, beta2, square, inverse_correction, eps, weight_decay, shrink;
   bool decays;
-  // Whether the new exp_avg is grad and a share of grad - exp_avg, or exp_avg and a share: as torch.lerp, exact at both
-  // ends.
+  // Whether the new exp_avg is computed as grad plus a multiple of grad - exp_avg, or as exp_avg plus a multiple. As in
+  // torch.lerp, both ends are exact.
   bool is_near_grad;
 
   AdamFactors() = default;
@@ -62,8 +62,8 @@ struct AdamFactors {
   }
 };
 
-// A parameter, of which all entries are stepped if owners.map is null, and what its step meets: momentum_buffer is not
-// used without momentum, and Adam's step is the parameter's own.
+// A parameter and the tensors of its step. All entries are stepped if owners.map is null. momentum_buffer is not used
+// if momentum is 0. step is the parameter's own step count.
 template <class T>
 struct SgdTensors {
   Weight<T> parameter;

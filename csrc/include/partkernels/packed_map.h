@@ -1,6 +1,6 @@
-// The packed map, format 1: which partition owns each weight, in 1, 2, 4 or 8 bits a weight.
+// The packed map, format 1: the partition of each weight entry, in 1, 2, 4 or 8 bits per entry.
 //
-// Rows are the weight's first dimension; columns run over the others with the input channels innermost. The entry
+// Rows are the weight's first dimension; columns run over the other dimensions with the input channels innermost. Entry
 // (r, c) holds its partition - 1 in byte c * bits / 8 of row r, at bit (c * bits) mod 8, low bits first.
 #pragma once
 
@@ -16,7 +16,7 @@ constexpr int64_t kRowAlignment = 16;
 // The smallest of 1, 2, 4, 8 with 2^bits >= count.
 PARTKERNELS_FUNCTION int bits_for(int count) { return count <= 2 ? 1 : count <= 4 ? 2 : count <= 16 ? 4 : 8; }
 
-// Bytes of a row, padding included.
+// Bytes of a row, including padding.
 PARTKERNELS_FUNCTION int64_t row_bytes(int64_t cols, int bits) {
   const int64_t used = (cols * bits + 7) / 8;
   return (used + kRowAlignment - 1) / kRowAlignment * kRowAlignment;

@@ -1,4 +1,4 @@
-// Philox4x32-7: the counter-based generator behind maps and defaults.
+// Philox4x32-7, the counter-based random number generator for maps and defaults.
 // Salmon, Moraes, Dror and Shaw, "Parallel random numbers: as easy as 1, 2, 3" (SC 2011).
 #pragma once
 
@@ -21,7 +21,7 @@ constexpr uint32_t kPhiloxKeyStep1 = 0xBB67AE85;
 
 PARTKERNELS_FUNCTION uint64_t wide_product(uint32_t a, uint32_t b) {
 #if defined(__CUDA_ARCH__)
-  // By itself nvcc multiplies 64 bits, and adds a zero to the upper half of each product.
+  // Without this, nvcc multiplies 64 bits and adds a zero to the upper half of each product.
   uint64_t product;
   asm("mul.wide.u32 %0, %1, %2;" : "=l"(product) : "r"(a), "r"(b));
   return product;

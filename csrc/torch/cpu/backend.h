@@ -1,5 +1,5 @@
-// The CPU as the operators' files see it. Those of csrc/torch are compiled once for each backend, and find the
-// backend.h of its folder.
+// The CPU backend for the files in csrc/torch, which are compiled once for each backend and include the backend.h in
+// its folder.
 #pragma once
 
 #include <torch/csrc/stable/library.h>
@@ -9,23 +9,23 @@
 #include "tensors.h"
 #include "threads.h"
 
-// Begins the block in which a file registers its kernels. Their schemas are those of partkernels/operators: Python
-// defines them, without the trailing backend, before this library is loaded.
+// Begins the block in which a file registers its kernels. Their schemas are defined in partkernels/operators: Python
+// defines them, without the trailing backend, before it loads this library.
 //
-// Not in the namespace `partkernels` itself: a kernel there would take every call for tensors on a CPU, and which
-// backend was asked for, and whether it serves the dtype, is decided in Python.
+// The kernels are not registered in the namespace `partkernels` itself, because they would then take every call for CPU
+// tensors. Python chooses the backend by the caller's request and the dtype.
 #define PARTKERNELS_KERNELS(m) STABLE_TORCH_LIBRARY_IMPL(partkernels_cpu, CPU, m)
 
 namespace partkernels::binding {
 
 namespace kernels = partkernels::cpu;
 
-// Where the kernels run: constructed from the tensor whose device computes.
+// The device on which the kernels run, constructed from a tensor on it.
 class Device {
  public:
   explicit Device(const Tensor&) {}
 
-  // Calls use(T{}) with the C++ type of a dtype, of any kernel and of a product.
+  // Calls use(T{}) with the C++ type of a dtype, for any kernel and for products.
   template <class Use>
   static void with_type(ScalarType dtype, const Use& use) {
     binding::with_type(dtype, use);
@@ -40,19 +40,20 @@ class Device {
     return {bias, active};
   }
 
-  // Calls kernel(arguments ..., out, ...), a product of so many terms.
+  // Calls kernel(arguments ..., out, ...), a product with `terms` terms per entry.
   template <class Kernel, class T, class... Arguments>
   void product(Kernel kernel, const Matrix<T>& out, int64_t terms, const Arguments&... arguments) const {
     kernel(arguments..., out, threads_for_products(out.rows * out.cols * terms));
   }
 
-  // Calls kernel(arguments ..., ...), a pass over so many entries.
+  // Calls kernel(arguments ..., ...), a pass over `entries` entries.
   template <class Kernel, class... Arguments>
   void pass(Kernel kernel, int64_t entries, const Arguments&... arguments) const {
     kernel(arguments..., threads_for_entries(entries));
   }
 
-  // One parameter after another: as many threads for each as its entries are worth. Adam's step is each one's own.
+  // Steps one parameter after another, with a number of threads that depends on its size. Each parameter has its own
+  // Adam step count.
   template <class T>
   void sgd_steps(const std::vector<SgdTensors<T>>& each, int update, const Sgd& sgd) const {
     for (const SgdTensors<T>& one : each) {

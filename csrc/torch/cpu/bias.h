@@ -1,4 +1,4 @@
-// The bias of a subnetwork on the CPU, b_1 + ... + b_active, without a call of PyTorch's: each would cost as much as a
+// The bias of a subnetwork on the CPU, b_1 + ... + b_active, without calling PyTorch: each call would take as long as a
 // small layer.
 #pragma once
 
@@ -7,19 +7,19 @@
 
 namespace partkernels::binding {
 
-// The sum of the rows of [C, out] that are live.
+// to = the sum of the first `active` rows of a bias [C, out].
 template <class T>
 void add_live_rows(const Tensor& bias, int64_t active, T* to) {
   const T* const rows = data<const T>(bias);
   const int64_t out = bias.size(1), row_stride = bias.stride(0), col_stride = bias.stride(1);
   for (int64_t c = 0; c < out; ++c) {
-    double total = 0;  // in float, many rows would add up less exactly than by PyTorch
+    double total = 0;  // in float, sums of many rows would be less exact than PyTorch's
     for (int64_t r = 0; r < active; ++r) total += cpu::widen(rows[r * row_stride + c * col_stride]);
     to[c] = cpu::narrow<T>(static_cast<cpu::Accumulator<T>>(total));
   }
 }
 
-// Of rows [C, out], the sum of those that are live; a bias [out] as it is.
+// The sum of the active rows of a bias [C, out]; a bias [out] unchanged.
 inline OptionalTensor live_bias(const OptionalTensor& bias, int64_t active) {
   if (!bias || bias->dim() == 1) return dense(bias);
   const Tensor sum = empty({bias->size(1)}, *bias);
@@ -27,7 +27,7 @@ inline OptionalTensor live_bias(const OptionalTensor& bias, int64_t active) {
   return sum;
 }
 
-// The same for kernels of ours, which need no tensor: to make one would take as long as a small product.
+// The same for this library's kernels. They need no tensor, and allocating one would take as long as a small product.
 template <class T>
 class LiveBias {
  public:

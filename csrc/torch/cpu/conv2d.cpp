@@ -1,8 +1,9 @@
-// Convolutions by PyTorch's own: oneDNN's run at the processor's peak, and a weight is small beside the images that it
-// meets. A subnetwork's weight is rebuilt for them, at most 16 MiB of it at a time, in a workspace of the thread's;
-// that of the last subnetwork, all of which is live, is the weight itself.
+// Convolutions computed by PyTorch: oneDNN's run at the processor's peak, and a weight is small beside its images. A
+// subnetwork's weight is rebuilt for them in a workspace of the thread, at most 16 MiB at a time. For the last
+// subnetwork, in which all entries are active, the weight itself is used.
 //
-// All of it is C++ because a convolution leaves nothing in the caches: Python between its parts cost 100 us and more.
+// All of it is C++ because a convolution leaves nothing in the caches: Python code between its parts took 100 us and
+// more.
 #include <torch/csrc/inductor/aoti_torch/generated/c_shim_cpu.h>
 
 #if defined(__x86_64__)
@@ -27,20 +28,21 @@ struct Geometry {
   int64_t groups;
 };
 
-// Bytes: nearly every layer's weight whole. Each slice of a weight takes a copy of the images and of its part of the
-// output into oneDNN's format: on an Intel Xeon two slices took 1.2 to 1.5 times as long as one.
+// Bytes: enough for nearly every layer's whole weight. For each slice of a weight, the images and a part of the output
+// are copied into oneDNN's format: on an Intel Xeon, two slices took 1.2 to 1.5 times as long as one.
 constexpr int64_t kWorkspace = 16 << 20;
 std::atomic<int64_t> most_bytes = kWorkspace;
-// What oneDNN's convolutions like numbers of channels to be multiples of; also a tile of the rebuilding kernel.
+// oneDNN's convolutions are fastest if numbers of channels are multiples of this; it is also the width of the
+// rebuilding kernel's tile.
 constexpr int64_t kChannels = 64;
-// Up to so many input channels, and without strides, our own input gradient is two to four times as fast as oneDNN's,
-// but for bfloat16 by AMX, which takes a third to nine tenths of ours. It is that of a network's first layer, which
-// ordinary training never computes and every update of a hyperparameter does.
+// Up to this number of input channels, and with stride 1, this library's input gradient is two to four times as fast as
+// oneDNN's, except for bfloat16 with AMX, where oneDNN takes a third to nine tenths of its time. This is the input
+// gradient of a network's first layer: training does not compute it, but every hyperparameter update does.
 constexpr int64_t kFewChannels = 4;
 
-// For contiguous images of other than a multiple of 8 channels oneDNN is at its slowest. Made channels_last first,
-// these numbers of input channels took 0.4 to 0.9 of the time, copies included; the error is up to 1.4 times as large
-// in the output, and two thirds in the weight's gradient.
+// oneDNN is slowest for contiguous images if the number of channels is not a multiple of 8. Converted to channels_last
+// first, these numbers of input channels took 0.4 to 0.9 of the time, including the copies. The error is up to 1.4
+// times as large in the output, and two thirds as large in the weight's gradient.
 bool forward_is_faster_channels_last(int64_t channels, int64_t groups) {
   return groups == 1 && 17 <= channels && channels <= 23;
 }
@@ -62,13 +64,13 @@ bool has_tiles() {
 #endif
 }
 
-// Along one dimension of a convolution: whether each output meets a pixel, and not padding alone; and whether each row,
-// or column, of the kernel does in some output.
+// For one dimension of a convolution: whether each output reads a pixel, not only padding, and whether each row (or
+// column) of the kernel is multiplied with a pixel for some output.
 struct Meeting {
   bool of_outputs = true, of_kernel = true;
 
   Meeting(int64_t in, int64_t out, int64_t kernel, int64_t stride, int64_t padding, int64_t dilation) {
-    // From a first place, by steps, so many of them: whether one is a pixel.
+    // Whether one of the positions first, first + step, ... (`count` positions) is a pixel.
     const auto meets = [in](int64_t first, int64_t step, int64_t count) {
       const int64_t before = first < 0 ? (-first + step - 1) / step : 0;
       return before < count && first + before * step < in;
@@ -81,8 +83,8 @@ struct Meeting {
   }
 };
 
-// Whether PyTorch's convolution of images [batch, channels, height, width] might crash or be wrong, so that ours takes
-// its place: docs/torch-faults.md has what was seen. It is asked for little that networks do.
+// Whether PyTorch's convolution of images [batch, channels, height, width] might crash or be wrong, so that this
+// library's kernel replaces it: docs/torch-faults.md lists the observed faults. Networks rarely use these shapes.
 bool torch_may_fail(ScalarType dtype, const Sizes& in, const Sizes& out, const Sizes& kernel,
                     const Geometry& geometry) {
   const auto& [stride, padding, dilation, groups] = geometry;
@@ -95,7 +97,7 @@ bool torch_may_fail(ScalarType dtype, const Sizes& in, const Sizes& out, const S
   const auto is_square = [](const Sizes& sizes) { return sizes[0] == sizes[1]; };
   const Sizes ones{1, 1};
   bool is_usual = is_square(kernel) && is_square(stride) && is_square(padding);
-  is_usual = is_usual || (!has_tiles() && stride == ones);  // 1x7 and 7x1
+  is_usual = is_usual || (!has_tiles() && stride == ones);  // such as 1x7 and 7x1
   for (const int d : {0, 1}) {
     is_usual = is_usual && dilation[d] == 1 && in[2 + d] > 1 && out[2 + d] > 1 &&
                (stride[d] < kernel[d] || padding[d] == 0) &&
@@ -108,13 +110,14 @@ struct Range {
   int64_t begin, size;
 };
 
-// A kernel of one row, or column, has no dilation; PyTorch's gradient would depend on it.
+// Sets dilation to 1 where the kernel has one row or column: it has no effect there, but PyTorch's gradient would
+// depend on it.
 Geometry geometry_of(const Sizes& stride, const Sizes& padding, Sizes dilation, int64_t groups, const Sizes& kernel) {
   const bool fits = stride.size() == 2 && padding.size() == 2 && dilation.size() == 2 && kernel.size() == 2 &&
                     std::min({stride[0], stride[1], dilation[0], dilation[1], groups, kernel[0], kernel[1]}) >= 1 &&
                     std::min(padding[0], padding[1]) >= 0;
   STD_TORCH_CHECK(fits,
-                  "no geometry of a convolution; expected pairs of numbers of at least 1, of paddings at least 0");
+                  "invalid geometry of a convolution; expected pairs of numbers of at least 1, or 0 for paddings");
   for (const int d : {0, 1}) {
     if (kernel[d] == 1) dilation[d] = 1;
   }
@@ -126,13 +129,14 @@ Sizes kernel_of(const Tensor& weight) {
   return {weight.size(2), weight.size(3)};
 }
 
-// Whether a subnetwork's weight need not be rebuilt: all of it is live, and lies as PyTorch's convolution takes it.
+// Whether a subnetwork's weight need not be rebuilt: all entries are active, and PyTorch's convolution takes its memory
+// format.
 bool is_whole(const Tensor& weight, int64_t active, const Partition& partition) {
   return active == partition.count && (weight.is_contiguous() || is_channels_last(weight)) && most_bytes > 0;
 }
 
-// The parts of a weight along a dimension that are convolved one after another, each rebuilt before; none if that is
-// not possible.
+// The slices of a weight along a dimension that are rebuilt and convolved one after another; empty if it cannot be
+// sliced.
 std::vector<Range> slices_of(const Tensor& weight, int64_t dim, int64_t groups, int64_t active,
                              const Partition& partition) {
   const int64_t size = weight.size(dim), bytes = weight.numel() * static_cast<int64_t>(weight.element_size());
@@ -147,8 +151,8 @@ std::vector<Range> slices_of(const Tensor& weight, int64_t dim, int64_t groups, 
 
 Range all(const Tensor& weight, int64_t dim) { return {0, weight.size(dim)}; }
 
-// Kept from call to call: the first touch of fresh memory costs more than rebuilding a weight in it. As large as the
-// largest weight, or slice, that the thread has met.
+// A buffer that is kept between calls: the first access to new memory costs more than rebuilding a weight in it. It is
+// as large as the largest weight, or slice, that the thread has used.
 void* workspace(int64_t bytes) {
   struct Free {
     void operator()(void* memory) const { std::free(memory); }
@@ -166,7 +170,7 @@ void* workspace(int64_t bytes) {
   return memory.get();
 }
 
-// w_k[rows, ins], dense: the weight itself, or in this thread's workspace, where the next one takes its place.
+// w_k[rows, ins], dense: the weight itself, or a copy in this thread's workspace, which the next call overwrites.
 Tensor rebuild(const Tensor& weight, Range rows, Range ins, bool channels_last, int64_t active,
                const Partition& partition) {
   if (is_whole(weight, active, partition)) return in_format(weight, channels_last);
@@ -180,18 +184,18 @@ Tensor rebuild(const Tensor& weight, Range rows, Range ins, bool channels_last, 
   return out;
 }
 
-// As the weight itself would be convolved.
+// The same, in the weight's own memory format.
 Tensor rebuild(const Tensor& weight, Range rows, Range ins, int64_t active, const Partition& partition) {
   return rebuild(weight, rows, ins, prefers_channels_last(weight), active, partition);
 }
 
-// A tensor of which the size alone counts.
+// A tensor that only provides a size.
 Tensor placeholder(const Sizes& sizes, const Tensor& like) {
   static double entry = 0;
   return borrowed(&entry, sizes, Sizes(sizes.size(), 0), like);
 }
 
-// What is computed here must not become part of anybody's graph: the workspace is not theirs to keep.
+// Disables autograd: results must not become part of a graph, which would keep the workspace.
 class NoGrad {
  public:
   NoGrad() : enabled_(aoti_torch_grad_mode_is_enabled()) { aoti_torch_grad_mode_set_enabled(false); }
@@ -234,12 +238,12 @@ cpu::Convolution kernels_geometry(const Geometry& geometry) {
   return {{stride[0], stride[1]}, {padding[0], padding[1]}, {dilation[0], dilation[1]}, groups};
 }
 
-// Each entry of the output meets a row of the weight.
+// Each entry of the output is multiplied with a row of the weight.
 const cpu::ParallelFor& threads_for_convolution(const Tensor& output, const Tensor& weight) {
   return threads_for_products(output.numel() * (weight.numel() / std::max<int64_t>(weight.size(0), 1)));
 }
 
-// Of images [batch, in, height, width] and a weight of these sizes.
+// The output's size for images [batch, in, height, width] and a weight of these sizes.
 Sizes output_size(const Sizes& x, const Sizes& weight, const Geometry& geometry) {
   STD_TORCH_CHECK(
       x.size() == 4 && x[1] == weight[1] * geometry.groups && weight[0] % geometry.groups == 0,
@@ -256,7 +260,7 @@ Sizes output_size(const Sizes& x, const Sizes& weight, const Geometry& geometry)
 
 void check_output(const Tensor& grad_y, const Tensor& like, const Sizes& sizes) {
   STD_TORCH_CHECK(sizes_of(grad_y) == sizes && alike(grad_y, like),
-                  "grad_output is not of the output's shape and dtype");
+                  "grad_output differs from the output in shape or dtype");
 }
 
 Tensor narrow(const Tensor& tensor, int64_t dim, Range range) {
@@ -269,14 +273,14 @@ void copy(const Tensor& to, const Tensor& from) {
   torch::stable::copy_(destination, from);
 }
 
-// Sets the most bytes of a rebuilt weight, and returns what they were: for tests of larger weights. At 0 convolutions
-// are ours alone.
+// Sets the maximum number of bytes of a rebuilt weight and returns the previous one, to test larger weights. At 0, all
+// convolutions use this library's kernels.
 int64_t limit_workspace(int64_t bytes) {
   STD_TORCH_CHECK(0 <= bytes && bytes <= kWorkspace, "limit ", bytes, "; expected 0 to ", kWorkspace, " bytes");
   return most_bytes.exchange(bytes);
 }
 
-// x [batch, in, height, width], weight [out, in / groups, height, width]; a bias is dense, and may be absent.
+// x [batch, in, height, width], weight [out, in / groups, height, width]; the bias is dense or absent.
 Tensor convolve(const Tensor& x, const Tensor& weight, const OptionalTensor& bias, const Geometry& geometry,
                 int64_t active, const Partition& partition) {
   const std::vector<Range> slices = slices_of(weight, 0, geometry.groups, active, partition);
@@ -304,7 +308,7 @@ Tensor convolve(const Tensor& x, const Tensor& weight, const OptionalTensor& bia
   return y;
 }
 
-// input_size is x's.
+// input_size is the size of x.
 Tensor convolve_grad_input(const Tensor& grad_y, const Tensor& weight, const Sizes& input_size,
                            const Geometry& geometry, int64_t active, const Partition& partition) {
   const std::vector<Range> slices = slices_of(weight, 1, geometry.groups, active, partition);
@@ -340,7 +344,7 @@ Tensor convolve_grad_input(const Tensor& grad_y, const Tensor& weight, const Siz
   return grad_x;
 }
 
-// The entries of partition update of a weight of these sizes; 0 elsewhere.
+// The weight's gradient at the entries of partition update, 0 elsewhere; `sizes` is the weight's size.
 Tensor convolve_grad_weight(const Tensor& grad_y, const Tensor& x, const Sizes& sizes, const Geometry& geometry,
                             int64_t update, const Tensor& map, int64_t count) {
   const Owners owners = owners_of(map, count, sizes, x);

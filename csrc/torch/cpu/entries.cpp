@@ -11,7 +11,7 @@ namespace {
 struct Owned {
   Owners owners;
   int partition;
-  std::vector<int64_t> starts;  // of each row's entries in the vector, and the vector's length
+  std::vector<int64_t> starts;  // offset of each row's entries in the vector, then its length
 
   Owned(const Tensor& weight, int64_t partition, const Tensor& map, int64_t count)
       : owners(owners_of(map, count, sizes_of(weight), weight)), partition(static_cast<int>(partition)) {

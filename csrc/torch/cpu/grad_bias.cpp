@@ -1,4 +1,4 @@
-// The gradient of a bias on the CPU, in one call where a network is small: PyTorch's sum, and rows of zeros around it,
+// The gradient of a bias on the CPU. For small networks it is one call; PyTorch's sum and the rows of zeros around it
 // would be three.
 #include "accumulator.h"
 #include "backend.h"
@@ -7,12 +7,12 @@
 namespace partkernels::binding {
 namespace {
 
-// grad_y as [outer, out, inner], and the strides of these.
+// grad_y as [outer, out, inner], with sizes and strides.
 struct Sums {
   Dimension outer, out, inner;
 };
 
-// to[c] = the sum over outer and inner. In float it would be less exact than PyTorch's of so many terms.
+// to[c] = the sum over outer and inner, in double: in float, it would be less exact than PyTorch's for this many terms.
 template <class T>
 void add_up(const Tensor& grad_y, const Sums& sums, T* to) {
   const auto [outer, out, inner] = sums;
@@ -26,8 +26,8 @@ void add_up(const Tensor& grad_y, const Sums& sums, T* to) {
   for (int64_t c = 0; c < out.size; ++c) to[c] = cpu::narrow<T>(static_cast<cpu::Accumulator<T>>(totals[c]));
 }
 
-// Of a bias [count, out], given grad_y [..., out, ...] with the outputs in dimension dim: its sum in row `update`, 0
-// elsewhere.
+// The gradient of a bias [count, out], given grad_y [..., out, ...] with the outputs in dimension dim: the sum of
+// grad_y in row `update`, 0 elsewhere.
 Tensor grad_bias(Tensor grad_y, int64_t dim, int64_t update, int64_t count) {
   check_live(update, update, count);
   const int64_t dims = grad_y.dim();
@@ -41,7 +41,7 @@ Tensor grad_bias(Tensor grad_y, int64_t dim, int64_t update, int64_t count) {
     T* const row = data<T>(grad) + (update - 1) * out;
     if (outer && inner && grad_y.numel() < cpu::kFewEntries) {
       add_up<T>(grad_y, {*outer, {out, grad_y.stride(dim)}, *inner}, row);
-    } else if (grad_y.numel() > 0) {  // by PyTorch: of many, its threads are faster
+    } else if (grad_y.numel() > 0) {  // PyTorch's threads are faster for many entries
       int64_t before = 1;
       for (int64_t d = 0; d < dim; ++d) before *= grad_y.size(d);
       constexpr int64_t kAround[] = {0, 2};

@@ -1,4 +1,4 @@
-// What the CPU library has for Python beside the operators, with schemas of its own.
+// Functions of the CPU library for Python besides the operators, with their schemas.
 #include "backend.h"
 
 namespace partkernels::binding {
@@ -11,7 +11,7 @@ void random_map(Tensor map, int64_t cols, Sizes sizes, int64_t seed) {
 
 std::string instruction_set() { return cpu::instruction_set(); }
 
-// A line for each: its name, a colon, and what the processor lacks.
+// One line for each set: its name, a colon, and the features that the processor lacks.
 std::string instruction_sets() {
   std::string lines;
   for (const auto& [name, lacking] : cpu::instruction_sets()) {

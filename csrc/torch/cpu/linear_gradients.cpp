@@ -1,4 +1,4 @@
-// The gradients of linear; on a GPU PyTorch computes them from a rebuilt weight.
+// The gradients of linear. On a GPU, PyTorch computes them from a rebuilt weight.
 #include "backend.h"
 #include "checks.h"
 

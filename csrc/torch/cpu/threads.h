@@ -1,4 +1,4 @@
-// PyTorch's threads and images as the CPU's kernels see them.
+// PyTorch's threads and images in the form that the CPU kernels take.
 #pragma once
 
 #include "partkernels/cpu.h"
@@ -12,12 +12,12 @@ inline const cpu::ParallelFor kTorchThreads = [](int64_t count, const cpu::Body&
 
 inline const cpu::ParallelFor kThisThread = [](int64_t count, const cpu::Body& body) { body(0, count); };
 
-// For a pass over so many entries of a weight.
+// The ParallelFor for a pass over a number of entries of a weight.
 inline const cpu::ParallelFor& threads_for_entries(int64_t entries) {
   return entries < cpu::kFewEntries ? kThisThread : kTorchThreads;
 }
 
-// For so many multiplications.
+// The ParallelFor for a number of multiplications.
 inline const cpu::ParallelFor& threads_for_products(int64_t products) {
   return products < cpu::kFewProducts ? kThisThread : kTorchThreads;
 }

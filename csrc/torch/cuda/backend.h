@@ -1,5 +1,5 @@
-// A GPU as the operators' files see it. Those of csrc/torch are compiled once for each backend, and find the backend.h
-// of its folder.
+// The CUDA backend for the files in csrc/torch, which are compiled once for each backend and include the backend.h in
+// its folder.
 #pragma once
 
 #include <torch/csrc/stable/accelerator.h>
@@ -16,7 +16,7 @@ namespace partkernels::binding {
 
 namespace kernels = partkernels::cuda;
 
-// The tensors' own device, and the stream that PyTorch uses there.
+// The tensors' device, and the stream that PyTorch uses on it.
 class Device {
  public:
   explicit Device(const Tensor& tensor)
@@ -59,7 +59,7 @@ class Device {
   void product(Kernel kernel, const Matrix<T>& out, int64_t terms, const Arguments&... arguments) const {
     size_t bytes = 0;
     check(cuda::linear_workspace(out.rows, out.cols, terms, &bytes));
-    // PyTorch's memory, in the order of the stream.
+    // Allocated by PyTorch, ordered by the stream.
     OptionalTensor memory;
     if (bytes > 0) memory = empty({static_cast<int64_t>(bytes / sizeof(uint16_t))}, like_);
     check(kernel(arguments..., out, stream_, cuda::Workspace{memory ? memory->data_ptr() : nullptr, bytes}));

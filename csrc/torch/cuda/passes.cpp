@@ -1,5 +1,5 @@
-// The passes into memory that there is already, for PyTorch's own products: slices of a weight are rebuilt in one
-// place, and a gradient is masked where it is. No operators, so their schemas are here.
+// Passes over a weight that write into existing memory, for products computed by PyTorch: slices of a weight are
+// rebuilt in one buffer, and a gradient is masked in place. They are not operators, so their schemas are defined here.
 #include "passes.h"
 
 namespace partkernels::binding {

@@ -1,7 +1,8 @@
 // The stream that PyTorch uses on a GPU, found at run time.
 //
-// One library serves a PyTorch with CUDA and one without, so it is linked with libtorch_cpu alone. Python loads
-// libtorch_cuda where the linker does not look for the names of other libraries: a weak symbol would stay null.
+// The same library works with PyTorch built with and without CUDA, so it links to libtorch_cpu only. Python loads
+// libtorch_cuda in a scope that the linker does not search for other libraries' symbols, so a weak symbol would stay
+// null.
 #pragma once
 
 #include <dlfcn.h>
@@ -21,7 +22,7 @@ inline CurrentStream find_current_stream() {
     if (library != nullptr) found = dlsym(library, kName);
   }
   STD_TORCH_CHECK(found != nullptr, "partkernels found no CUDA in this PyTorch: ", kName,
-                  " is in none of the libraries that it has loaded.");
+                  " is not in any of the loaded libraries.");
   return reinterpret_cast<CurrentStream>(found);
 }
 

@@ -1,1 +1,1 @@
-"""Clients whose digits are rotated learn, together and without showing them, to rotate what they train on."""
+"""A federated app: clients with rotated digits learn a rotation augmentation without sharing their images."""

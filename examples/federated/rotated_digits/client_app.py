@@ -1,4 +1,4 @@
-"""The clients' side, which Flower finds by pyproject.toml."""
+"""The client app; Flower finds it through pyproject.toml."""
 
 from functools import partial
 

@@ -1,4 +1,4 @@
-"""The server's side, which Flower finds by pyproject.toml."""
+"""The server app; Flower finds it through pyproject.toml."""
 
 from __future__ import annotations
 

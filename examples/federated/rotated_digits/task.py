@@ -1,4 +1,4 @@
-"""What server and clients have in common: the model, and who has which images."""
+"""The task that server and clients share: the model, and the images of each client."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from partnets import federated, hyper
 from partnets.data import Data, Normalise, digits
 
 SIZE, SAMPLES = 16, 4
-# Of the clients' chunks and of the weights' partitions.
+# Proportions of the clients' chunks and the weights' partitions.
 PROPORTIONS = (0.7, 0.2, 0.1)
-# What the clients' SGD, the server's Adam and that of the hyperparameters learn at.
+# Learning rates of the clients' SGD, the server's Adam, and Adam for the hyperparameters.
 LR, SERVER_LR, HYPER_LR = 0.1, 4e-3, 6e-2
 BATCH = 16
-# Images are told apart by their rotation, in ten bins; each client has its own mixture of bins, mostly of one or two.
+# Images are sorted into ten bins by their rotation. Each client has a different mixture of bins, mostly one or two.
 BINS, ALPHA = 10, 0.1
-# The first half-widths, in each generator's own units; degrees of rotation.
+# Initial half-widths, in the unit of each transformation; rotation in degrees.
 INITIAL = {"translate_x": 0.06, "translate_y": 0.06, "rotation": 7.0, "scale": 0.12, "stretch": 0.12, "shear": 0.12}
 
 
 @cache
 def data() -> Data:
-    """scikit-learn's digits, each rotated by an angle of its own."""
+    """Return scikit-learn's digits, each rotated by a different random angle."""
     return digits(SIZE).rotated()
 
 
@@ -37,7 +37,7 @@ def parts(clients: int) -> list[Tensor]:
 
 
 def make_network() -> nn.Module:
-    """The same in each call."""
+    """Return a network with the same initial weights in each call."""
     torch.manual_seed(0)
     return nn.Sequential(
         Normalise(data().mean, data().std),
@@ -53,14 +53,14 @@ def make_network() -> nn.Module:
 
 
 def make_model() -> tuple[nn.Module, hyper.Affine]:
-    """The same in every process: the server and each client call it."""
+    """Return the model and its augmentation, the same in the server and in every client."""
     augmentation = hyper.Affine(**INITIAL)
     model = hyper.Averaged(augmentation, make_network(), samples=SAMPLES)
     return partnets.partition(model, PROPORTIONS, seed=0), augmentation
 
 
 def load_data(number: int, clients: int) -> tuple[Tensor, Tensor]:
-    """What a client has. A real one would read its own files here."""
+    """Return a client's images and labels. A real client would read its files here."""
     x, y = data().train
     own = parts(clients)[number]
     return x[own], y[own]

@@ -1,8 +1,8 @@
-"""The C++ backend: csrc/cpu, which rebuilds a subnetwork's weight block by block and never holds all of it.
+"""The C++ backend, csrc/cpu, which rebuilds a subnetwork's weight block by block and never stores all of it.
 
-float32, float64 and bfloat16 (accumulated in float32); threads are PyTorch's own. Linear layers are multiplied there,
-faster than by PyTorch; convolutions are PyTorch's own, for what csrc/torch/cpu/conv2d.cpp rebuilds of a weight, MiB by
-MiB. The convolutions of csrc/cpu serve the few cases that are left.
+It serves float32, float64 and bfloat16 (accumulated in float32), on PyTorch's threads. Linear layers use csrc/cpu,
+which is faster than PyTorch. Convolutions use PyTorch's kernels on weights that csrc/torch/cpu/conv2d.cpp rebuilds, at
+most 16 MiB at a time; a few remaining cases use the convolutions of csrc/cpu.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ _cpu = torch.ops.partkernels_cpu
 
 
 def __getattr__(name: str) -> Callable:
-    """The operator of csrc/torch of this name, looked up when first asked for: the library is loaded then."""
-    operator = getattr(_cpu, name).default._op  # itself calls no more than this, and takes half a microsecond for it
+    """Look up an operator of csrc/torch by name, when it is first used: the library is loaded by then."""
+    operator = getattr(_cpu, name).default._op  # the overload does no more than call this, in half a microsecond
     globals()[name] = operator
     return operator
 

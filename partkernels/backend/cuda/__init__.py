@@ -23,9 +23,9 @@ def status() -> str:
     if any(major == m and minor >= n for m, n in served) or any((major, minor) >= each for each in newer):
         return READY
     return (
-        f"{built}, and {torch.cuda.get_device_name()} has compute capability {major}.{minor}; from 8.0 on, reinstall"
-        f" partkernels with PARTKERNELS_BUILD=cuda and TORCH_CUDA_ARCH_LIST={major}.{minor}, else use triton or"
-        " reference"
+        f"{built}, and {torch.cuda.get_device_name()} has compute capability {major}.{minor}; if that is 8.0 or newer,"
+        f" reinstall partkernels with PARTKERNELS_BUILD=cuda and TORCH_CUDA_ARCH_LIST={major}.{minor}, otherwise use"
+        " triton or reference"
     )
 
 

@@ -1,7 +1,7 @@
-"""The CUDA C++ backend: csrc/cuda, whose `linear` rebuilds a subnetwork's weight as it multiplies, on tensor cores.
+"""The CUDA C++ backend, csrc/cuda. Its `linear` rebuilds a subnetwork's weight as it multiplies, on tensor cores.
 
-PyTorch computes the rest from a rebuilt weight: float32 and float64, gradients, convolutions, and linear layers of so
-many rows that rebuilding the weight costs less than the fused kernel does beyond cuBLAS.
+PyTorch computes everything else from a rebuilt weight: float32 and float64, gradients, convolutions, and linear layers
+with so many rows that rebuilding the weight costs less than the fused kernel's overhead over cuBLAS.
 """
 
 from __future__ import annotations
@@ -32,25 +32,25 @@ __all__ = [
 
 _cuda = torch.ops.partkernels_cuda
 
-# Time of the fused product beyond the dense one on compute capability 9.0, a fraction, by kind of defaults. 'zeros' and
-# 'uniform' are measured on an H200 at 4096 and 8192 rows (benchmarks/results/h200.md). The others are predictions,
+# The fused product's overhead over the dense one on compute capability 9.0, as a fraction, by kind of defaults. 'zeros'
+# and 'uniform' are measured on an H200 at 4096 and 8192 rows (benchmarks/results/h200.md). The others are predictions,
 # scaled by the error of these two (benchmarks/results/predictions.md).
 _FUSED_OVERHEAD = {"zeros": 0.23, "uniform": 0.6, "normal": 2.0, "stored": 0.8}
-# Rows of x that have a fused kernel on every GPU.
+# Rows of x up to which every GPU has a fused kernel.
 _FEW_ROWS = 16
 # Entries in 16 bytes.
 _PART = 8
 
 
 def __getattr__(name: str) -> Callable:
-    """The operator of csrc/torch of this name, looked up when first asked for: the library is loaded then."""
+    """Look up an operator of csrc/torch by name, when it is first used: the library is loaded by then."""
     operator = getattr(_cuda, name).default
     globals()[name] = operator
     return operator
 
 
 def _is_fused(x: Tensor, weight: Tensor, stored: Tensor | None, kind: str) -> bool:
-    """Whether the fused kernel computes linear; notes why."""
+    """Return whether the fused kernel computes linear, and note why."""
     rows = prod(x.shape[:-1])
     if (obstacle := _obstacle(rows, x, weight, stored)) is not None:
         is_fused, reason = False, obstacle
@@ -63,13 +63,13 @@ def _is_fused(x: Tensor, weight: Tensor, stored: Tensor | None, kind: str) -> bo
     return is_fused
 
 
-@cache  # every product asks
+@cache  # every product calls this
 def _is_hopper(device: torch.device) -> bool:
     return torch.cuda.get_device_capability(device) == (9, 0)
 
 
 def _obstacle(rows: int, x: Tensor, weight: Tensor, stored: Tensor | None) -> str | None:
-    """Why no fused kernel serves these operands, or None."""
+    """Return why no fused kernel serves these operands, or None."""
     if weight.dtype not in (torch.float16, torch.bfloat16):
         return f"the fused kernels have no {str(weight.dtype).removeprefix('torch.')}"
     if x.shape[-1] % _PART or not all(_has_parts(each) for each in (weight, stored) if each is not None):
@@ -82,7 +82,7 @@ def _obstacle(rows: int, x: Tensor, weight: Tensor, stored: Tensor | None) -> st
 
 
 def _has_parts(matrix: Tensor) -> bool:
-    """Whether a matrix lies in rows that do not overlap and consist of whole parts of 16 bytes."""
+    """Return whether a matrix's rows do not overlap and consist of aligned parts of 16 bytes."""
     *outer, inner = matrix.stride()
     aligned = matrix.data_ptr() % 16 == 0 and all(s % _PART == 0 and s >= matrix.shape[-1] for s in outer)
     return aligned and inner == 1

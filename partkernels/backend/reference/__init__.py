@@ -1,6 +1,6 @@
-"""The definition: every operator in plain PyTorch, on any device and floating dtype.
+"""The reference backend, which defines every operator in plain PyTorch, on any device and floating dtype.
 
-It materialises the subnetwork's weight, which the other backends never do; they are tested against it.
+It materialises the subnetwork's weight, which the other backends never do. They are tested against it.
 """
 
 from partkernels.backend.description import READY, Backend

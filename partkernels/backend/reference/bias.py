@@ -8,7 +8,7 @@ def empty_grad_bias(grad_output: Tensor, dim: int, update: int, count: int, *_) 
 
 
 def grad_bias(grad_output: Tensor, dim: int, update: int, count: int) -> Tensor:
-    """db of a bias [C, out], whose outputs are in dimension dim: the sum of dy in row update, 0 elsewhere."""
+    """Return the gradient of a bias [C, out]: grad_output summed over all but `dim` in row update, 0 elsewhere."""
     others = [d for d in range(grad_output.dim()) if d != dim % grad_output.dim()]
     grad = grad_output.new_zeros(count, grad_output.shape[dim])
     grad[update - 1] = grad_output.sum(others) if others else grad_output

@@ -11,8 +11,8 @@ Pair = tuple[int, int]
 
 
 def memory_format(x: Tensor) -> torch.memory_format:
-    """What an image-like output takes from an input, as in torch's own convolution."""
-    if torch._C._functorch.is_batchedtensor(x):  # which vmap has, and does not tell its strides
+    """Return the memory format that the output takes from an input, as in torch's own convolution."""
+    if torch._C._functorch.is_batchedtensor(x):  # under vmap, tensors do not report their strides
         return torch.contiguous_format
     channels_last = x.is_contiguous(memory_format=torch.channels_last) and not x.is_contiguous()
     return torch.channels_last if channels_last else torch.contiguous_format
@@ -49,7 +49,7 @@ def conv2d(
     update: int | None,
     *partition,
 ) -> Tensor:
-    """The convolution of x with w_s^(k), plus bias; of a bias [C, out_channels], b_1 + ... + b_k."""
+    """Convolve x with w_s^(k) and add bias; a bias [C, out_channels] contributes b_1 + ... + b_k."""
     subnetwork = subnetwork_weight(weight, active, *partition)
     y = F.conv2d(x, subnetwork, live_bias(bias, active), stride, padding, dilation, groups)
     return y.contiguous(memory_format=memory_format(x))
@@ -71,7 +71,7 @@ def conv2d_grad_input(
     update: int | None,
     *partition,
 ) -> Tensor:
-    """The gradient of conv2d's input: the transposed convolution of grad_output with w_s^(k)."""
+    """Return the gradient of conv2d's input: the transposed convolution of grad_output with w_s^(k)."""
     subnetwork = subnetwork_weight(weight, active, *partition)
     grad = torch.nn.grad.conv2d_input(input_size, subnetwork, grad_output, stride, padding, dilation, groups)
     return grad.contiguous(memory_format=memory_format(grad_output))
@@ -95,7 +95,7 @@ def conv2d_grad_weight(
     map: Tensor,
     count: int,
 ) -> Tensor:
-    """The gradient of conv2d's weight at the entries of partition update, 0 elsewhere."""
+    """Return the gradient of conv2d's weight at the entries of partition update, 0 elsewhere."""
     shape = (grad_output.shape[1], x.shape[1] // groups, *kernel_size)
     grad = torch.nn.grad.conv2d_weight(x, shape, grad_output, stride, padding, dilation, groups)
     return subnetwork_weight_grad(grad, update, update, map, count)

@@ -9,12 +9,12 @@ from partkernels.arguments import matrix_shape
 from partkernels.formats.packed_map import from_matrix
 from partkernels.formats.philox import philox4x32, split
 
-# Entries drawn at once: bounds the generator's int64 temporaries to a few MiB each.
+# Entries drawn at once: limits the generator's int64 temporaries to a few MiB each.
 CHUNK_ENTRIES = 1 << 18
 
 
 def _select(choices: tuple[Tensor, ...], index: Tensor) -> Tensor:
-    """choices[index], entry by entry."""
+    """Return choices[index] for each entry."""
     result = choices[0]
     for i, choice in enumerate(choices[1:], start=1):
         result = torch.where(index == i, choice, result)
@@ -22,7 +22,7 @@ def _select(choices: tuple[Tensor, ...], index: Tensor) -> Tensor:
 
 
 def _uniform(row: Tensor, column: Tensor, step: float, seed: int, stream: int) -> Tensor:
-    # The order in which tensor-core fragments deal 64 columns of a row to the four threads of a quad.
+    # The order in which tensor-core fragments distribute 64 columns of a row over the four threads of a quad.
     group = 4 * (column // 64) + (column // 2) % 4
     byte = 4 * ((column // 16) % 4) + 2 * ((column // 8) % 2) + column % 2
     words = philox4x32((group, row, *split(stream)), seed)
@@ -52,9 +52,9 @@ def drawn(
     dtype: torch.dtype,
     device: torch.device,
 ) -> Tensor:
-    """The defaults of a weight of this shape; each value is a bfloat16 number, exact in any floating dtype.
+    """Return the defaults of a weight of this shape; each is a bfloat16 number, exact in any floating dtype.
 
-    Its first entry is (row, col) of the whole weight.
+    The first entry is (row, col) of the full weight.
     """
     rows, cols = matrix_shape(shape)
     matrix = torch.empty(rows, cols, dtype=dtype, device=device)

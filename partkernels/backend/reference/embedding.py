@@ -7,7 +7,7 @@ from partkernels.backend.reference.subnetwork_weight import subnetwork_weight
 
 
 def check_ids(ids: Tensor, rows: int) -> None:
-    """Raises IndexError unless every id on a CPU is one of so many rows; to look at a GPU's would be to wait for it."""
+    """Raise IndexError if ids on a CPU are not in 0..rows - 1; checking a GPU's would synchronise."""
     if ids.device.type != "cpu" or ids.numel() == 0:
         return
     low, high = (int(id) for id in ids.aminmax())
@@ -20,6 +20,6 @@ def empty_embedding(weight: Tensor, ids: Tensor, *_) -> Tensor:
 
 
 def embedding(weight: Tensor, ids: Tensor, padding_idx: int, active: int, update: int | None, *partition) -> Tensor:
-    """The rows of w_s^(k) that ids name."""
+    """Return the rows of w_s^(k) given by ids."""
     check_ids(ids, weight.shape[0])
     return F.embedding(ids, subnetwork_weight(weight, active, *partition))

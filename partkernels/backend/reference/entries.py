@@ -8,25 +8,25 @@ from partkernels.formats.packed_map import unpack_weight
 
 
 def gather_entries(tensor: Tensor, partition: int, map: Tensor, count: int) -> Tensor:
-    """The entries of one partition, row by row."""
+    """Return the entries of one partition, row by row."""
     return tensor[unpack_weight(map, tuple(tensor.shape), bits_for(count)) == partition - 1]
 
 
 def scatter_entries(tensor: Tensor, values: Tensor, partition: int, map: Tensor, count: int) -> None:
-    """The inverse, in place."""
+    """Write values to the entries of one partition, in place: the inverse of gather_entries."""
     mask = unpack_weight(map, tuple(tensor.shape), bits_for(count)) == partition - 1
     check_values(values, int(mask.sum()))
     tensor[mask] = values
 
 
 def check_values(values: Tensor, size: int) -> None:
-    """Raises ValueError unless there is a value for each of a partition's entries."""
+    """Raise ValueError unless values has one value for each of a partition's entries."""
     if values.shape != (size,):
         raise ValueError(f"values have shape {list(values.shape)}; expected [{size}].")
 
 
 def empty_entries(tensor: Tensor, *_) -> Tensor:
-    """As many as the partition has, which only its map tells."""
+    """Return a vector of unknown size: the partition's number of entries depends on the map's data."""
     return tensor.new_empty(torch.library.get_ctx().new_dynamic_size())
 
 

@@ -12,7 +12,7 @@ def empty_linear(x: Tensor, weight: Tensor, *_) -> Tensor:
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None, active: int, update: int | None, *partition) -> Tensor:
-    """y = x w_s^(k)^T + bias; of a bias [C, out_features], b_1 + ... + b_k."""
+    """Return y = x w_s^(k)^T + bias; a bias [C, out_features] contributes b_1 + ... + b_k."""
     return F.linear(x, subnetwork_weight(weight, active, *partition), live_bias(bias, active))
 
 
@@ -21,7 +21,7 @@ def empty_linear_grad_input(grad_output: Tensor, weight: Tensor, *_) -> Tensor:
 
 
 def linear_grad_input(grad_output: Tensor, weight: Tensor, active: int, update: int | None, *partition) -> Tensor:
-    """dx = dy w_s^(k)."""
+    """Return dx = dy w_s^(k)."""
     return grad_output @ subnetwork_weight(weight, active, *partition)
 
 
@@ -30,6 +30,6 @@ def empty_linear_grad_weight(grad_output: Tensor, x: Tensor, *_) -> Tensor:
 
 
 def linear_grad_weight(grad_output: Tensor, x: Tensor, update: int, map: Tensor, count: int) -> Tensor:
-    """dw = dy^T x at the entries of partition update, 0 elsewhere."""
+    """Return dw = dy^T x at the entries of partition update, 0 elsewhere."""
     grad = grad_output.reshape(-1, grad_output.shape[-1]).t() @ x.reshape(-1, x.shape[-1])
     return subnetwork_weight_grad(grad, update, update, map, count)

@@ -1,4 +1,4 @@
-"""All operators, each of them a file of this folder."""
+"""All operators, each from a file in this folder."""
 
 from partkernels.backend.reference.bias import grad_bias
 from partkernels.backend.reference.conv2d import conv2d, conv2d_grad_input, conv2d_grad_weight

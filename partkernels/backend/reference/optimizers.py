@@ -10,14 +10,14 @@ from partkernels.formats.packed_map import unpack_weight
 
 
 def _owned(parameter: Tensor, map: Tensor | None, count: int, update: int) -> Tensor:
-    """True at the entries that are stepped."""
+    """Return True at the entries that are stepped."""
     if map is None:
         return torch.ones_like(parameter, dtype=torch.bool)
     return unpack_weight(map, tuple(parameter.shape), bits_for(count)) == update - 1
 
 
 def _wide(*tensors: Tensor | None) -> list[Tensor | None]:
-    """The tensors in the type that steps are computed in: float32, or float64 for float64."""
+    """Cast the tensors to the dtype in which steps are computed: float64 for float64, otherwise float32."""
     return [None if t is None else t.to(torch.promote_types(t.dtype, torch.float32)) for t in tensors]
 
 
@@ -29,7 +29,7 @@ def sgd_steps(
     parameters: list[Tensor], grads: list[Tensor], momentum_buffers: list[Tensor], maps: list[Tensor | None],
     counts: list[int], *rest,
 ) -> None:  # fmt: skip
-    """torch.optim.SGD's step at the entries of one partition, of each parameter."""
+    """Apply torch.optim.SGD's step to the entries of one partition of each parameter."""
     buffers = momentum_buffers or [None] * len(parameters)
     for each in zip(parameters, grads, buffers, maps, counts, strict=True):
         _sgd_step(*each, *rest)
@@ -39,7 +39,7 @@ def adam_steps(
     parameters: list[Tensor], grads: list[Tensor], exp_avgs: list[Tensor], exp_avg_sqs: list[Tensor],
     maps: list[Tensor | None], counts: list[int], update: int, steps: list[int], *rest,
 ) -> None:  # fmt: skip
-    """torch.optim.Adam's step at the entries of one partition, of each parameter; AdamW's, if decoupled."""
+    """Apply torch.optim.Adam's step, or AdamW's if decoupled, to the entries of one partition of each parameter."""
     for *each, step in zip(parameters, grads, exp_avgs, exp_avg_sqs, maps, counts, steps, strict=True):
         _adam_step(*each, update, step, *rest)
 

@@ -7,13 +7,13 @@ from partkernels.arguments import bits_for
 from partkernels.formats import packed_map
 from partkernels.formats.philox import philox4x32, split
 
-# The third and fourth counter words of a map's draws; ASCII "part", which keeps them apart from defaults.
+# The third and fourth counter words of a map's draws: ASCII "part" separates them from the draws of defaults.
 DOMAIN = (0, 0x70617274)
 CHUNK = 1 << 20
 
 
 def random_map(rows: int, cols: int, sizes: list[int], seed: int) -> Tensor:
-    """Ranks the entries by (first Philox word of their index, index); the first sizes[0] ranks are partition 1, ..."""
+    """Rank entries by (first Philox word of their index, index); the first sizes[0] are partition 1, and so on."""
     total = rows * cols
     words = torch.empty(total, dtype=torch.int64, device="cpu")
     for start in range(0, total, CHUNK):

@@ -17,7 +17,7 @@ def _defaults(weight: Tensor, stored: Tensor | None, kind: str, *draw) -> Tensor
 
 
 def empty_subnetwork_weight(weight: Tensor, *_) -> Tensor:
-    """What subnetwork_weight returns, its entries not yet computed."""
+    """Return the empty output of subnetwork_weight."""
     return torch.empty_like(weight, memory_format=torch.contiguous_format)
 
 
@@ -34,7 +34,7 @@ def subnetwork_weight(
     row: int,
     col: int,
 ) -> Tensor:
-    """w_s^(k) (Section 3): the weight where its partition is at most active, the default elsewhere."""
+    """Return w_s^(k) (Section 3): the weight where its partition is at most active, the default elsewhere."""
     if active == count:
         return weight.clone(memory_format=torch.contiguous_format)
     live = unpack_weight(map, tuple(weight.shape), bits_for(count)) < active
@@ -46,6 +46,6 @@ def empty_subnetwork_weight_grad(grad: Tensor, *_) -> Tensor:
 
 
 def subnetwork_weight_grad(grad: Tensor, first: int, last: int, map: Tensor, count: int) -> Tensor:
-    """The gradient at the entries of partitions first..last, 0 elsewhere."""
+    """Return the gradient at the entries of partitions first..last, 0 elsewhere."""
     ids = unpack_weight(map, tuple(grad.shape), bits_for(count))
     return torch.where((ids >= first - 1) & (ids < last), grad, 0).contiguous()

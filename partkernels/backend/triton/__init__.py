@@ -1,6 +1,6 @@
 """The Triton backend: fused kernels for any GPU that Triton compiles for.
 
-Under TRITON_INTERPRET=1 all of it runs on the CPU, slowly: that is how it is tested without a GPU.
+Under TRITON_INTERPRET=1 all kernels run on the CPU, slowly, which allows tests without a GPU.
 """
 
 import importlib.util

@@ -1,4 +1,4 @@
-"""What Triton's interpreter computes otherwise than a GPU: there, and only there, it is spelt out."""
+"""Operations that Triton's interpreter computes differently from a GPU, written out for the interpreter only."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _INTERPRETED = tl.constexpr(INTERPRETED)
 
 @triton.jit
 def round_to(value, dtype: tl.constexpr):
-    """The nearest number of a type, ties to even. (The interpreter cuts a bfloat16's last bits off.)"""
+    """Return the nearest number of a dtype, ties to even. (The interpreter truncates to bfloat16.)"""
     if _INTERPRETED and dtype == tl.bfloat16 and value.dtype == tl.float32:
         bits = value.to(tl.uint32, bitcast=True)
         nearest = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16
@@ -23,12 +23,12 @@ def round_to(value, dtype: tl.constexpr):
 
 @triton.jit
 def add_product(total, a, b, PRECISION: tl.constexpr):
-    """total + a b, in float32. (The interpreter multiplies the bits of bfloat16 numbers, and adds in NumPy's order.)"""
+    """Return total + a b in float32. (The interpreter multiplies bfloat16 numbers' bits, and adds in NumPy's order.)"""
     if _INTERPRETED:
         return total + tl.dot(a.to(tl.float64), b.to(tl.float64), out_dtype=tl.float64).to(tl.float32)
     elif PRECISION == "ieee" and a.dtype == tl.float32:
-        # Sums of a few terms are added up: one running sum of all erred up to three times as much as cuBLAS on an H200.
-        # By fma, since of a plain sum Triton makes that running one.
+        # Partial sums of a few terms are added up: one running sum of all terms had up to three times cuBLAS's error on
+        # an H200. Triton turns a plain addition into that running sum, and tl.fma does not.
         return tl.fma(tl.dot(a, b, input_precision=PRECISION), 1.0, total)
     else:
         return tl.dot(a, b, total, input_precision=PRECISION)

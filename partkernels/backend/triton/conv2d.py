@@ -1,4 +1,4 @@
-"""conv2d and its gradients: the weight is rebuilt as a whole, and PyTorch's own kernels compute with it.
+"""conv2d and its gradients by PyTorch's kernels, on a weight that is rebuilt completely.
 
 Fused Triton kernels took 12 to 14 times as long as cuDNN on an H200 (benchmarks/results/h200.md).
 """
@@ -14,7 +14,7 @@ from partkernels.backend.triton.subnetwork_weight import keep, rebuild_into
 
 
 def _subnetwork_weight(weight: Tensor, like: Tensor, *partition) -> Tensor:
-    """The subnetwork's weight, in the memory format of the images."""
+    """Return the subnetwork's weight in the memory format of the images."""
     return rebuild_into(torch.empty_like(weight, memory_format=memory_format(like)), weight, *partition)
 
 

@@ -1,6 +1,6 @@
-"""Drawing defaults, format 1, inside a kernel; partkernels.defaults says what they are.
+"""Drawing of defaults, format 1, inside a kernel; they are defined in partkernels.defaults.
 
-Values come in pairs, two bfloat16 numbers in a uint32, laid out as packed_map's masks are.
+Values are drawn in pairs, two bfloat16 numbers in a uint32, in the layout of packed_map's masks.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ def _bfloat16_bits(value):
     return round_to(value, tl.bfloat16).to(tl.uint16, bitcast=True).to(tl.uint32)
 
 
-# Of $1, a word of draws, the two bytes that $2 selects; $3 is u, $4 1, $5 -127.5 and $6 -0, each twice in bfloat16.
-# 0x4300 | m is 128 + m; less 127.5 it is m + 1/2, exactly. By fma, the only arithmetic of bfloat16 on sm_80.
+# Selects two bytes of $1, a word of draws, by $2. $3 is u, $4 is 1, $5 is -127.5 and $6 is -0, each twice in bfloat16.
+# 0x4300 | m is 128 + m; adding -127.5 makes it m + 1/2, exactly. fma is the only bfloat16 arithmetic on sm_80.
 UNIFORM_PAIR = tl.constexpr(
     """{
     .reg .b32 bytes, value, sign;
@@ -34,7 +34,7 @@ UNIFORM_PAIR = tl.constexpr(
 
 @triton.jit
 def _uniform_pair(word, step, HALF: tl.constexpr, ASM: tl.constexpr):
-    """(-1)^sign (m + 1/2) u for two bytes of a word; step holds u, a bfloat16 number, twice."""
+    """Return (-1)^sign (m + 1/2) u for two bytes of a word; step holds u, a bfloat16 number, twice."""
     if ASM:
         return tl.inline_asm_elementwise(
             UNIFORM_PAIR,
@@ -63,7 +63,7 @@ def _uniform_pairs(row, group, step, seed_low, seed_high, stream_low, stream_hig
 
 @triton.jit
 def _normal_bits(word, step):
-    """The sum of a word's four bytes, centred and scaled."""
+    """Return the bfloat16 bits of the centred and scaled sum of a word's four bytes."""
     halves = (word & 0x00FF00FF) + ((word >> 8) & 0x00FF00FF)
     total = ((halves & 0xFFFF) + (halves >> 16)).to(tl.int32) - 510
     return _bfloat16_bits(total.to(tl.float32) * step.to(tl.float32, bitcast=True))
@@ -74,7 +74,7 @@ def _normal_pairs(row, group, step, seed_low, seed_high, stream_low, stream_high
     q = tl.arange(0, 4).to(tl.uint32)[None, None, :]
     pairs = ()
     for pair in tl.static_range(8):
-        # Lanes 2 i and 2 i + 1 share a call, half of its words each.
+        # Lanes 2 i and 2 i + 1 share a call and use half of its words each.
         c0 = 16 * group + 2 * pair + q // 2
         words = philox4x32(c0, row, stream_low, stream_high, seed_low, seed_high)
         low = _normal_bits(tl.where(q % 2 == 0, words[0], words[2]), step)
@@ -85,12 +85,12 @@ def _normal_pairs(row, group, step, seed_low, seed_high, stream_low, stream_high
 
 @triton.jit
 def drawn_pairs(row, group, step, seed_low, seed_high, stream_low, stream_high, KIND: tl.constexpr, ASM: tl.constexpr):
-    """The defaults of groups of 64 columns: 8 pairs (a, b) of [rows, groups, 4] uint32.
+    """Return the defaults of groups of 64 columns: 8 pairs (a, b) of [rows, groups, 4] uint32.
 
     Args:
-        row: [rows, 1, 1] uint32, of the whole weight.
+        row: [rows, 1, 1] uint32, in the full weight.
         group: [1, groups, 1] uint32, column // 64.
-        step: of a draw: for uniform ones a bfloat16 number, twice; for normal ones the bits of a float32.
+        step: the step of a draw: for uniform defaults a bfloat16 number, twice; for normal ones the bits of a float32.
     """
     if KIND == "uniform":
         return _uniform_pairs(row, group, step, seed_low, seed_high, stream_low, stream_high, ASM)

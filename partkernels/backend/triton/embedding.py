@@ -22,7 +22,7 @@ def embedding_kernel(
     BITS: tl.constexpr, KIND: tl.constexpr, ASM: tl.constexpr,
     INDEX: tl.constexpr, DOWN: tl.constexpr, ACROSS: tl.constexpr,
 ):  # fmt: skip
-    """out [count, cols] = the rows of w_k that ids name."""
+    """Write the rows of w_k given by ids to out [count, cols]."""
     first_at, first_column = tile_of_pass(tl.program_id(0), count, cols, INDEX, DOWN, ACROSS)
     at = first_at + tl.arange(0, DOWN)
     row = tl.load(ids + at, at < count, 0)[:, None]

@@ -1,6 +1,6 @@
-"""The entries of one partition as a vector, and back: a pass that counts them, and one that moves them.
+"""Copies between a weight's entries of one partition and a vector: one pass counts the entries, another moves them.
 
-The vector is in the order of a contiguous weight, whatever the weight's strides. In it, a row of a tile is a piece.
+The vector is in the order of a contiguous weight, for any strides of the weight. A row of a tile is one piece of it.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from partkernels.backend.triton import launch
 from partkernels.backend.triton.packed_map import ids
 from partkernels.backend.triton.passes import TILE, copy_back, over, tile_of_pass, with_taps
 
-# Triton 3.6 spills registers of the usual tile, of 16 rows of 128.
+# Triton 3.6 spills registers with the usual tile of 16 rows of 128.
 _TILE = TILE if launch.INTERPRETED else {"DOWN": 8, "ACROSS": 256, "num_warps": 4}
 
 
@@ -25,14 +25,15 @@ def _owned(
     map, rows, cols, taps, map_stride, partition,
     BITS: tl.constexpr, INDEX: tl.constexpr, DOWN: tl.constexpr, ACROSS: tl.constexpr,
 ):  # fmt: skip
-    """The program's rows, [DOWN, 1], and places in them, [1, ACROSS]; 1 where an entry is owned; and the pieces."""
+    """Return the program's rows, [DOWN, 1], places in them, [1, ACROSS], 1 at owned entries, and piece numbers."""
     first_row, first = tile_of_pass(tl.program_id(0), rows, cols, INDEX, DOWN, ACROSS)
     row = first_row + tl.arange(0, DOWN)[:, None]
     place = first + tl.arange(0, ACROSS)[None, :]
-    column = place % taps * (cols // taps) + place // taps  # of the map, in which the channels are innermost
+    column = place % taps * (cols // taps) + place // taps  # of the map, which has the channels innermost
     inside = (row < rows) & (place < cols)
     owned = inside & (ids(map, row, column, map_stride, BITS, inside) == partition - 1)
-    # As numbers: with booleans, which change their layout on the way, to gather takes 62 slots for 35 (sm_90).
+    # Integers, because booleans change layout on the way: gathering then takes 62 instruction slots instead of 35
+    # (sm_90).
     return row, place, owned.to(tl.int32), row * tl.cdiv(tl.cast(cols, INDEX), ACROSS) + first // ACROSS
 
 
@@ -41,7 +42,7 @@ def count_kernel(
     counts, map, rows, cols, taps, map_stride, partition,
     BITS: tl.constexpr, INDEX: tl.constexpr, DOWN: tl.constexpr, ACROSS: tl.constexpr,
 ):  # fmt: skip
-    """counts[1 + i] = how many entries of piece i the partition owns."""
+    """Write the number of owned entries of piece i to counts[1 + i]."""
     row, _, owned, piece = _owned(map, rows, cols, taps, map_stride, partition, BITS, INDEX, DOWN, ACROSS)
     tl.store(counts + 1 + piece, tl.sum(owned, 1, keep_dims=True), row < rows)
 
@@ -51,11 +52,11 @@ def move_kernel(
     weight, values, starts, row_stride, channel_stride, tap_stride, map, rows, cols, taps, map_stride, partition,
     GATHER: tl.constexpr, BITS: tl.constexpr, INDEX: tl.constexpr, DOWN: tl.constexpr, ACROSS: tl.constexpr,
 ):  # fmt: skip
-    """values = the partition's entries of the weight, or the other way round; those of piece i begin at starts[i]."""
+    """Copy the partition's entries of the weight to values, or back; those of piece i begin at starts[i]."""
     row, place, owned, piece = _owned(map, rows, cols, taps, map_stride, partition, BITS, INDEX, DOWN, ACROSS)
     channel, tap = (place // taps).to(tl.int64), (place % taps).to(tl.int64)
     entry = weight + (row.to(tl.int64) * row_stride + channel * channel_stride + tap * tap_stride)
-    # To the pointers of the pieces come offsets of 32 bits, in fewer instructions than of 64.
+    # Adding 32-bit offsets to the pieces' pointers takes fewer instructions than adding 64-bit offsets.
     value = values + tl.load(starts + piece, row < rows, 0) + (tl.cumsum(owned, 1) - 1)
     if GATHER:
         tl.store(value, tl.load(entry, owned != 0), owned != 0)
@@ -64,7 +65,7 @@ def move_kernel(
 
 
 def _counted(weight: Tensor, partition: int, map: Tensor, count: int) -> tuple[Tensor, tuple[int], dict]:
-    """Where each piece begins in the vector, and where the last one ends; the grid, and what both kernels take."""
+    """Return the starts of the pieces in the vector and its end, the grid, and the arguments of both kernels."""
     rows, channels, taps = weight.shape
     cols = channels * taps
     grid, tiles = over(rows, cols, _TILE)

@@ -1,4 +1,4 @@
-"""What every launch shares: the tensor's own GPU, rows of any strides, and a partition as a kernel's arguments."""
+"""Shared parts of every launch: the tensor's GPU, rows with any strides, and a partition as kernel arguments."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from partkernels.arguments import bits_for
 from partkernels.backend.triton.packed_map import threshold
 from partkernels.formats.philox import GROUP, split
 
-# TRITON_INTERPRET=1: kernels run on the CPU, an operation at a time. Triton decides it as it reads a kernel.
+# With TRITON_INTERPRET=1, kernels run on the CPU, one operation at a time. Triton reads it when a kernel is defined.
 INTERPRETED: bool = triton.knobs.runtime.interpret
-# Inline assembly is PTX; elsewhere its twin in plain Triton runs.
+# Inline assembly is PTX; elsewhere an equivalent in plain Triton runs.
 ASM = torch.version.hip is None and not INTERPRETED
-# Entries beyond a tensor's last that a program may still count, of its tile.
+# Limit on the indices of a program's tile beyond the last entry of a tensor.
 _BEYOND = 1024
-# Words of a partition's draws and of its threshold: specialising them would compile a kernel again for every seed.
-# So it is with rows of x, ids and partitions, which kernels name beside them.
+# Words of a partition's draws and threshold: specialising on them would compile a kernel again for every seed. Kernels
+# list their rows of x, ids and partitions beside them for the same reason.
 WORDS = (
     "low", "addend", "below", "step", "seed_low", "seed_high", "stream_low", "stream_high", "first_row", "first_group"
 )  # fmt: skip
@@ -31,7 +31,7 @@ WORDS = (
 
 @dataclass(frozen=True)
 class Gpu:
-    """What the choice of a configuration depends on; shared_memory is a block's, in bytes."""
+    """The properties on which the choice of a configuration depends; shared_memory is bytes per block."""
 
     name: str
     multiprocessors: int
@@ -44,34 +44,34 @@ def gpu(device: torch.device) -> Gpu:
     if device.type != "cuda":
         return Gpu("interpreter", multiprocessors=2, shared_memory=227 << 10, is_hopper=True)
     properties = torch.cuda.get_device_properties(device)
-    # ROCm's has no figure for more than the default.
+    # ROCm reports the default limit only.
     shared = getattr(properties, "shared_memory_per_block_optin", 0) or properties.shared_memory_per_block
     is_hopper = torch.version.hip is None and properties.major == 9
     return Gpu(properties.name, properties.multi_processor_count, shared, is_hopper)
 
 
 def on(tensor: Tensor) -> AbstractContextManager:
-    """Launches go to the current device: makes it the tensor's."""
+    """Make the tensor's device the current one, to which launches go."""
     if tensor.is_cuda and tensor.device.index != torch.cuda.current_device():
         return torch.cuda.device(tensor.device)
     return nullcontext()
 
 
 def index_type(*spans: int) -> tl.dtype:
-    """The type of offsets that reach so far, and of what is counted so far."""
+    """Return the dtype for offsets and counts up to the largest of these spans."""
     return tl.int64 if max(spans) + _BEYOND >= 1 << 31 else tl.int32
 
 
 def strides_of(**tensors: Tensor) -> dict[str, int]:
-    """Strides as a kernel's arguments: of x x0, x1, ..."""
+    """Return strides as kernel arguments, named x0, x1, ... for x."""
     return {f"{name}{i}": stride for name, tensor in tensors.items() for i, stride in enumerate(tensor.stride())}
 
 
 def rows_of(x: Tensor) -> tuple[Tensor, int, dict[str, int]]:
-    """x [..., cols] as rows: x itself, how many rows, and where they lie.
+    """View x [..., cols] as rows: return x, the number of rows, and their strides.
 
-    Row m is at m // inner * outer_stride + m % inner * inner_stride. That serves any x of up to three dimensions, and
-    of more where they merge; what doesn't is copied, as torch's own matmul copies it.
+    Row m is at m // inner * outer_stride + m % inner * inner_stride. This covers any x of up to three dimensions, and
+    of more if they merge; any other x is copied, as torch's matmul does.
     """
     merged: list[tuple[int, int]] = []
     for size, stride in zip(x.shape[:-1], x.stride()[:-1], strict=True):
@@ -92,7 +92,7 @@ def rows_of(x: Tensor) -> tuple[Tensor, int, dict[str, int]]:
 def _words(
     bits: int, active: int, kind: str, step: float, seed: int, stream: int, row: int, col: int
 ) -> dict[str, int]:
-    # A draw's step: for uniform ones a bfloat16 number, twice; for normal ones a float32.
+    # The step of a draw is a bfloat16 number, twice, for uniform defaults, and a float32 for normal ones.
     step_bits = torch.tensor(step, dtype=torch.float32, device="cpu").view(torch.int32).item()
     if kind == "uniform":
         step_bits |= step_bits >> 16
@@ -101,7 +101,7 @@ def _words(
 
 
 def subnetwork(active: int, map: Tensor, stored: Tensor | None, count: int, kind: str, *draw) -> dict:
-    """The arguments of a kernel that rebuilds the weight of subnetwork `active`, fewer than all partitions."""
+    """Return the arguments of a kernel that rebuilds subnetwork `active`, which is not the last one."""
     bits = bits_for(count)
     words = _words(bits, active, kind, *draw)
     lies = {"map": map, "map_stride": map.stride(0), "row_bytes": map.shape[1]}

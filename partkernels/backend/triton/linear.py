@@ -1,7 +1,7 @@
-"""linear: the subnetwork's weight is rebuilt tile by tile, each tile in registers as it is needed.
+"""linear: the subnetwork's weight is rebuilt tile by tile in registers, as it is needed.
 
-The tile is the left operand, y^T = W x^T: on Hopper a tensor core takes that one from registers. Gradients are computed
-by PyTorch's own kernels from a rebuilt weight.
+The product is y^T = W x^T, so that the tile is the left operand, which Hopper's tensor cores can read from registers.
+Gradients are computed by PyTorch's kernels from a rebuilt weight.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from partkernels.backend.triton.tiles import compute, store_tile, tile_of
 
 @triton.jit
 def _row_offsets(row, inner, outer_stride, inner_stride):
-    """Where the rows of x lie (see launch.rows_of)."""
+    """Return the offsets of rows of x (see launch.rows_of)."""
     row = row.to(tl.int64)
     return row // inner * outer_stride + row % inner * inner_stride
 
@@ -42,11 +42,11 @@ def forward_kernel(
     BITS: tl.constexpr, KIND: tl.constexpr, ASM: tl.constexpr, EVEN: tl.constexpr, INDEX: tl.constexpr,
     PRECISION: tl.constexpr, DOWN: tl.constexpr, ACROSS: tl.constexpr,
 ):  # fmt: skip
-    """out [M, N] = x w_k^T + bias; each program of axis 1 sums `steps` groups of columns. Tiles are [n, m]."""
+    """Compute out [M, N] = x w_k^T + bias, with tiles [n, m]; each program of axis 1 sums `steps` column groups."""
     n0, m0 = tile_of(tl.program_id(0), N, M, INDEX, DOWN, ACROSS)
-    # Rows beyond the last are the last again: what comes of them is not stored.
+    # Rows beyond the last repeat the last one; their results are not stored.
     row = tl.minimum(n0 + tl.arange(0, DOWN), N - 1).to(tl.int64)[:, None]
-    # A chain as short as this is computed where it is needed; a clamped one was kept, and took 17 registers more.
+    # Without clamping, the compiler recomputes this where it is needed; a clamped row was kept, in 17 more registers.
     drawn_row = (n0 + first_row + tl.arange(0, DOWN))[:, None]
     x_row = tl.minimum(m0 + tl.arange(0, ACROSS), M - 1)
     column = tl.arange(0, GROUP)

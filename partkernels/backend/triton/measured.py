@@ -1,7 +1,7 @@
-"""Which plan was fastest where it was measured: files shipped with the library, and one of this machine's own.
+"""The fastest measured plans: files shipped with the library, and one file of measurements on this machine.
 
-A file holds one GPU's measurements: a list of {product, sizes, config (null: rebuild), microseconds by plan}. What was
-measured for sizes within a factor of two serves; nothing is measured unless `tuning` asks for it.
+Each file has one GPU's measurements: a list of {product, sizes, config (null: rebuild), microseconds by plan}. A
+measurement applies to sizes within a factor of two. Nothing is measured outside of `tuning`.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ SHIPPED = Path(__file__).parent / "measured"
 
 
 class Found(NamedTuple):
-    """config is None for 'rebuild'."""
+    """A measured plan; config is None for 'rebuild'."""
 
     config: tuple[int, int, int, int] | None
     reason: str
 
 
 def folder() -> Path:
-    """Where this machine's measurements are kept: $PARTKERNELS_CACHE, or partkernels in the user's cache."""
+    """Return the folder of this machine's measurements: $PARTKERNELS_CACHE, or partkernels in the user's cache."""
     if chosen := os.environ.get("PARTKERNELS_CACHE"):
         return Path(chosen)
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "partkernels"
@@ -50,7 +50,7 @@ def _sizes(product) -> list[int]:
 
 
 def _read(path: Path) -> list[dict]:
-    """A file's records; none where there is no file, or it is damaged or not ours: then it is measured again."""
+    """Return a file's records; empty if it is missing, damaged or foreign, so that products are measured again."""
     try:
         records = json.loads(path.read_text())
     except (OSError, ValueError):
@@ -71,14 +71,14 @@ def _records(gpu: str) -> list[tuple[dict, str]]:
 
 
 def read_again() -> None:
-    """Forgets what the files held: they, or where they are, have changed."""
+    """Clear cached records, after the files or their folder changed."""
     _records.cache_clear()
     nearest.cache_clear()
 
 
-@cache  # every product asks
+@cache  # every product calls this
 def nearest(product) -> Found | None:
-    """What was fastest for such a product, of the nearest sizes within a factor of two; None if none was measured."""
+    """Return the fastest plan measured at the nearest sizes within a factor of two, or None."""
     best, found = 1.0, None
     for record, reason in _records(product.gpu.name):
         if record["product"] != _kind(product):
@@ -92,13 +92,13 @@ def nearest(product) -> Found | None:
 
 
 def is_known(product) -> bool:
-    """Whether this machine has measured just these sizes."""
+    """Return whether this machine has measured exactly these sizes."""
     own = _read(folder() / _file_name(product.gpu.name))
     return any(record["product"] == _kind(product) and record["sizes"] == _sizes(product) for record in own)
 
 
 def remember(product, config: tuple[int, int, int, int] | None, microseconds: dict[str, float]) -> None:
-    """Adds a measurement to this machine's file, which is replaced as a whole: it is never half written."""
+    """Add a measurement to this machine's file, which is replaced atomically."""
     path = folder() / _file_name(product.gpu.name)
     path.parent.mkdir(parents=True, exist_ok=True)
     record = {"product": _kind(product), "sizes": _sizes(product), "config": config, "microseconds": microseconds}

@@ -1,7 +1,7 @@
-"""The operators by Triton kernels.
+"""The operators of the Triton backend.
 
-A kernel rebuilds the weight of a subnetwork in registers, tile by tile, or a slice of it for cuBLAS and cuDNN; `plans`
-says which.
+A kernel rebuilds a subnetwork's weight in registers, tile by tile, or writes a slice of it for cuBLAS and cuDNN;
+`plans` chooses between the two.
 """
 
 from partkernels.backend.plan import use_plan

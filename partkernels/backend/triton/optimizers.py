@@ -1,6 +1,6 @@
-"""Optimisers' steps over the entries of one partition: one pass, and only those entries are read and written.
+"""Optimizer steps over the entries of one partition, in one pass that reads and writes only those entries.
 
-Large tensors have a launch each, and those that are copied first; all others share launches.
+Large tensors, and tensors that have to be copied first, have a launch each. All others share launches.
 """
 
 from __future__ import annotations
@@ -22,14 +22,15 @@ from partkernels.backend.triton.packed_map import ids
 from partkernels.backend.triton.passes import TILE, over, tile_of_pass, tiles_in
 from partkernels.backend.triton.together import own, own_pointer
 
-# 4 entries a thread, and the threads of a warp side by side: where pointers are known to be aligned, a thread has 4
-# neighbours, which it writes one by one. On an H200, 4096×4096 in float32, that takes Adam's step 113 to 129 us where 8
-# entries took 131 to 143, and SGD's, over a tenth of the entries, 72 where alignment was known and 8 entries took 110.
+# 4 entries per thread, with adjacent threads on adjacent entries. If Triton knew that pointers are aligned, it would
+# give each thread 4 neighbours and write them one by one. On an H200, 4096×4096 in float32, Adam's step takes 113 to
+# 129 us; with 8 entries it took 131 to 143. SGD's step over a tenth of the entries takes 72 us; with 8 entries and
+# known alignment it took 110.
 _TILE = TILE if launch.INTERPRETED else {"DOWN": 4, "ACROSS": 128, "num_warps": 4}
-# Of what has no map, which is one long row.
+# For tensors without a map, which are one long row.
 _ROW = {"DOWN": 1, "ACROSS": 1024, "num_warps": 4}
-# Entries whose step takes a GPU as long as a launch takes Python: 30 us, for 28 bytes each at 4 TB/s. A tensor of more
-# gains nothing by sharing a launch.
+# Entries that a GPU steps in the time that Python takes for a launch: 30 us, at 28 bytes each and 4 TB/s. Larger
+# tensors gain nothing from sharing a launch.
 _FEW = 1 << 22
 _TYPES = {torch.float32: tl.float32, torch.float64: tl.float64, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
 
@@ -39,9 +40,9 @@ def _owned(
     program, map, rows, cols, taps, map_stride, update,
     BITS: tl.constexpr, INDEX: tl.constexpr, DOWN: tl.constexpr, ACROSS: tl.constexpr,
 ):  # fmt: skip
-    """A program's entries of a weight's memory, [DOWN, ACROSS], and which of them the partition owns.
+    """Return a program's offsets in a weight's memory, [DOWN, ACROSS], and which of them the partition owns.
 
-    taps: 1 where the memory is in the order of the map's columns; else the channels come before so many taps.
+    taps: 1 if memory has the order of the map's columns, otherwise the number of taps, which memory has innermost.
     """
     first_row, first = tile_of_pass(program, rows, cols, INDEX, DOWN, ACROSS)
     row = first_row + tl.arange(0, DOWN)[:, None]
@@ -58,7 +59,7 @@ def _own_owned(
     maps, rows, cols, taps, map_strides, firsts, update,
     BITS: tl.constexpr, INDEX: tl.constexpr, DOWN: tl.constexpr, ACROSS: tl.constexpr,
 ):  # fmt: skip
-    """The same of the program's own of several weights."""
+    """Return _owned for this program's tensor among several weights."""
     program = tl.program_id(0) - own(firsts, firsts)
     map = None if maps is None else own_pointer(maps, firsts, tl.uint8)
     lies = own(rows, firsts), own(cols, firsts), own(taps, firsts), own(map_strides, firsts)
@@ -67,7 +68,7 @@ def _own_owned(
 
 @triton.jit
 def _scalar(number, like):
-    """A float32, or the bits of a float64 (see _numbers), as like's type."""
+    """Cast a float32, or the bits of a float64 (see _numbers), to like's dtype."""
     if number.dtype == tl.float32:
         return number
     else:
@@ -76,7 +77,7 @@ def _scalar(number, like):
 
 @triton.jit
 def _load(pointer, i, owned):
-    """In the type that steps are computed in: float32, or float64 for float64."""
+    """Load entries in the dtype in which steps are computed: float64 for float64, otherwise float32."""
     value = tl.load(pointer + i, owned, 0)
     return value if value.dtype == tl.float64 else value.to(tl.float32)
 
@@ -121,14 +122,14 @@ def _adam(
     parameter, grad, exp_avg, exp_avg_sq, i, owned,
     rate, beta1, beta2, rest1, rest2, root_correction, eps, weight_decay, shrink, DECAY: tl.constexpr,
 ):  # fmt: skip
-    """rate is lr over the mean's bias correction, root_correction 1 over the root of the square's, shrink AdamW's."""
+    """Step one tile: rate is lr / (1 - beta1^t), root_correction 1 / sqrt(1 - beta2^t), shrink AdamW's factor."""
     p = _load(parameter, i, owned)
     g = _load(grad, i, owned)
     if DECAY:
         g += _scalar(weight_decay, p) * p
     p *= _scalar(shrink, p)
     mean = _load(exp_avg, i, owned)
-    # As torch.lerp, which is exact at both ends.
+    # Like torch.lerp, which is exact at both ends.
     change, rest1 = g - mean, _scalar(rest1, p)
     mean = tl.where(rest1 < 0.5, mean + rest1 * change, g - _scalar(beta1, p) * change)
     square = _scalar(beta2, p) * _load(exp_avg_sq, i, owned) + _scalar(rest2, p) * g * g
@@ -154,7 +155,7 @@ def sgd_together_kernel(
     lr, momentum, weight_decay, DECAY: tl.constexpr, NESTEROV: tl.constexpr,
     TYPE: tl.constexpr, BITS: tl.constexpr, INDEX: tl.constexpr, DOWN: tl.constexpr, ACROSS: tl.constexpr,
 ):  # fmt: skip
-    """sgd_kernel of several tensors, of which there are tuples (see together)."""
+    """Run sgd_kernel on several tensors, given as tuples (see together)."""
     i, owned = _own_owned(maps, rows, cols, taps, map_strides, firsts, update, BITS, INDEX, DOWN, ACROSS)
     parameter, grad = own_pointer(parameters, firsts, TYPE), own_pointer(grads, firsts, TYPE)
     momentum_buffer = None if momentum_buffers is None else own_pointer(momentum_buffers, firsts, TYPE)
@@ -178,7 +179,7 @@ def adam_together_kernel(
     rate, beta1, beta2, rest1, rest2, root_correction, eps, weight_decay, shrink, DECAY: tl.constexpr,
     TYPE: tl.constexpr, BITS: tl.constexpr, INDEX: tl.constexpr, DOWN: tl.constexpr, ACROSS: tl.constexpr,
 ):  # fmt: skip
-    """adam_kernel of several tensors at one step, of which there are tuples (see together)."""
+    """Run adam_kernel on several tensors at the same step, given as tuples (see together)."""
     i, owned = _own_owned(maps, rows, cols, taps, map_strides, firsts, update, BITS, INDEX, DOWN, ACROSS)
     parameter, grad = own_pointer(parameters, firsts, TYPE), own_pointer(grads, firsts, TYPE)
     exp_avg, exp_avg_sq = own_pointer(exp_avgs, firsts, TYPE), own_pointer(exp_avg_sqs, firsts, TYPE)
@@ -187,7 +188,7 @@ def adam_together_kernel(
 
 
 def _numbers(dtype: torch.dtype, **numbers: float) -> dict[str, float | int]:
-    """As a kernel takes them: Triton makes a float32 of a Python float, so that a float64 goes as its bits."""
+    """Return numbers as kernel arguments; float64 as raw bits, since Triton truncates Python floats to float32."""
     if dtype != torch.float64 and not launch.INTERPRETED:
         return numbers
     return {name: struct.unpack("<q", struct.pack("<d", number))[0] for name, number in numbers.items()}
@@ -236,11 +237,11 @@ def _steps(
     kernels: tuple, each: Iterable[Sequence[Tensor | None]], maps: list[Tensor | None], counts: list[int],
     update: int, steps: Sequence[int | None], arguments: dict[int | None, dict],
 ) -> None:  # fmt: skip
-    """Runs a step over each parameter, its gradient, and moments.
+    """Step each parameter with its gradient and moments.
 
     Args:
-        kernels: of one parameter, and of several.
-        steps, arguments: the number of each parameter's step, and what a kernel is told at each.
+        kernels: the kernel for one parameter, and the kernel for several.
+        steps, arguments: each parameter's step number, and the kernel arguments for each step number.
     """
     sharing: dict[tuple, list[tuple]] = defaultdict(list)
     for tensors, map, count, step in zip(each, maps, counts, steps, strict=True):
@@ -269,13 +270,13 @@ def _steps(
 
 
 def _as_matrices(tensors: Sequence[Tensor | None], map: Tensor | None) -> tuple[Sequence[Tensor | None], tuple]:
-    """Views that must be contiguous to be stepped, and map, rows, cols, taps and map_stride of _owned."""
+    """Return views that must be contiguous for a step, and _owned's map, rows, cols, taps and map_stride."""
     parameter = tensors[0]
-    # Memory in which the channels come last is in the order of the map; any other is made contiguous.
+    # channels_last memory has the order of the map; any other is made contiguous.
     channels_last = parameter.dim() > 2 and parameter.movedim(1, -1).is_contiguous()
     if channels_last:
         tensors = [None if tensor is None else tensor.movedim(1, -1) for tensor in tensors]
-    if map is None:  # all entries are alike: one long row
+    if map is None:  # all entries are treated alike: one long row
         return tensors, (None, 1, parameter.numel(), 1, 0)
     rows = parameter.shape[0]
     cols = parameter.numel() // rows

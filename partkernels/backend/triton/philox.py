@@ -1,4 +1,4 @@
-"""Philox4x32-7 inside a kernel; partkernels.formats.philox says what it is."""
+"""Philox4x32-7 inside a kernel; it is defined in partkernels.formats.philox."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ _ROUNDS = tl.constexpr(philox.ROUNDS)
 
 @triton.jit
 def philox4x32(c0, c1, c2, c3, k0, k1):
-    """Four words for each counter; every argument is uint32, and they broadcast.
+    """Return four words for each counter; all arguments are uint32 and broadcast.
 
-    A product of 64 bits is one instruction, its two halves' are two.
+    A 64-bit product is one instruction; its two halves separately would be two.
     """
     for _ in tl.static_range(_ROUNDS):
         product0 = c0.to(tl.uint64) * 0xD2511F53

@@ -1,8 +1,9 @@
 """Choose how `linear` is computed: by one fused kernel, or by cuBLAS from a rebuilt weight.
 
-`fused` reads the weight once and keeps nothing of it. `rebuild` writes slices of the subnetwork's weight that stay in
-the second-level cache, and calls cuBLAS with each. Which is faster depends on the number of rows of x. Gradients and
-convolutions are always rebuilt: their fused kernels were slower on an H200, but for input gradients of a few rows.
+`fused` reads the weight once and stores nothing of the rebuilt one. `rebuild` writes slices of the subnetwork's weight
+that stay in the second-level cache, and calls cuBLAS on each. Which is faster depends on the number of rows of x.
+Gradients and convolutions are always rebuilt: their fused kernels were slower on an H200, except for input gradients of
+a few rows.
 """
 
 from __future__ import annotations
@@ -26,13 +27,13 @@ TERMS = 64
 
 @dataclass(frozen=True)
 class Product:
-    """What a choice depends on.
+    """The properties of a product on which the choice depends.
 
     Attributes:
         down, across: the rows of the weight and of x, in the order of the fused kernel's tile.
-        depth: how many terms each sum has.
-        kind: of defaults.
-        tf32: float32 may be multiplied as TF32.
+        depth: the number of terms of each sum.
+        kind: the kind of defaults.
+        tf32: whether float32 may be multiplied as TF32.
     """
 
     down: int
@@ -47,7 +48,7 @@ class Product:
 
 @dataclass(frozen=True)
 class Plan:
-    """config is the fused kernel's; None means 'rebuild'."""
+    """The chosen plan: config is the fused kernel's; None means 'rebuild'."""
 
     config: Config | None
     reason: str
@@ -58,13 +59,13 @@ class Plan:
         return f"fused, tiles of {self.config.down}x{self.config.across} ({self.reason})"
 
 
-# Time of the fused kernel beyond the vendor's, a fraction, by kind of defaults. 'zeros' and 'uniform' are measured on
-# an H200 at 4096 and 8192 rows of x (benchmarks/results/h200.md). The others are predictions, scaled by the error of
+# The fused kernel's overhead over the vendor's, as a fraction, by kind of defaults. 'zeros' and 'uniform' are measured
+# on an H200 at 4096 and 8192 rows of x (benchmarks/results/h200.md). The others are predictions, scaled by the error of
 # these two (benchmarks/results/predictions.md).
 _FUSED_OVERHEAD = {"zeros": 0.4, "uniform": 0.67, "normal": 3.0, "stored": 1.1}
-# At least, of float32 as TF32: there masks and defaults pass from thread to thread by way of shared memory.
+# The minimum for float32 as TF32, where masks and defaults pass between threads through shared memory.
 _TF32_OVERHEAD = 2.3
-# Few rows of x: the time is that of reading the weight, once or three times.
+# Up to so many rows of x, the time is that of reading the weight: once if fused, three times if rebuilt.
 _FEW_ROWS = 64
 
 
@@ -73,34 +74,34 @@ def _power_of_two(n: int, low: int, high: int) -> int:
 
 
 def stages_that_fit(product: Product, down: int, across: int, wanted: int) -> int:
-    """Stages of loads that a block's shared memory has room for; a stage is 64 terms of each row and column."""
+    """Return how many stages of loads fit a block's shared memory; a stage is 64 terms of each row and column."""
     tiles = down + across + (down if product.kind == "stored" else 0)
-    # The map's words, and what the compiler keeps for itself, are a tenth at most.
+    # The map's words and the compiler's reserve take a tenth at most.
     room = int(0.9 * product.gpu.shared_memory) // (TERMS * tiles * product.dtype.itemsize)
     return max(1, min(wanted, room))
 
 
 def default_config(product: Product) -> Config:
-    """A tile for any GPU, by the product's sizes: not measured, but none spills registers."""
+    """Return a tile for any GPU, from the product's sizes: not measured, but no such tile spills registers."""
     is_hopper = product.gpu.is_hopper
-    widest = 256 if is_hopper and product.dtype.itemsize == 2 else 128  # wider ones of float32 spill
-    # Before Hopper every warp holds its whole share of x.
+    widest = 256 if is_hopper and product.dtype.itemsize == 2 else 128  # wider float32 tiles spill
+    # Before Hopper, each warp holds its entire share of x.
     across = _power_of_two(product.across, 16, widest if is_hopper else 64)
-    # 16 rows a warp: then the map's words are fetched by the threads that need them (see packed_map).
+    # With 16 rows per warp, the threads that need the map's words load them (see packed_map).
     down = 64 if across <= 64 and is_hopper else _power_of_two(product.down, 64, 128)
     warps = down // 16
     return Config(down, across, warps, stages_that_fit(product, down, across, 4 if across <= 64 else 3))
 
 
-# Fewer steps of a sum would not fill the pipeline of loads.
+# With fewer steps of a sum, the pipeline of loads does not fill.
 _LEAST_STEPS = 4
 
 
 def schedule(product: Product, config: Config) -> tuple[tuple[int, int], dict]:
-    """The grid of a fused kernel (tiles, programs that share each sum), and what it is told of its tiles."""
+    """Return a fused kernel's grid (tiles, programs that share each sum), and its tile arguments."""
     tiles = -(-product.down // config.down) * -(-product.across // config.across)
     total = -(-product.depth // TERMS)
-    # So many that every multiprocessor has eight warps: fewer don't hide what they wait for.
+    # Enough programs for eight warps per multiprocessor; fewer do not hide latency.
     programs = product.gpu.multiprocessors * max(1, 8 // config.warps)
     wanted = max(1, min(programs // max(1, tiles), total // _LEAST_STEPS))
     steps = -(-total // wanted)
@@ -113,7 +114,7 @@ _tuning = False
 
 
 def choose(product: Product) -> Plan:
-    """The plan that is asked for, else the one that was measured, else the one that is estimated to be faster."""
+    """Return the forced plan, otherwise the measured one, otherwise the one estimated to be faster."""
     if product.dtype == torch.float64:
         return Plan(None, "the fused kernels have no float64")
     forced = plan.forced()
@@ -135,7 +136,7 @@ def choose(product: Product) -> Plan:
 
 
 def candidates(product: Product) -> list[Config]:
-    """The fused kernel's tiles that are worth a measurement: at most 8, the default first."""
+    """Return up to 8 tiles of the fused kernel that are worth measuring, the default first."""
     default = default_config(product)
     downs = sorted({default.down, max(64, default.down // 2)}, reverse=True)
     acrosses = sorted({default.across, max(default.across // 2, 64 if default.across >= 64 else 16)}, reverse=True)
@@ -153,7 +154,7 @@ def candidates(product: Product) -> list[Config]:
 def _tune(product: Product, fused: Callable[[Config], Tensor], rebuild: Callable[[], Tensor]) -> None:
     times = {}
     for config in candidates(product):
-        with suppress(OutOfResources):  # a GPU that we don't know may have less than an estimate says
+        with suppress(OutOfResources):  # an unknown GPU may have less than estimated
             times[config] = clock(lambda config=config: fused(config))
     microseconds = {"rebuild": round(clock(rebuild), 1)}
     fastest = min(times, key=times.get, default=None)
@@ -164,7 +165,7 @@ def _tune(product: Product, fused: Callable[[Config], Tensor], rebuild: Callable
 
 
 def clock(function: Callable[[], Tensor]) -> float:
-    """The median time of a call in microseconds, with a cold second-level cache."""
+    """Return the median time of a call in microseconds, with a cold second-level cache."""
     from triton.testing import do_bench
 
     return 1000 * do_bench(function, warmup=5, rep=20, return_mode="median")
@@ -172,10 +173,10 @@ def clock(function: Callable[[], Tensor]) -> float:
 
 @contextmanager
 def tuning() -> Iterator[None]:
-    """Inside, each product of new sizes is measured once: both plans, and at most 8 tiles; some 10 seconds.
+    """Measure each product of new sizes once inside the context: both plans, and up to 8 tiles; about 10 seconds.
 
-    What was fastest is kept in `measured.folder()`, for this and later processes. Outside nothing is ever measured, so
-    that no call stalls, and what torch.compile or a CUDA graph has captured runs as it was captured.
+    The fastest plan is saved in `measured.folder()`, for this and later processes. Outside of this context nothing is
+    measured, so that no call stalls, and code captured by torch.compile or a CUDA graph does not change.
     """
     global _tuning
     previous, _tuning = _tuning, True
@@ -186,7 +187,7 @@ def tuning() -> Iterator[None]:
 
 
 def run(product: Product, fused: Callable[[Config], Tensor], rebuild: Callable[[], Tensor]) -> Tensor:
-    """Compute a product by the plan that was chosen for it."""
+    """Compute a product by the plan chosen for it."""
     may_tune = _tuning and plan.forced() is None and product.dtype != torch.float64
     if may_tune and not is_capturing() and not measured.is_known(product):
         _tune(product, fused, rebuild)

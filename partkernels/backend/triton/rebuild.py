@@ -1,7 +1,7 @@
 """A tile of a subnetwork's weight, rebuilt in registers from the weight, the packed map and the defaults.
 
-Everything up to the last instruction is done on pairs of neighbouring columns (see packed_map); then pairs become
-entries. Their order is that of a tensor core's operand: the compiler moves no data from one thread to another.
+All steps but the last work on pairs of neighbouring columns (see packed_map); then pairs are split into entries. These
+are in the order of a tensor core's operand, so that the compiler moves no data between threads.
 """
 
 from __future__ import annotations
@@ -13,16 +13,16 @@ from partkernels.backend.triton.defaults import drawn_pairs
 from partkernels.backend.triton.packed_map import dead_pairs
 from partkernels.formats import philox
 
-# Columns that share their draws and, of a map of 2 bits, 16 bytes.
+# Columns that share draws and, in a map of 2 bits, 16 bytes.
 GROUP = tl.constexpr(philox.GROUP)
 
 
 @triton.jit
 def _columns(pairs, NARROW: tl.constexpr):
-    """8 pairs of [rows, groups, 4] as the 64 columns of each group, [rows, 64 groups].
+    """Return 8 pairs of [rows, groups, 4] as the 64 columns of each group, [rows, 64 groups].
 
-    Entries of 16 bits are a pair's halves. Wider ones have a half at their top: a mask is then repeated by an
-    arithmetic shift, and a bfloat16 number is its own float32.
+    16-bit entries are the halves of a pair. Wider entries have a half as their top bits: an arithmetic shift then
+    repeats a mask, and a bfloat16 number is the equal float32.
     """
     b0 = tl.join(tl.join(pairs[0], pairs[1]), tl.join(pairs[4], pairs[5]))  # [..., b, a // 2], a even
     b1 = tl.join(tl.join(pairs[2], pairs[3]), tl.join(pairs[6], pairs[7]))
@@ -40,7 +40,7 @@ SELECT = tl.constexpr("lop3.b32 $0, $1, $2, $3, 0xCA;")
 
 @triton.jit
 def _select(mask, default, weight, ASM: tl.constexpr):
-    """default where the mask's bits are set, weight elsewhere: two entries at once."""
+    """Return default where the mask's bits are set and weight elsewhere, two entries at once."""
     if ASM:
         return tl.inline_asm_elementwise(
             SELECT, "=r,r,r,r", [mask, default, weight], dtype=tl.int16, is_pure=True, pack=2
@@ -54,18 +54,18 @@ def rebuild(
     low, addend, below, step, seed_low, seed_high, stream_low, stream_high, first_group,
     BITS: tl.constexpr, KIND: tl.constexpr, EVEN: tl.constexpr, ASM: tl.constexpr,
 ):  # fmt: skip
-    """The tile's entries of the subnetwork: weight's where live, defaults elsewhere.
+    """Rebuild a tile of the subnetwork: the weight's entries where active, defaults elsewhere.
 
     Args:
-        weight: [rows, 64 groups], of any floating-point type; the first column is 64 group.
-        stored: like weight, if that is the KIND; else anything.
+        weight: [rows, 64 groups], any floating-point dtype; the first column is 64 group.
+        stored: like weight, if KIND is "stored"; otherwise unused.
         map: pointers to the rows of the map, [rows, 1, 1].
-        row: [rows, 1], of the whole weight; anything where an entry is not used.
-        row_bytes: of the map.
-        low, ..., first_group: uint32, the words that launch.subnetwork makes.
-        EVEN: no group reaches beyond the weight's last column.
+        row: [rows, 1], in the full weight; arbitrary where an entry is not used.
+        row_bytes: bytes in a row of the map.
+        low, ..., first_group: uint32, the words from launch.subnetwork.
+        EVEN: whether every group ends within the weight's columns.
     """
-    tl.static_assert(weight.shape[1] % GROUP == 0, "a tile of a weight is whole groups of 64 columns")
+    tl.static_assert(weight.shape[1] % GROUP == 0, "a tile of a weight must have whole groups of 64 columns")
     width: tl.constexpr = weight.dtype.primitive_bitwidth
     bits: tl.constexpr = tl.int16 if width == 16 else tl.int32 if width == 32 else tl.int64
     asm: tl.constexpr = ASM and width == 16

@@ -1,4 +1,4 @@
-"""subnetwork_weight: the materialised weight, at the speed of memory, whole or by slices for the vendor's kernels."""
+"""subnetwork_weight: the materialised weight, at memory speed, complete or in slices for the vendor's kernels."""
 
 from __future__ import annotations
 
@@ -14,8 +14,9 @@ from partkernels.backend.triton.packed_map import tile_ids
 from partkernels.backend.triton.passes import copy_back, over, tile_of_pass, with_taps
 from partkernels.backend.triton.rebuild import GROUP, rebuild
 
-# A convolution's weight is a matrix of as many rows as it has taps in all, where its channels are whole groups:
-# neighbouring threads have a channel's taps, which lie together, and meet a third of the sectors of 32 bytes.
+# If its channels are whole groups, a convolution's weight is treated as a matrix with a row for each tap of each output
+# channel. Neighbouring threads then have a channel's taps, which are adjacent in memory, and access a third of the
+# 32-byte sectors.
 _BY_TAPS = {"DOWN": 32, "ACROSS": GROUP.value, "num_warps": 4}
 
 
@@ -24,13 +25,13 @@ def _entries(
     rows, channels, TAPS: tl.constexpr, BY_TAPS: tl.constexpr,
     INDEX: tl.constexpr, DOWN: tl.constexpr, ACROSS: tl.constexpr,
 ):  # fmt: skip
-    """A program's entries of a weight [rows, channels, TAPS], whose columns have the channels innermost.
+    """Return a program's entries of a weight [rows, channels, TAPS]; columns have the channels innermost.
 
     Returns:
         row: [DOWN, 1].
-        first: the map's first column of all rows, or BY_TAPS of each, [DOWN, 1].
-        row, channel, tap: of every entry, [DOWN, ACROSS] or what broadcasts to it; BY_TAPS turned by _turned.
-        inside: which there are, likewise.
+        first: the map's first column, shared by all rows; with BY_TAPS one for each row, [DOWN, 1].
+        row, channel, tap: of every entry, broadcastable to [DOWN, ACROSS]; with BY_TAPS transposed as in _turned.
+        inside: which entries exist, in the same shape.
     """
     program, cols = tl.program_id(0), tl.cast(channels, INDEX) * TAPS
     if BY_TAPS:
@@ -68,7 +69,7 @@ def rebuild_kernel(
     TAPS: tl.constexpr, BY_TAPS: tl.constexpr, BITS: tl.constexpr, KIND: tl.constexpr, ASM: tl.constexpr,
     INDEX: tl.constexpr, DOWN: tl.constexpr, ACROSS: tl.constexpr,
 ):  # fmt: skip
-    """out = w_k."""
+    """Write w_k to out."""
     row, first, i, channel, tap, inside = _entries(rows, channels, TAPS, BY_TAPS, INDEX, DOWN, ACROSS)
     tile = _turned(tl.load(weight + _offsets(i, channel, tap, w0, w1, w2, TAPS), inside), BY_TAPS)
     default = tile
@@ -89,9 +90,9 @@ def keep_kernel(
     TAPS: tl.constexpr, BY_TAPS: tl.constexpr, BITS: tl.constexpr,
     INDEX: tl.constexpr, DOWN: tl.constexpr, ACROSS: tl.constexpr,
 ):  # fmt: skip
-    """out = grad at the entries of partitions first..last, 0 elsewhere.
+    """Write grad to out at the entries of partitions first..last, and 0 elsewhere.
 
-    In place as well: to write the zeros alone, entry by entry, took an H200 four times as long.
+    In-place calls rewrite all entries, too: writing only the zeros, entry by entry, took an H200 four times as long.
     """
     row, column, i, channel, tap, inside = _entries(rows, channels, TAPS, BY_TAPS, INDEX, DOWN, ACROSS)
     cols = tl.cast(channels, INDEX) * TAPS
@@ -102,16 +103,16 @@ def keep_kernel(
 
 
 def _shape(weight: Tensor) -> tuple[tuple[int], dict]:
-    """The grid of a pass over a weight, as with_taps has it, and what a kernel is told of its shape."""
+    """Return the grid of a pass over a weight from with_taps, and its kernel's shape arguments."""
     rows, channels, taps = weight.shape
-    # Where the channels lie innermost, as in the map, it is read as it lies.
+    # If the channels are innermost in memory, as in the map, the weight is read in that order.
     by_taps = taps > 1 and channels % GROUP.value == 0 and weight.stride(1) >= weight.stride(2)
     grid, tiles = over(rows * taps, channels, _BY_TAPS) if by_taps else over(rows, channels * taps)
     return grid, {"rows": rows, "channels": channels, "TAPS": taps, "BY_TAPS": by_taps, **tiles}
 
 
 def rebuild_into(out: Tensor, weight: Tensor, active: int, map: Tensor, stored: Tensor | None, *rest) -> Tensor:
-    """out = the subnetwork's weight."""
+    """Write the subnetwork's weight to out."""
     source, target = with_taps(weight), with_taps(out)
     default = source if stored is None else with_taps(stored)
     grid, shape = _shape(source)
@@ -125,7 +126,7 @@ def rebuild_into(out: Tensor, weight: Tensor, active: int, map: Tensor, stored: 
 
 
 def keep(out: Tensor, grad: Tensor, first: int, last: int, map: Tensor, count: int) -> Tensor:
-    """out = grad at the entries of partitions first..last, 0 elsewhere; out may be grad itself."""
+    """Write grad to out at the entries of partitions first..last, 0 elsewhere; out may be grad itself."""
     source, target = with_taps(grad), with_taps(out)
     grid, shape = _shape(source)
     with launch.on(grad):

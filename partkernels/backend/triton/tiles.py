@@ -1,4 +1,4 @@
-"""Tiles of a product: which one a program makes, how it is written, and sums that several programs share."""
+"""Tiles of a product: which tile a program computes, how it is stored, and sums shared by several programs."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from partkernels.backend.triton import launch, plans
 from partkernels.backend.triton.arithmetic import round_to
 from partkernels.backend.triton.plans import Config, Product
 
-# Programs that run together share rows and columns in the second-level cache.
+# Tiles of rows in a band. Programs that run together share rows and columns in the second-level cache.
 _TOGETHER = tl.constexpr(8)
 
 
 @triton.jit
 def tile_of(program, rows, cols, INDEX: tl.constexpr, BLOCK_ROWS: tl.constexpr, BLOCK_COLS: tl.constexpr):
-    """The first row and column of a program's tile; _TOGETHER tiles of rows are walked through side by side."""
+    """Return the first row and column of a program's tile; programs traverse _TOGETHER tiles of rows side by side."""
     tiles_down = tl.cdiv(tl.cast(rows, INDEX), BLOCK_ROWS)
     tiles_across = tl.cdiv(tl.cast(cols, INDEX), BLOCK_COLS)
     band = program // (_TOGETHER * tiles_across)
@@ -28,14 +28,14 @@ def tile_of(program, rows, cols, INDEX: tl.constexpr, BLOCK_ROWS: tl.constexpr, 
 
 @triton.jit
 def store_tile(tile, bias, out, row, col, rows, cols, row_at, col_at, share):
-    """Writes a tile into the share of out of this program of axis 1; the first one's has the bias of each row in it.
+    """Write a tile into the share of `out` of this program of axis 1; the first program's share includes the bias.
 
     Args:
         tile: [down, across] float32.
         bias: [rows] or None.
-        row, col: [down] and [across]; those from `rows` and `cols` on are not written.
-        row_at, col_at: where they lie.
-        share: entries from one share to the next.
+        row, col: [down] and [across]; indices from `rows` and `cols` on are not written.
+        row_at, col_at: their offsets.
+        share: the stride of shares, in entries.
     """
     if bias is not None:
         tile += tl.load(bias + row, (row < rows) & (tl.program_id(1) == 0), 0).to(tl.float32)[:, None]
@@ -54,7 +54,7 @@ def _add_kernel(shares, out, size, COUNT: tl.constexpr, BLOCK: tl.constexpr):
 
 
 def compute(out: Tensor, kernel, product: Product, config: Config, **arguments) -> Tensor:
-    """Runs a fused kernel that writes out, whose other arguments these are; a sum's shares are added up."""
+    """Run a fused kernel that writes out, with these further arguments, and add up its shares if there are several."""
     grid, schedule = plans.schedule(product, config)
     shares = out if grid[1] == 1 else _shares(out, grid[1])
     with launch.on(out):
@@ -63,14 +63,14 @@ def compute(out: Tensor, kernel, product: Product, config: Config, **arguments) 
 
 
 def _shares(out: Tensor, count: int) -> Tensor:
-    """Where the programs that share each sum write: `count` times out, in float32."""
+    """Return memory for the programs that share each sum: `count` times out, in float32."""
     return torch.empty_strided(
         (count, *out.shape), (out.numel(), *out.stride()), dtype=torch.float32, device=out.device
     )
 
 
 def _add_up(shares: Tensor, out: Tensor) -> Tensor:
-    """out = the sum of its shares, always in the same order."""
+    """Write the sum of the shares to out, always adding in the same order."""
     block = 1024
     _add_kernel[(triton.cdiv(out.numel(), block),)](shares, out, out.numel(), COUNT=len(shares), BLOCK=block)
     return out

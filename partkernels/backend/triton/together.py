@@ -1,7 +1,7 @@
-"""Several small tensors in one launch: what a kernel needs of each goes by value, in tuples.
+"""Several small tensors in one launch: each tensor's arguments are passed by value, in tuples.
 
-A table of them in the GPU's memory would cost as much, some 60 us of Python and a copy, and a CUDA graph would copy it
-again in each replay, from memory of the host that is something else's by then.
+A table in GPU memory would cost as much, about 60 us of Python and a copy, and each replay of a CUDA graph would copy
+it again from host memory that may have been reused.
 """
 
 from __future__ import annotations
@@ -13,27 +13,28 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-# Tensors of a launch. Of Adam's 10 numbers of each, 1 KB of the 4 that a kernel's arguments may take, a program selects
-# its own: 34 slots an entry (sm_90) beside the 87 of its step. 32 tensors would be 52 slots, and save half a us each.
-# Python is at a launch of 16 for 90 us, of 3 for 55, and of 1 for 20, without the driver's share.
+# Tensors per launch. Adam's 10 numbers per tensor take 1 KB of the 4 KB allowed for kernel arguments. To select a
+# tensor's numbers takes a program 34 instruction slots per entry (sm_90), beside the 87 of its step; with 32 tensors it
+# would take 52 and save 0.5 us per tensor. A launch takes Python 90 us for 16 tensors, 55 for 3 and 20 for 1, without
+# the driver's share.
 LEAST, MOST = 3, 16
-# Triton compiles a kernel anew for each mix of ones and multiples of 16 in a tuple, whatever it is told not to
-# specialise: so all are multiples. Addresses have bits to spare.
+# Triton compiles a kernel for each mix of ones and multiples of 16 in a tuple, even under do_not_specialize. Shifted by
+# 4, all numbers are multiples of 16; addresses have bits to spare.
 _SHIFT = tl.constexpr(4)
 
 
 def in_tuples(each: Sequence[Sequence[Tensor | int | None]], programs: Sequence[int]) -> tuple[list, int]:
-    """What a kernel takes of several tensors, and how many programs it has.
+    """Return a kernel's arguments for several tensors, and its number of programs.
 
     Args:
-        each: of each tensor its addresses and numbers; None of all or of none.
-        programs: of each.
+        each: each tensor's addresses and numbers; an item is None for all tensors or for none.
+        programs: each tensor's number of programs.
 
     Returns:
-        a tuple of each number, None where all are 1 or None; at last that of each tensor's first program.
+        one tuple per item, or None if all are 1 or None; the last tuple has each tensor's first program.
     """
     *firsts, total = accumulate(programs, initial=0)
-    # One kernel for any number of tensors: those that are missing begin behind the last program.
+    # One kernel serves any number of tensors: missing ones begin after the last program.
     missing = MOST - len(each)
     columns = [_in_tuple(column + column[:1] * missing) for column in zip(*each, strict=True)]
     return [*columns, _in_tuple(firsts + [total] * missing)], total
@@ -49,7 +50,7 @@ def _in_tuple(numbers: Sequence[Tensor | int | None]) -> tuple[int, ...] | None:
 
 @triton.jit
 def own(numbers, firsts):
-    """The program's tensor's: that of the last tensor whose first program is not beyond it."""
+    """Return the item of this program's tensor, the last one that starts at or before this program."""
     if numbers is None:
         return 1
     else:

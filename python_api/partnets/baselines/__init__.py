@@ -1,15 +1,15 @@
-"""What partitioned networks are compared with: the same trainer, on networks that are divided otherwise or not at all.
+"""Baselines for comparison with partitioned networks, most of them with the same trainer.
 
 standard training              Trainer(*whole(model, data))
-validation-set optimisation    Trainer(*held_out(model, data), hyper=ψ, sampling=(1, 0)), then, with finetuning,
-                               standard training of the same model, whose ψ stays
+validation-set optimisation    Trainer(*held_out(model, data), hyper=ψ, sampling=(1, 0)); for finetuning, then
+                               standard training of the same model with fixed ψ
 "Partitioned (Ens.)"           Trainer(Ensemble(models), chunks, hyper=ψ)
 Augerino, safe or not          Augerino(*whole(model, data), hyper=ψ)
 grid, random search, TPE       search(train_and_validate, space, trials)
 post-hoc Laplace               laplace(model, data)
 last-layer marginal likelihood last_layer(ψ, network, data, steps=n)
-implicit and iterative         bilevel(train, validate, weights, hyper, method=...), of functions of tensors; one
-differentiation, best          hypergradient alone: hypergradient(...)
+implicit and iterative         bilevel(train, validate, weights, hyper, method=...), of functions of tensors; for a
+differentiation, best          single hypergradient: hypergradient(...)
 responses, fixed values
 noise, sinusoids, replays      bilevel(train, validate, weights, schedules.gaussian(hyper), method="fixed")
 """

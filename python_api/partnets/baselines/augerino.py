@@ -12,27 +12,27 @@ from partnets.subnetworks.context import subnetwork
 from partnets.training.step import check_reached, clip_gradient, parameters_of
 from partnets.training.trainer import Trainer
 
-# Their code's: beyond it, the safe variant gives no bonus.
+# As in their code: beyond it, the safe variant gives no bonus.
 SAFE_WIDTH = 10.0
-# Options of partnets.Trainer for steps of w and ψ that are apart.
+# Options of partnets.Trainer for separate steps of w and ψ.
 SEPARATE = {"hyper_every", "hyper_steps", "hyper_after", "hyper_chunks", "hyper_batch_size", "sampling", "one_pass"}
 
 
 class Augerino(Trainer):
-    """Steps of w and ψ together on the training loss minus regularisation * ||width||_2.
+    """A trainer with joint steps of w and ψ on the training loss minus regularisation * ||width||_2.
 
-    Without a bound the bonus has no end, and training may diverge (Appendix E); the safe variant takes it away, without
-    a gradient, while any width is 10 or more.
+    The bonus is unbounded, so training may diverge (Appendix E). The safe variant removes the bonus's gradient while
+    any width is 10 or more.
 
     Args:
-        model, chunks: of baselines.whole.
+        model, chunks: the results of baselines.whole.
         hyper: one hyper.Affine, which has Augerino's widths.
         regularisation: 0.01 in the paper.
-        safe: whether to clip.
-        options: as of partnets.Trainer. The paper has a learning rate of 0.05 for ψ on MNIST.
+        safe: whether to use the safe variant.
+        options: as in partnets.Trainer. The paper has a learning rate of 0.05 for ψ on MNIST.
 
     Raises:
-        ValueError: as partnets.Trainer; or there is more than one chunk.
+        ValueError: as in partnets.Trainer; or there is more than one chunk.
 
     Example:
         >>> import torch
@@ -50,15 +50,15 @@ class Augerino(Trainer):
 
     def __init__(self, model, chunks, *, hyper, regularisation: float = 0.01, safe: bool = True, **options) -> None:
         if unused := sorted(SEPARATE & set(options)):
-            raise ValueError(f"{', '.join(unused)}: Augerino's steps are of w and ψ together; leave these out.")
+            raise ValueError(f"{', '.join(unused)}: Augerino steps w and ψ together; leave these out.")
         if chunks.count > 1:
-            raise ValueError(f"there are {chunks.count} chunks; Augerino learns from all data: pass baselines.whole's.")
+            raise ValueError(f"there are {chunks.count} chunks; Augerino learns from all data: use baselines.whole.")
         super().__init__(model, chunks, hyper=hyper, **options)
         self.augmentation = only_affine(self.hyper.values())
         self.regularisation, self.safe = regularisation, safe
 
     def iterate(self) -> tuple[int, float, None, None]:
-        """A step of w and of ψ on one batch; the loss that is recorded is without the bonus."""
+        """Take a step of w and of ψ on one batch; the recorded loss is without the bonus."""
         batch = self._source.sample_upto(1, self.batch_size, self.generator)
         self.optimizer.zero_grad()
         self.hyper_optimizer.zero_grad()
@@ -80,10 +80,10 @@ class Augerino(Trainer):
 
 
 def bonus(augmentation: Affine, safe: bool = True) -> Tensor:
-    """||width||_2, which the training loss is given less of: a scalar.
+    """Return ||width||_2, which is subtracted from the training loss: a scalar.
 
     Args:
-        safe: whether it gives no gradient while any width is 10 or more.
+        safe: whether it has no gradient while any width is 10 or more.
 
     Example:
         >>> augmentation = Affine()
@@ -97,9 +97,9 @@ def bonus(augmentation: Affine, safe: bool = True) -> Tensor:
 
 
 def only_affine(modules: Iterable[Hyperparameter]) -> Affine:
-    """The hyper.Affine that these modules must be; raises ValueError for anything else."""
+    """Return the only module, a hyper.Affine; raise ValueError for anything else."""
     modules = list(modules)
     if [type(module) for module in modules] != [Affine]:
         kinds = ", ".join(type(module).__name__ for module in modules) or "None"
-        raise ValueError(f"hyper is {kinds}; pass one hyper.Affine, whose widths the bonus is for.")
+        raise ValueError(f"hyper is {kinds}; pass one hyper.Affine, which has the widths for the bonus.")
     return modules[0]

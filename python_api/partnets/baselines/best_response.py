@@ -1,4 +1,4 @@
-"""BestResponse: a hypernetwork from hyperparameters anywhere in a box to the weights that are best for them."""
+"""BestResponse: a hypernetwork from hyperparameters in a box to the best weights for them."""
 
 from __future__ import annotations
 
@@ -13,10 +13,11 @@ from partnets.baselines.inner_problem import Inner, Loss, MakeOptimizer, check_t
 
 
 class BestResponse:
-    """A map from λ to all weights, trained on E f(w(λ), λ), λ uniform in a box (Lorraine and Duvenaud 2018).
+    """A map from λ to all weights, trained on E f(w(λ), λ) for λ uniform in a box (Lorraine and Duvenaud 2018).
 
-    Linear, w(λ) = b + W z with λ's place z in [-1, 1]ⁿ of the box, or with a hidden layer, w(λ) = b + W tanh(V z + c).
-    W starts at 0 and b at the given weights. Calls give F and its gradient by λ through the map.
+    It is linear, w(λ) = b + W z with λ's coordinates z in [-1, 1]ⁿ of the box, or has a hidden layer, w(λ) = b + W
+    tanh(V z + c). W is initialised to 0 and b to the given weights. Calls return F and its gradient by λ through the
+    map.
     """
 
     def __init__(
@@ -39,7 +40,7 @@ class BestResponse:
         inputs = box[0].numel()
         start = {"W": bias.new_zeros(bias.numel(), hidden or inputs), "b": bias}
         if hidden:
-            # As steep as a tanh must be to bend within the box.
+            # Steep enough for the tanh to bend within the box.
             start["V"] = (
                 2 / math.sqrt(inputs) * torch.randn(hidden, inputs, generator=self.generator, device="cpu").to(bias)
             )
@@ -59,7 +60,7 @@ class BestResponse:
         return Hypergradient(gradient, loss.item(), weights, self.inner.evaluations)
 
     def _loss(self, parameters: dict[str, Tensor], hyper: Tensor) -> Tensor:
-        # Detached, the map hides nothing: what reaches λ then is what f itself makes of it.
+        # hyper is detached in the map, so that the check sees only f's direct dependence on λ.
         return self.train(self._respond(parameters, hyper.detach()), hyper)
 
     def _respond(self, parameters: dict[str, Tensor], hyper: Tensor) -> dict[str, Tensor]:

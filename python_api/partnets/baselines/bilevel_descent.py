@@ -1,4 +1,4 @@
-"""bilevel: hyperparameters by gradient descent on the validation loss of the weights that they bring about."""
+"""bilevel: gradient descent of hyperparameters on the validation loss of the weights that result from them."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ METHODS = (*IMPLICIT, *ITERATIVE, "best_response", "fixed")
 
 @dataclass(frozen=True)
 class Bilevel:
-    """What bilevel returns.
+    """The result of bilevel.
 
     Attributes:
-        weights: the final ones, by name.
+        weights: the final weights, by name.
         hyper: λ after the last step.
-        validation: F of each outer step, at its weights, before its step of λ.
-        values: λ there, [steps, n].
-        seconds: from the start to the end of each outer step, without callbacks.
-        evaluations: of gradients, from the start to the end of each outer step.
+        validation: F in each outer step, before its step of λ.
+        values: λ in each outer step, before its step of λ, [steps, n].
+        seconds: time from the start to the end of each outer step, without callbacks.
+        evaluations: number of gradient evaluations from the start to the end of each outer step.
     """
 
     weights: dict[str, Tensor]
@@ -61,42 +61,43 @@ def bilevel(
     seed: int = 0,
     callback: Callable[[int, dict[str, Tensor], Tensor], None] | None = None,
 ) -> Bilevel:
-    """argmin_λ F(w*(λ), λ) with w*(λ) = argmin_w f(w, λ): what self-tuning networks are compared with.
+    """Minimise F(w*(λ), λ) over λ with w*(λ) = argmin_w f(w, λ): the alternatives to self-tuning networks.
 
-    Each outer step is inner_steps steps of the weights on the training loss f, then one of λ on the validation loss F:
+    Each outer step takes inner_steps steps of the weights on the training loss f, then one of λ on the validation loss
+    F:
 
     'conjugate_gradients', 'neumann', 'unrolled', 'truncated'   by baselines.hypergradient
     'best_response'     a hypernetwork from λ to the weights learns for all λ in a box, in steps * inner_steps steps
-                        before the first of λ, and F goes down through it (Lorraine and Duvenaud 2018)
-    'fixed'             λ stays as it is given: a tensor, or a schedule, as baselines.schedules has them
+                        before the first step of λ, and F is minimised through it (Lorraine and Duvenaud 2018)
+    'fixed'             λ is given: a tensor, or a schedule such as those of baselines.schedules
 
-    A method takes no notice of options of others, so that one set of them serves all.
+    Methods ignore the options of other methods, so that all can be called with the same options.
 
-    Compute is counted in gradient evaluations, each a forward and a backward pass: one a step of the weights and one of
-    F; two for a product with second derivatives, of which there is one for each conjugate gradient, for each Neumann
-    term but the first and for each step that is followed, and one with ∂²f/∂w∂λ in implicit differentiation.
+    Cost is counted in gradient evaluations, each a forward and a backward pass. A step of the weights takes one, and
+    the gradient of F one. A product with second derivatives takes two: one product for each conjugate gradient, for
+    each Neumann term but the first, for each differentiated step, and one with ∂²f/∂w∂λ in implicit differentiation.
 
     Args:
-        train, validate, weights, terms, alpha, damping: as of baselines.hypergradient; minibatches as there.
-        hyper: λ, mostly [n], of floating point and unconstrained; it stays as it is. For 'fixed' also a schedule, a
+        train, validate, weights, terms, alpha, damping: as in baselines.hypergradient; see there for minibatches.
+        hyper: λ, usually [n], floating point and unconstrained; it is left unchanged. For 'fixed' also a schedule, a
             function from the step of the weights, counted from 0, to λ.
         method: one of the above.
-        steps: outer ones.
-        inner_steps: steps of the weights in each; of the hypernetwork, in all, steps * inner_steps.
-        optimizer: of the weights or the hypernetwork, as of baselines.hypergradient.
-        hyper_optimizer: of λ, likewise; needed unless λ is fixed.
-        restart: whether each outer step trains from the given weights again, and not from the last; not of
+        steps: number of outer steps.
+        inner_steps: steps of the weights in each outer step; the hypernetwork takes steps * inner_steps steps in all.
+        optimizer: makes the optimiser of the weights or the hypernetwork, as in baselines.hypergradient.
+        hyper_optimizer: makes the optimiser of λ; required unless λ is fixed.
+        restart: whether each outer step trains from the given weights instead of the last ones; not for
             'best_response' and 'fixed', which train once.
-        box: λ's least and greatest values, numbers or tensors of its shape. 'best_response' needs it; others keep λ
-            in, but for 'fixed', which takes what it is given.
-        hidden: of 'best_response': hidden units, 0 for a linear map.
-        seed: of 'best_response': of the λ that it learns for and its hidden units.
+        box: λ's minimum and maximum, numbers or tensors of its shape. 'best_response' requires it; other methods clamp
+            λ to it, except 'fixed'.
+        hidden: number of hidden units in 'best_response', 0 for a linear map.
+        seed: seed of 'best_response', for the sampled λ and its hidden units.
         callback: called in each outer step before the step of λ, with its number, counted from 0, the weights and λ,
-            as to record a test loss.
+            such as to record a test loss.
 
     Raises:
-        ValueError, FloatingPointError, ArithmeticError: as baselines.hypergradient; or an argument that the method
-            needs is missing, or λ or its box is wrong.
+        ValueError, FloatingPointError, ArithmeticError: as in baselines.hypergradient; or an argument that the method
+            requires is missing, or λ or its box is invalid.
 
     Example:
         >>> x, y = torch.randn(20, 5), torch.randn(20)  # noise: a large penalty is best
@@ -167,7 +168,7 @@ def bilevel(
 def _follow(
     inner: Inner, validate: Loss, schedule: Schedule, count: Iterator[int], inner_steps: int, hyper: Tensor
 ) -> Hypergradient:
-    """Steps of the weights at the schedule's values, which are put into hyper."""
+    """Take steps of the weights at the schedule's values, which are written into hyper."""
     for step in itertools.islice(count, inner_steps):
         inner.step(hyper.copy_(schedule(step)))
     with torch.no_grad():

@@ -1,4 +1,4 @@
-"""Ensemble: C networks instead of one divided into C partitions."""
+"""Ensemble: C networks in place of one network with C partitions."""
 
 from __future__ import annotations
 
@@ -14,26 +14,26 @@ from partnets.utils.modules import frozen
 
 
 class Ensemble(Partitioned):
-    """Whole networks as partitions: subnetwork k is network k, trained on D_1:k (Section 5, "Partitioned (Ens.)").
+    """Separate networks as partitions: subnetwork k is network k, trained on D_1:k (Section 5, "Partitioned (Ens.)").
 
-    What a partitioned network approximates at a C-th of the memory. Everything that takes a partitioned model takes
-    this one: partnets.subnetwork, lml, the optimisers, Trainer. Hyperparameters are shared: build the networks around
-    the same module of partnets.hyper.
+    A partitioned network approximates it with a C-th of the memory. All functions for partitioned models accept it:
+    partnets.subnetwork, lml, the optimisers, Trainer. Hyperparameters are shared: build the networks around the same
+    module of partnets.hyper.
 
     Args:
-        networks: ordinary modules with the same inputs and outputs.
-        count: C; the number of networks if None. If there are fewer networks, the later subnetworks are the last one
-            and the later partitions are empty.
+        networks: torch modules with the same inputs and outputs.
+        count: C; the number of networks if None. If there are fewer networks, later subnetworks are the last network
+            and later partitions are empty.
 
     Attributes:
         networks: nn.ModuleList.
-        active, update: as of a partitioned layer.
+        active, update: as in a partitioned layer.
 
     Shapes:
-        those of the networks.
+        Those of the networks.
 
     Raises:
-        ValueError: there is no network, more than count, or one has partitions itself.
+        ValueError: there is no network, there are more than count, or one is partitioned itself.
 
     Example:
         >>> import torch, partnets
@@ -51,9 +51,9 @@ class Ensemble(Partitioned):
         if not 1 <= len(networks) <= count:
             raise ValueError(f"there are {len(networks)} networks for {count} partitions; pass 1 to {count} networks.")
         if any(isinstance(module, Partitioned) for network in networks for module in network.modules()):
-            raise ValueError("a network has partitions itself; pass ordinary ones, or train it without an Ensemble.")
+            raise ValueError("a network has partitions itself; pass torch modules, or train it without an Ensemble.")
         self.networks = nn.ModuleList(networks)
-        # Networks in evaluation mode, as pretrained ones come, are no part that stays so while the rest trains.
+        # Pretrained networks may be in evaluation mode, which must not freeze them while the rest trains.
         is_training = any(network.training for network in networks)
         self.training = self.networks.training = is_training
         self.count, self.active, self.update = count, count, count

@@ -1,4 +1,4 @@
-"""search: hyperparameters by many trainings, of a grid, at random or by Optuna's tree-structured Parzen estimator."""
+"""search: hyperparameters by many trainings: on a grid, at random or by Optuna's tree-structured Parzen estimator."""
 
 from __future__ import annotations
 
@@ -23,30 +23,30 @@ def search(
     study: optuna.Study | None = None,
     catch: type[Exception] | Sequence[type[Exception]] = (),
 ) -> optuna.Study:
-    """Try hyperparameters with Optuna, one training each.
+    """Search hyperparameters with Optuna, with one training per trial.
 
-    For equal compute with one partitioned run of n steps, which are n steps of w and n of ψ, give each of `trials`
-    trainings 2 n / trials steps. To prune trainings, call Optuna's study.optimize itself.
+    For the same cost as one partitioned run of n steps, which are n steps of w and n of ψ, give each of `trials`
+    trainings 2 n / trials steps. To prune trainings, call Optuna's study.optimize directly.
 
     Args:
-        objective: trains with the given values and returns a score to be maximised, such as the log-likelihood of a
+        objective: trains with the given values and returns a score to maximise, such as the log-likelihood of a
             validation set.
-        space: of each hyperparameter, (least, greatest) for uniform numbers, or one of Optuna's distributions, such as
+        space: for each hyperparameter, (least, greatest) for uniform numbers, or an Optuna distribution, such as
             FloatDistribution(1e-5, 1e-1, log=True), IntDistribution or CategoricalDistribution.
-        trials: how many, at least 1; of a grid of n hyperparameters, an n-th power.
-        sampler: 'random'; 'tpe' (Bergstra et al. 2011), whose first third, at most ten, is random as well; 'grid', all
-            combinations of as many values of each, evenly from the least to the greatest, of one its middle; or a
-            sampler of Optuna's.
-        seed: of the sampler; a grid has none.
-        study: one that maximises, to continue, and to keep trials in its storage; its sampler becomes this one.
-        catch: exceptions of a training that fails and does not end the search.
+        trials: number of trials, at least 1; for a grid of n hyperparameters, an n-th power.
+        sampler: 'random'; 'tpe' (Bergstra et al. 2011), with the first third, at most ten, at random; 'grid', all
+            combinations of equally many values of each, evenly spaced from the least to the greatest, or the middle if
+            it is one value; or an Optuna sampler.
+        seed: seed of the sampler; a grid needs none.
+        study: an existing study that maximises, to continue it or to use its storage; its sampler is replaced.
+        catch: exceptions of failed trainings that do not end the search.
 
     Returns:
-        The study: study.best_params, study.best_value and study.trials. A score of NaN counts as minus infinity.
+        The study: study.best_params, study.best_value and study.trials. A score of NaN becomes minus infinity.
 
     Raises:
-        ValueError: trials is below 1 or no grid has as many, a range is empty, the sampler is unknown, or the study
-            minimises. Nothing has been trained then.
+        ValueError: trials is below 1 or not possible for a grid, a range is empty, the sampler is unknown, or the study
+            minimises; raised before training.
         ImportError: Optuna is not installed.
 
     Example:
@@ -65,9 +65,9 @@ def search(
     given = [name for name, one in space.items() if isinstance(one, optuna.distributions.BaseDistribution)]
     for name, one in space.items():
         if name not in given and not (len(one) == 2 and one[0] < one[1]):
-            raise ValueError(f"the range of {name} is {tuple(one)}; pass (least, greatest), or one of Optuna's.")
+            raise ValueError(f"the range of {name} is {tuple(one)}; pass (least, greatest), or an Optuna distribution.")
     if not (sampler in SAMPLERS or isinstance(sampler, optuna.samplers.BaseSampler)):
-        raise ValueError(f"sampler={sampler!r}; pass one of {', '.join(SAMPLERS)}, or one of Optuna's.")
+        raise ValueError(f"sampler={sampler!r}; pass one of {', '.join(SAMPLERS)}, or an Optuna sampler.")
     if study is not None and study.direction != optuna.study.StudyDirection.MAXIMIZE:
         raise ValueError("the study minimises; pass one of optuna.create_study(direction='maximize').")
     if sampler == "grid" and given:
@@ -79,7 +79,7 @@ def search(
     elif sampler == "random":
         sampler = optuna.samplers.RandomSampler(seed=seed)
     elif sampler == "tpe":
-        # Optuna draws its first ten at random, which may be all that there are.
+        # By default Optuna draws the first ten at random, possibly all.
         sampler = optuna.samplers.TPESampler(seed=seed, n_startup_trials=min(10, -(-trials // 3)))
     space = {
         name: one if name in given else optuna.distributions.FloatDistribution(*one) for name, one in space.items()
@@ -87,11 +87,11 @@ def search(
 
     def scored(trial: optuna.Trial) -> float:
         score = float(objective({name: _suggested(trial, name, one) for name, one in space.items()}))
-        # The training diverged.
+        # NaN: the training diverged.
         return -math.inf if math.isnan(score) else score
 
     verbosity = optuna.logging.get_verbosity()
-    optuna.logging.set_verbosity(optuna.logging.WARNING)  # it reports each study and each trial
+    optuna.logging.set_verbosity(optuna.logging.WARNING)  # silences messages for each study and trial
     try:
         if study is None:
             study = optuna.create_study(direction="maximize")
@@ -103,7 +103,7 @@ def search(
 
 
 def _suggested(trial: optuna.Trial, name: str, distribution: BaseDistribution) -> Any:
-    """The trial's value of a hyperparameter."""
+    """Return the trial's value of a hyperparameter."""
     kind = type(distribution).__name__
     if kind == "CategoricalDistribution":
         return trial.suggest_categorical(name, distribution.choices)
@@ -116,8 +116,8 @@ def _grid(space: Mapping[str, Sequence[float]], trials: int) -> dict[str, list[f
     if each ** len(space) != trials:
         powers = [count ** len(space) for count in (each - 1, each, each + 1) if count] if space else [1]
         raise ValueError(
-            f"trials={trials}, but a grid of {len(space)} hyperparameters has as many trials as some number's power of"
-            f" that; pass {' or '.join(map(str, powers))}."
+            f"trials={trials}, but a grid of {len(space)} hyperparameters needs n ** {len(space)} trials for an integer"
+            f" n; pass {' or '.join(map(str, powers))}."
         )
     return {
         name: [low + (high - low) * ((i / (each - 1)) if each > 1 else 0.5) for i in range(each)]

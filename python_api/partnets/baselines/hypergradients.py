@@ -27,13 +27,13 @@ ITERATIVE = ("unrolled", "truncated")
 
 @dataclass(frozen=True)
 class Hypergradient:
-    """What hypergradient returns.
+    """The result of hypergradient.
 
     Attributes:
-        gradient: dF/dλ, of hyper's shape; None where λ is fixed.
-        validation: F where it was taken.
-        weights: those there, after the inner steps.
-        evaluations: of gradients, as baselines.bilevel counts them.
+        gradient: dF/dλ, of hyper's shape; None if λ is fixed.
+        validation: F at the weights below.
+        weights: the weights after the inner steps.
+        evaluations: number of gradient evaluations, counted as in baselines.bilevel.
     """
 
     gradient: Tensor | None
@@ -55,35 +55,36 @@ def hypergradient(
     alpha: float | None = None,
     damping: float = 0.0,
 ) -> Hypergradient:
-    """dF/dλ = ∂F/∂λ + (dw/dλ)ᵀ ∂F/∂w, after inner_steps steps of the weights.
+    """Compute dF/dλ = ∂F/∂λ + (dw/dλ)ᵀ ∂F/∂w, after inner_steps steps of the weights.
 
-    Implicit differentiation takes the weights for w*(λ) = argmin_w f(w, λ), where dw/dλ = -H⁻¹ ∂²f/∂w∂λ with f's
-    Hessian H. 'conjugate_gradients' solves with H (Pedregosa 2016); 'neumann' takes H⁻¹ ≈ α Σ_{j<K} (I - αH)ʲ
-    (Lorraine, Vicol and Duvenaud 2020). Iterative differentiation goes back through the steps of the optimiser:
-    'unrolled' through all (Maclaurin et al. 2015), 'truncated' through the last K (Shaban et al. 2019). From w*, the
-    last K steps of gradient descent with learning rate α give what K Neumann terms give.
+    Implicit differentiation assumes that the weights are w*(λ) = argmin_w f(w, λ), where dw/dλ = -H⁻¹ ∂²f/∂w∂λ with
+    f's Hessian H. 'conjugate_gradients' solves with H (Pedregosa 2016); 'neumann' uses H⁻¹ ≈ α Σ_{j<K} (I - αH)ʲ
+    (Lorraine, Vicol and Duvenaud 2020). Iterative differentiation backpropagates through the steps of the optimiser:
+    'unrolled' through all (Maclaurin et al. 2015), 'truncated' through the last K (Shaban et al. 2019). At w*, the last
+    K steps of gradient descent with learning rate α give the same result as K Neumann terms.
 
-    Minibatches: train and validate may draw them. Each inner step calls train once, and implicit differentiation calls
-    train and validate once more each: all its Hessian-vector products are of that one batch and its random numbers.
+    The functions train and validate may draw minibatches. Each inner step calls train once. Implicit differentiation
+    calls train and validate once more each, and all its Hessian-vector products use that batch and its random numbers.
 
-    What is differentiated twice must be differentiable twice, which cuDNN's recurrent networks and fused attention are
-    not; torch.backends.cudnn.flags(enabled=False) turns the first off.
+    f must be twice differentiable. cuDNN's recurrent networks and fused attention are not;
+    torch.backends.cudnn.flags(enabled=False) disables the first.
 
     Args:
-        train, validate: from (weights, hyper) to the scalars f and F.
-        weights: tensors of floating point by name, the start; they stay as they are.
-        hyper: λ, mostly [n], of floating point and unconstrained.
+        train, validate: functions of (weights, hyper) that return the scalars f and F.
+        weights: the initial weights, floating-point tensors by name; they are left unchanged.
+        hyper: λ, usually [n], floating point and unconstrained.
         method: 'conjugate_gradients', 'neumann', 'unrolled' or 'truncated'.
-        inner_steps: steps of the weights before; at least 1 if iterative.
-        optimizer: of the weights, if there are steps: what makes one of torch.optim from parameters and, if the method
-            is iterative, from differentiable=True, as functools.partial(torch.optim.SGD, lr=0.1). SGD, Adam, AdamW and
+        inner_steps: number of steps of the weights before; at least 1 if iterative.
+        optimizer: required for steps: a function that makes a torch.optim optimiser of parameters and, if the method is
+            iterative, differentiable=True, such as functools.partial(torch.optim.SGD, lr=0.1). SGD, Adam, AdamW and
             RMSprop are known to have the right derivatives.
-        terms: K, at least 1: Neumann terms, steps that are followed, or at most as many conjugate gradients.
-        alpha: of 'neumann', below 2 / H's largest eigenvalue.
-        damping: of implicit differentiation, added to H's diagonal.
+        terms: K, at least 1: the number of Neumann terms or differentiated steps, or the limit of conjugate gradients.
+        alpha: α of 'neumann', below 2 / H's largest eigenvalue.
+        damping: added to H's diagonal in implicit differentiation.
 
     Raises:
-        ValueError: the method is unknown; a number is too low or missing; a loss is no scalar or depends on too little.
+        ValueError: the method is unknown; a number is too low or missing; a loss is not a scalar or does not depend on
+            its arguments.
         FloatingPointError: a loss or the result is NaN or infinite.
         ArithmeticError: H has negative curvature, or the Neumann series grows.
 
@@ -107,7 +108,7 @@ def hypergradient(
 
 @dataclass(frozen=True)
 class Rule:
-    """How to differentiate; the arguments of hypergradient that say so, checked."""
+    """The checked options of a method of differentiation."""
 
     method: str
     inner_steps: int
@@ -121,7 +122,7 @@ class Rule:
 
     @property
     def tracked(self) -> int:
-        """How many of the inner steps autograd follows."""
+        """The number of inner steps that autograd records."""
         return {"unrolled": self.inner_steps, "truncated": min(self.terms, self.inner_steps)}.get(self.method, 0)
 
     def __post_init__(self) -> None:
@@ -132,7 +133,7 @@ class Rule:
         if self.method == "neumann" and not (self.alpha is not None and self.alpha > 0):
             raise ValueError(
                 f"alpha={self.alpha}; pass 'neumann' the series' step, above 0 and below 2 / the Hessian's largest"
-                " eigenvalue, as the learning rate of a gradient descent that converges."
+                " eigenvalue, such as a learning rate with which gradient descent converges."
             )
         if not self.damping >= 0:
             raise ValueError(f"damping={self.damping}; pass a number of at least 0.")
@@ -158,7 +159,7 @@ def _iterative(rule: Rule, inner: Inner, validate: Loss, hyper: Tensor) -> tuple
     loss, _, gradient = _validation(validate, inner.weights, hyper)
     if gradient is None:
         raise_independent()
-    # The way back takes a Hessian-vector product at each step that was followed, and validate's gradient.
+    # The backward pass takes a Hessian-vector product for each recorded step, and validate's gradient.
     inner.evaluations += 2 * rule.tracked + 1
     inner.detach()
     return gradient, loss.item()
@@ -185,17 +186,17 @@ def _implicit(rule: Rule, inner: Inner, validate: Loss, hyper: Tensor) -> tuple[
     (mixed,) = torch.autograd.grad(gradient, hyper, solution, allow_unused=True)
     if mixed is None:
         raise_independent()
-    inner.evaluations += 3  # validate's gradient, and the mixed derivatives' product
+    inner.evaluations += 3  # validate's gradient, and the product with mixed derivatives
     return -mixed if direct is None else direct - mixed, loss.item()
 
 
 def _validation(
     validate: Loss, weights: dict[str, Tensor], hyper: Tensor
 ) -> tuple[Tensor, list[Tensor], Tensor | None]:
-    """F, its gradients by each weight, and that by hyper, None if nothing leads there."""
+    """Return F, its gradient by each weight, and that by hyper, or None if F does not depend on hyper."""
     loss = evaluate("validate", validate, weights, hyper)
     *by_weights, by_hyper = torch.autograd.grad(loss, [*weights.values(), hyper], allow_unused=True)
     if all(gradient is None for gradient in by_weights):
-        raise ValueError("validate(weights, hyper) does not depend on the weights; compute it from those it is given.")
+        raise ValueError("validate(weights, hyper) does not depend on the weights; compute it from this argument.")
     pairs = zip(weights.values(), by_weights, strict=True)
     return loss, [torch.zeros_like(weight) if by is None else by for weight, by in pairs], by_hyper

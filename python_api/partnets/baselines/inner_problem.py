@@ -1,4 +1,4 @@
-"""Inner: the weights of a bilevel problem, which learn from its training loss."""
+"""Inner: the inner problem of a bilevel one, in which weights learn from a training loss."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from partnets.training.start import check_finite
 from partnets.utils.twice import twice_differentiable
 
 Loss = Callable[[dict[str, Tensor], Tensor], Tensor]
-# functools.partial(torch.optim.SGD, lr=0.1), say.
+# For example functools.partial(torch.optim.SGD, lr=0.1).
 MakeOptimizer = Callable[..., Optimizer]
 
 
 class Inner:
-    """argmin_w f(w, λ), by steps of an optimiser that can be differentiated if asked for.
+    """The problem argmin_w f(w, λ), solved by steps of an optimiser, differentiable on request.
 
     Attributes:
-        weights: the present ones, copies of the start.
-        evaluations: how many gradients were evaluated so far.
+        weights: the current weights, copies of the initial ones.
+        evaluations: the number of gradient evaluations so far.
     """
 
     def __init__(
@@ -36,7 +36,7 @@ class Inner:
         self.restart()
 
     def restart(self) -> None:
-        """Goes back to the start, and to a fresh optimiser."""
+        """Return to the initial weights, with a new optimiser."""
         self.weights = {name: weight.detach().clone() for name, weight in self.start.items()}
         if self.make is None:
             return
@@ -50,9 +50,11 @@ class Inner:
                 _keep_first_gradient(self.optimizer, group)
 
     def step(self, hyper: Tensor, *, track: bool = False, check: bool = False) -> None:
-        """One step of the weights; with track, autograd follows it. check is for a first one: later, autograd's way
-        from f to hyper is through all steps that it followed."""
-        # Copies, because the optimiser changes in place what autograd keeps for the way back.
+        """Take a step of the weights. With track, autograd records it; with check, raise if f is independent of hyper.
+
+        Pass check in the first step only: later, autograd's path from f to hyper leads through all recorded steps.
+        """
+        # Copies, because the optimiser changes in place tensors that autograd saved for the backward pass.
         copies = {
             name: weight.clone() if weight.requires_grad else weight.clone().requires_grad_()
             for name, weight in self.weights.items()
@@ -65,7 +67,7 @@ class Inner:
     def gradient(
         self, weights: dict[str, Tensor], hyper: Tensor, *, create_graph: bool = False, check: bool = False
     ) -> list[Tensor]:
-        """∂f/∂w of each weight; check asks as well whether f depends on hyper."""
+        """Return ∂f/∂w of each weight; with check, also raise if f does not depend on hyper."""
         self.evaluations += 1
         with twice_differentiable() if create_graph else nullcontext():
             loss = evaluate("train", self.train, weights, hyper)
@@ -85,7 +87,7 @@ class Inner:
         return {name: weight.clone() for name, weight in self.weights.items()}
 
     def detach(self) -> None:
-        """Forgets what autograd followed; the weights and the optimiser's state keep their values."""
+        """Drop autograd's graph; the weights and the optimiser's state keep their values."""
         for weight in self.weights.values():
             weight.grad = None
             weight.detach_()
@@ -95,36 +97,36 @@ class Inner:
 
 
 def evaluate(name: str, loss: Loss, weights: dict[str, Tensor], hyper: Tensor) -> Tensor:
-    """The loss, which must be one finite number that autograd can follow, if it is to."""
+    """Return the loss, checked to be one finite number, with a graph if gradients are enabled."""
     value = loss(weights, hyper)
     if not isinstance(value, Tensor) or value.dim():
         shown = f"a tensor of shape {list(value.shape)}" if isinstance(value, Tensor) else repr(value)
-        raise ValueError(f"{name}(weights, hyper) returned {shown}; return a scalar tensor, as loss.mean().")
+        raise ValueError(f"{name}(weights, hyper) returned {shown}; return a scalar tensor, such as loss.mean().")
     check_finite(value, name)
     if torch.is_grad_enabled() and not value.requires_grad:
         raise ValueError(
-            f"{name}(weights, hyper) depends on neither; compute it from the weights and hyper that it is given, and"
-            " without detach, item or torch.no_grad()."
+            f"{name}(weights, hyper) depends on neither; compute it from these arguments, without detach, item or"
+            " torch.no_grad()."
         )
     return value
 
 
 def check_tensors(weights: Mapping[str, Tensor]) -> None:
     if not isinstance(weights, Mapping) or not weights:
-        raise ValueError(f"weights={weights!r}; pass a dict of tensors, as dict(model.named_parameters()).")
+        raise ValueError(f"weights={weights!r}; pass a dict of tensors, such as dict(model.named_parameters()).")
     for name, weight in weights.items():
         check_floating(f"weights[{name!r}]", weight)
 
 
 def check_maker(name: str, maker: MakeOptimizer | None) -> None:
     if not callable(maker):
-        raise ValueError(f"{name}={maker!r}; pass what makes one, as functools.partial(torch.optim.SGD, lr=0.1).")
+        raise ValueError(f"{name}={maker!r}; pass a function that makes one, such as functools.partial(SGD, lr=0.1).")
 
 
 def check_floating(name: str, tensor: Tensor) -> None:
     if not isinstance(tensor, Tensor) or not tensor.is_floating_point():
         shown = f"a tensor of {tensor.dtype}" if isinstance(tensor, Tensor) else repr(tensor)
-        raise ValueError(f"{name} is {shown}; pass a tensor of floating point, and leave buffers to train itself.")
+        raise ValueError(f"{name} is {shown}; pass a floating-point tensor, and leave buffers to the function train.")
 
 
 def raise_independent() -> None:
@@ -139,7 +141,7 @@ def flat(tensors: Iterable[Tensor]) -> Tensor:
 
 
 def _keep_first_gradient(optimizer: Optimizer, group: dict) -> None:
-    # torch.optim.SGD detaches the gradient that its momentum starts from; from a zero it is followed.
+    # torch.optim.SGD detaches the gradient that initialises its momentum; with an initial zero it stays in the graph.
     if group["dampening"]:
         raise ValueError(f"dampening={group['dampening']} of the optimizer; pass 0, as others are not differentiated.")
     for parameter in group["params"]:

@@ -20,20 +20,20 @@ from partnets.utils.targets import check_targets
 def laplace(
     model: nn.Module, data: Dataset | Sequence[Tensor], *, structure: str = "diag", batch_size: int = 256
 ) -> float:
-    """log p(D | ψ) of a classifier by Laplace's approximation around its weights (Immer et al. 2021), in nats.
+    """Compute log p(D | ψ) of a classifier by Laplace's approximation at its weights (Immer et al. 2021), in nats.
 
-    The prior's precision is the one, the same for all weights, that maximises the result.
+    The prior has one precision for all weights, chosen to maximise the result.
 
     Args:
-        model: an ordinary module, trained; returns logits. Hyperparameters in it stay as they are.
-        data: what it was trained on, a Dataset of (x, y) or tensors (x, y).
-        structure: of the Hessian's approximation, as laplace-torch names it: 'diag', 'kron' or 'full'.
-        batch_size: the examples at once.
+        model: a trained torch module that returns logits. Hyperparameters in it are left unchanged.
+        data: its training data, a Dataset of (x, y) or tensors (x, y).
+        structure: structure of the approximate Hessian, as in laplace-torch: 'diag', 'kron' or 'full'.
+        batch_size: number of examples per pass.
 
     Raises:
         ImportError: laplace-torch is not installed.
-        ValueError: the model is no classifier of these examples: its outputs are not [batch, classes], or a label is
-            not a whole number in 0..classes-1.
+        ValueError: the model is not a classifier of these examples: its outputs are not [batch, classes], or a label is
+            not an integer in 0..classes-1.
 
     Example:
         >>> import torch
@@ -45,13 +45,13 @@ def laplace(
     except ImportError as error:
         raise ImportError(
             "baselines.laplace needs laplace-torch; pip install laplace-torch, or partkernels' extra 'laplace', or,"
-            " where torchvision cannot be installed, laplace-torch and what it imports with pip's --no-deps."
+            " where torchvision cannot be installed, laplace-torch and its dependencies with pip's --no-deps."
         ) from error
     loader = DataLoader(as_dataset(data), batch_size=batch_size)
     _check_classifier(model, loader)
-    # What requires a gradient counts as a weight, with a prior.
+    # laplace-torch treats every parameter that requires a gradient as a weight with a prior.
     with frozen(hyperparameters(model)), evaluating(model), warnings.catch_warnings():
-        # It is about predictions, of which there are none here.
+        # The warning concerns predictions, which are not made here.
         warnings.filterwarnings("ignore", "By default `link_approx`", UserWarning)
         fitted = Laplace(model, "classification", subset_of_weights="all", hessian_structure=structure)
         fitted.fit(loader)
@@ -61,7 +61,7 @@ def laplace(
 
 @torch.no_grad()
 def _check_classifier(model: nn.Module, loader: DataLoader) -> None:
-    """Raise ValueError unless the outputs are [batch, classes] and the labels whole numbers below `classes`."""
+    """Raise ValueError unless the outputs are [batch, classes] and the labels integers below `classes`."""
     with evaluating(model):
         for x, y in loader:
             output = model(x.to(device_of(model))).cpu()

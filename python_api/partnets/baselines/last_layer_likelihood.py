@@ -1,4 +1,4 @@
-"""last_layer: augmentations by the marginal likelihood of a Gaussian process on a network's last features."""
+"""last_layer: augmentations learned by the marginal likelihood of a Gaussian process on a network's last features."""
 
 from __future__ import annotations
 
@@ -18,24 +18,24 @@ from partnets.training.start import check_finite
 from partnets.utils.checks import check_at_least
 from partnets.utils.modules import device_of, evaluating, frozen, to_device
 
-# Of the process's values, by which the expectation of a softmax is estimated.
+# Number of draws from the process for the expectation of a softmax.
 DRAWS = 16
 
 
 class LastLayer(nn.Module):
-    """Logarithms of class probabilities by Gaussian processes of averaged features: what last_layer returns.
+    """Log-probabilities of classes from Gaussian processes on averaged features: the result of last_layer.
 
     Args:
-        augmentation: maps [n, ...] to [n, ...] with a draw of its own for each example.
+        augmentation: maps [n, ...] to [n, ...] with a separate draw for each example.
         features: maps [n, ...] to [n, features].
-        process: of so many features, one for each class.
-        samples: copies of each example, over which the processes' values are averaged.
+        process: processes on these features, one for each class.
+        samples: number of copies of each example, over which the processes are averaged.
 
     Attributes:
-        bounds: of each step of last_layer the lower bound on log p(D | ψ) / |D| in nats, estimated from its batch.
+        bounds: in each step of last_layer the lower bound on log p(D | ψ) / |D| in nats, estimated from its batch.
 
     Shapes:
-        x [batch, ...] to [batch, classes].
+        x [batch, ...]; returns [batch, classes].
     """
 
     def __init__(self, augmentation: nn.Module, features: nn.Module, process: SparseProcess, samples: int) -> None:
@@ -47,16 +47,16 @@ class LastLayer(nn.Module):
         return self._log_probabilities(x).logsumexp(0) - math.log(DRAWS)
 
     def bound(self, x: Tensor, y: Tensor, examples: int) -> Tensor:
-        """A lower bound on log p(D | ψ) / |D| in nats for |D| = examples, from a batch of them: a scalar.
+        """Return a lower bound on log p(D | ψ) / |D| in nats for |D| = examples, from a batch: a scalar.
 
-        The expectation over draws of the augmentation and over the processes' values is outside of the logarithm of the
-        softmax, which is concave in those values (Schwöbel et al. 2021). More samples make it tighter.
+        The expectation over augmentations and process values is outside of the logarithm of the softmax, which is
+        concave in these values (Schwöbel et al. 2021). More samples make the bound tighter.
         """
         expected = self._log_probabilities(x).mean(0).gather(1, y[:, None]).mean()
         return expected - self.process.divergence() / examples
 
     def _log_probabilities(self, x: Tensor) -> Tensor:
-        """[DRAWS, batch, classes], at values that are drawn from the processes."""
+        """Return log-probabilities [DRAWS, batch, classes] for values drawn from the processes."""
         copies = self.features(self.augmentation(x.repeat_interleave(self.samples, 0)))
         mean, variance = self.process(copies.unflatten(0, (len(x), self.samples)))
         return (mean + variance.sqrt() * torch.randn_like(mean.expand(DRAWS, -1, -1))).log_softmax(2)
@@ -79,34 +79,35 @@ def last_layer(
     seed: int = 0,
     callback: Callable[[int, LastLayer], None] | None = None,
 ) -> LastLayer:
-    """Last-layer marginal likelihood (Schwöbel et al. 2021): ψ by all of the data, without unseen ones.
+    """Learn ψ from all of the data by the last-layer marginal likelihood (Schwöbel et al. 2021).
 
-    The network learns as usual for a few steps. Then Gaussian processes take the place of its last layer, of which a
-    lower bound on the marginal likelihood is known. ψ and the processes learn by it for a phase, then the network for
-    one, and so on by turns: together the network would fit the data before ψ has moved. For the same reason the first
-    steps are few: a network that knows its data by heart needs no invariance (their Section 7, and ours on digits).
+    The network is first trained as usual for a few steps. Gaussian processes, which have a lower bound on the marginal
+    likelihood, then replace its last layer. In alternating phases, ψ and the processes, or the network, learn by this
+    bound. If they learned jointly, the network would fit the data before ψ has moved. Pretraining is short because a
+    network that has memorised its data needs no invariance (their Section 7, confirmed here on digits).
 
     Args:
-        augmentation: maps [n, ...] to [n, ...] with a draw of its own for each example; its parameters are ψ. In the
-            paper hyper.SchwobelAffine.
-        network: maps [n, ...] to logits [n, classes] by a last nn.Linear, of which nn.Identity takes the place.
-        data: a Dataset of (x, y) or tensors (x, y), y being classes.
-        steps: of the bound, each on so many examples; pretraining: of the cross-entropy before them, at four times lr.
-        phase: steps of ψ and the processes, then of the network.
-        samples: copies of each example.
-        inducing: where the processes have values of their own: at the features of so many examples, as they start.
+        augmentation: maps [n, ...] to [n, ...] with a separate draw for each example; its parameters are ψ. The paper
+            uses hyper.SchwobelAffine.
+        network: maps [n, ...] to logits [n, classes] with a final nn.Linear, which becomes nn.Identity.
+        data: a Dataset of (x, y) or tensors (x, y), where y are classes.
+        steps: number of steps on the bound.
+        pretraining: number of steps on the cross-entropy before these, at four times lr.
+        phase: number of steps of ψ and the processes, then of the network.
+        samples: number of copies of each example.
+        inducing: number of inducing points, initialised to the features of as many examples.
         batch_size: examples of a step.
-        lr, process_lr, hyper_lr: Adam's, of the network, the processes and ψ.
-        seed: an int in [0, 2**63) of the draws of examples. The noise of augmentations is torch's.
-        callback: called after each step with its number, counted from 1, and what is to be returned.
+        lr, process_lr, hyper_lr: Adam's learning rates of the network, the processes and ψ.
+        seed: an int in [0, 2**63), seed of the draws of examples. The noise of augmentations uses torch's generator.
+        callback: called after each step with its number, counted from 1, and the model.
 
     Returns:
-        The network, the augmentation and the processes as a classifier. ψ and the network have learned in place.
+        The network, the augmentation and the processes as a classifier. ψ and the network are changed in place.
 
     Raises:
-        ValueError: a number is out of range, the output is not that of the last nn.Linear, there are fewer examples
-            than `inducing`, or all of them have the same features.
-        FloatingPointError: a loss is not finite, before anything is stepped by it.
+        ValueError: a number is out of range, the output does not come from an nn.Linear, there are fewer examples than
+            `inducing`, or half of them or more have the same features.
+        FloatingPointError: a loss is not finite; raised before the step.
 
     Example:
         >>> from partnets import hyper
@@ -163,7 +164,7 @@ def _descend(loss: Tensor, optimizer: torch.optim.Optimizer, what: str) -> None:
 
 
 def _head(network: nn.Module, augmentation: nn.Module, x: Tensor) -> str:
-    """The path of the nn.Linear whose output is the network's."""
+    """Return the path of the nn.Linear that returns the network's output."""
     outputs: dict[str, Tensor] = {}
     linears = {path: module for path, module in network.named_modules() if path and isinstance(module, nn.Linear)}
     hooks = [
@@ -180,6 +181,6 @@ def _head(network: nn.Module, augmentation: nn.Module, x: Tensor) -> str:
     if head is None:
         raise ValueError(
             f"the network's output is not that of an nn.Linear in it; it has {', '.join(linears) or 'none'}. Let it end"
-            " in one, whose place the processes take."
+            " in one, which the processes replace."
         )
     return head

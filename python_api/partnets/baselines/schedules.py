@@ -1,6 +1,6 @@
-"""Schedules: hyperparameters that training is given, step by step, instead of learning them.
+"""Schedules: hyperparameters that training is given step by step instead of learning them.
 
-baselines.bilevel(..., method="fixed") takes one for hyper. The final values of a schedule are a tensor, so a constant.
+baselines.bilevel(..., method="fixed") takes a schedule as hyper, or a tensor for constant values.
 """
 
 from __future__ import annotations
@@ -15,21 +15,21 @@ from partnets.hyper.ranges import Range, real
 from partnets.utils.checks import check_at_least
 from partnets.utils.seeds import derived
 
-# From the step, counted from 0, to hyper.
+# A function from the step, counted from 0, to hyper.
 Schedule = Callable[[int], Tensor]
 
 
 def gaussian(hyper: Tensor, *, std: float = 0.05, range: Range = real, seed: int = 0) -> Schedule:
-    """Independent Gaussian noise on the values at each step (MacKay et al. 2019, Section 5.1).
+    """Return a schedule with independent Gaussian noise on the values (MacKay et al. 2019, Section 5.1).
 
     Args:
         hyper: [n], unconstrained.
-        std: of the noise, of the values, which are range.transform(hyper). A value beyond the range goes to its border.
-        range: of partnets.hyper, such as hyper.probability; by default the noise is of hyper itself.
-        seed: a step has the same noise whenever it is asked for.
+        std: standard deviation of the noise on the values, range.transform(hyper), which are clamped to the range.
+        range: a range of partnets.hyper, such as hyper.probability; by default the noise is added to hyper itself.
+        seed: seed of the noise, which is a function of seed and step.
 
     Returns:
-        From the step, counted from 0, to hyper, unconstrained.
+        A function from the step, counted from 0, to hyper, unconstrained.
 
     Raises:
         ValueError: std is below 0.
@@ -50,15 +50,15 @@ def gaussian(hyper: Tensor, *, std: float = 0.05, range: Range = real, seed: int
 
 
 def sinusoid(hyper: Tensor, *, amplitude: float = 0.1, period: int = 1200, range: Range = real) -> Schedule:
-    """The values plus amplitude * sin(2π step / period) (MacKay et al. 2019, Section 5.1).
+    """Return a schedule of the values plus amplitude * sin(2π step / period) (MacKay et al. 2019, Section 5.1).
 
     Args:
-        hyper, range: as of gaussian.
-        amplitude: of the values.
-        period: steps.
+        hyper, range: as in gaussian.
+        amplitude: amplitude in units of the values.
+        period: number of steps.
 
     Returns:
-        As gaussian.
+        As in gaussian.
 
     Raises:
         ValueError: amplitude is below 0 or period below 1.
@@ -74,15 +74,15 @@ def sinusoid(hyper: Tensor, *, amplitude: float = 0.1, period: int = 1200, range
 
 
 def recorded(values: Tensor | Sequence[Tensor], *, every: int = 1, range: Range = real) -> Schedule:
-    """Values that were recorded in a training, as baselines.bilevel's and those of a History; then the last.
+    """Return a schedule of recorded values, such as baselines.bilevel's or a History's; the last one is repeated.
 
     Args:
-        values: [m, n], of the range: unconstrained, as baselines.bilevel gives them, where that is real.
-        every: how many steps each holds.
-        range: of partnets.hyper, that of the hyperparameter whose values a History has.
+        values: [m, n], in the range; baselines.bilevel returns them unconstrained, for which the range is real.
+        every: number of steps for each value.
+        range: a range of partnets.hyper, that of the hyperparameter in a History.
 
     Returns:
-        As gaussian.
+        As in gaussian.
 
     Raises:
         ValueError: there are no values, or every is below 1.
@@ -107,7 +107,7 @@ def recorded(values: Tensor | Sequence[Tensor], *, every: int = 1, range: Range 
 
 def _moved(hyper: Tensor, range: Range, change: Callable[[int], Tensor | float]) -> Schedule:
     value = range.transform(hyper.detach())
-    # The borders are excluded, and a softplus has no inverse at 0.
+    # The borders are excluded, and the softplus has no inverse at 0.
     low, high = range.low + torch.finfo(value.dtype).tiny, range.high
     return lambda step: range.transform.inv((value + change(step)).clamp(low, high))
 

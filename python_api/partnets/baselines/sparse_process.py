@@ -1,4 +1,4 @@
-"""SparseProcess: Gaussian processes of features, averaged over copies of each example."""
+"""SparseProcess: Gaussian processes on features, averaged over copies of each example."""
 
 from __future__ import annotations
 
@@ -7,24 +7,24 @@ import math
 import torch
 from torch import Tensor, nn
 
-# Added to the covariance of the inducing values, as a part of the process's variance, so that it has a root.
+# Added to the covariance of the inducing values, relative to the process's variance, so that it has a Cholesky root.
 JITTER = 1e-4
 VARIANCE = 10.0
 
 
 class SparseProcess(nn.Module):
-    """A Gaussian process f for each class, the mean over copies of x of a g whose covariance is a squared exponential.
+    """A Gaussian process f for each class: the mean over copies of x of a g with squared exponential covariance.
 
-    They have values of their own at inducing points, whose distribution is learned (Hensman et al. 2015), in the
-    coordinates in which the prior is N(0, 1). Averaging makes a prior of functions that don't change with the
-    augmentation (van der Wilk et al. 2018): the wider it is, the less can f tell apart.
+    Each process has values at inducing points with a learned distribution (Hensman et al. 2015), in coordinates in
+    which the prior is N(0, 1). Averaging gives a prior over functions that are invariant to the augmentation (van der
+    Wilk et al. 2018): the wider it is, the fewer inputs f can distinguish.
 
     Args:
-        inducing: [m, features], where the inducing points start.
-        classes: how many processes; they share covariance and inducing points.
+        inducing: [m, features], the initial inducing points.
+        classes: the number of processes, which share covariance and inducing points.
 
     Raises:
-        ValueError: half of the points or more are at the same place, so that there is no length to begin with.
+        ValueError: half of the points or more coincide, so that the initial length scale would be 0.
 
     Example:
         >>> process = SparseProcess(torch.randn(5, 8), classes=3)
@@ -46,7 +46,7 @@ class SparseProcess(nn.Module):
         self.root = nn.Parameter(torch.eye(points, device="cpu").to(inducing).repeat(classes, 1, 1))
 
     def forward(self, features: Tensor) -> tuple[Tensor, Tensor]:
-        """Means and variances of f, [batch, classes] each; features [batch, copies, features]."""
+        """Return means and variances of f, [batch, classes] each, for features [batch, copies, features]."""
         points = self.covariance(self.inducing, self.inducing)
         jitter = JITTER * self.log_variance.exp() * torch.eye(len(points), device="cpu").to(points)
         cross = self.covariance(self.inducing, features.flatten(0, 1)).unflatten(1, features.shape[:2]).mean(2)
@@ -56,12 +56,12 @@ class SparseProcess(nn.Module):
         return (self.mean @ cross).mT, (rest.clamp_min(0) + learned).mT
 
     def covariance(self, a: Tensor, b: Tensor) -> Tensor:
-        """Of g at a [..., n, features] and b [..., m, features]: [..., n, m]."""
+        """Return the covariance of g at a [..., n, features] and b [..., m, features]: [..., n, m]."""
         squares = a.square().sum(-1)[..., :, None] + b.square().sum(-1)[..., None, :] - 2 * a @ b.mT
         return (self.log_variance - squares.clamp_min(0) / (2 * self.log_length).exp() / 2).exp()
 
     def divergence(self) -> Tensor:
-        """KL of the inducing values' distribution from their prior, in nats: a scalar."""
+        """Return the KL divergence of the inducing values' distribution from their prior, in nats: a scalar."""
         root = self.root.tril()
         squares = root.square().sum() + self.mean.square().sum() - self.mean.numel()
         return squares / 2 - root.diagonal(dim1=1, dim2=2).abs().log().sum()

@@ -1,4 +1,4 @@
-"""whole and held_out: an undivided network and its data, for standard training and validation-set optimisation."""
+"""whole and held_out: an unpartitioned network and its data, for standard training and validation-set optimisation."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from partnets.data.examples import as_dataset
 
 
 def whole(model: nn.Module, data: Dataset | Sequence, **options) -> tuple[Ensemble, Chunks]:
-    """Standard training: one network, one chunk, with hyperparameters that stay as they are.
+    """Prepare standard training: one network, one chunk, with fixed hyperparameters.
 
     Args:
-        model: an ordinary module.
+        model: a torch module.
         data: a Dataset of (x, y) or of dicts with labels, or tensors (x, y).
-        **options: of partnets.chunk, as seed and collate.
+        **options: options of partnets.chunk, such as seed and collate.
 
     Returns:
-        What partnets.Trainer takes; the model is networks[0] of the first.
+        The first arguments of partnets.Trainer: an Ensemble with the model as networks[0], and the chunks.
 
     Raises:
-        TypeError, ValueError: as partnets.chunk.
+        TypeError, ValueError: as in partnets.chunk.
 
     Example:
         >>> import torch, partnets
@@ -40,22 +40,22 @@ def whole(model: nn.Module, data: Dataset | Sequence, **options) -> tuple[Ensemb
 def held_out(
     model: nn.Module, data: Dataset | Sequence, *, validation: float | Dataset | Sequence = 0.1, **options
 ) -> tuple[Ensemble, Chunks]:
-    """Validation-set optimisation: weights learn from D_1, and ψ from D_2, which no weight sees (Section 5, Table 2).
+    """Prepare validation-set optimisation: weights learn from D_1, and only ψ from D_2 (Section 5, Table 2).
 
-    This is L_ML with two chunks, all weights in the first partition. Pass Trainer sampling=(1, 0), since the second is
-    empty. To finetune afterwards, train `whole(partnets.finalize(model, "finetune"), data)`, with a lower learning rate
-    in the paper.
+    This is L_ML with two chunks and all weights in the first partition. Pass Trainer sampling=(1, 0), since the second
+    is empty. To finetune afterwards, train `whole(partnets.finalize(model, "finetune"), data)`, with a lower learning
+    rate in the paper.
 
     Args:
-        model, data, **options: as of whole.
-        validation: the share of the examples in the validation set D_2; or that set itself, as `data`, which is then
-            all of D_1.
+        model, data, **options: as in whole.
+        validation: the share of the examples in the validation set D_2; or that set itself, in a form like `data`, with
+            D_1 then being all of `data`.
 
     Returns:
-        What partnets.Trainer takes.
+        The first arguments of partnets.Trainer.
 
     Raises:
-        TypeError, ValueError: as partnets.chunk.
+        TypeError, ValueError: as in partnets.chunk.
 
     Example:
         >>> import torch, partnets
@@ -74,9 +74,9 @@ def held_out(
 
 
 def _joined(first: Dataset, second: Dataset) -> tuple[Dataset, list[int]]:
-    """One data set after another, and how many examples each has."""
+    """Return two data sets joined, and the number of examples of each."""
     sizes = [len(first), len(second)]
     if type(first) is type(second) is TensorDataset and len(first.tensors) == len(second.tensors):
-        # Which are indexed without collating.
+        # A TensorDataset is indexed without collating.
         return TensorDataset(*map(torch.cat, zip(first.tensors, second.tensors, strict=True))), sizes
     return ConcatDataset([first, second]), sizes

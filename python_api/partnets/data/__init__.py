@@ -1,6 +1,6 @@
 """The paper's data sets, read from local files; nothing is ever downloaded.
 
-Images stay as their files hold them, mostly as bytes, and a network begins with what makes numbers of them:
+Images keep the dtype of their files, mostly uint8, and a model begins with a layer that converts them to floats:
 
     data = partnets.data.load("cifar10", root="data", rotated=True).subset(20_000)
     network = nn.Sequential(Normalise(data.mean, data.std), FixupResNet())

@@ -1,4 +1,4 @@
-"""The one rule of what a batch is to a model and to a loss; Trainer, lml and all other evaluations go by it."""
+"""The convention for calls of models and losses with a batch, shared by Trainer, lml and all other evaluations."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from partnets.utils.likelihood import (
 )
 from partnets.utils.random_state import preserved
 
-# Under which of these a batch has its targets.
+# Names of the targets in a batch.
 LABELS = ("labels", "label", "targets", "target")
 OWN_RULE = "or pass forward=, a function of model and batch that returns (output, targets)"
 
@@ -32,12 +32,12 @@ Forward = Callable[[nn.Module, Any], tuple[Any, Any]]
 
 
 def call(model: nn.Module, batch: Any) -> tuple[Any, Any]:
-    """The model's output for a batch, and the targets: what `forward` does where none is given.
+    """Return the model's output for a batch, and the targets, by the default convention without `forward`.
 
-    A pair (x, y) is model(x) and y, whatever x is: a tensor, or a tuple, list or dict of tensors. A dict, or another
-    mapping, has the targets under "labels", "label", "targets" or "target", and the rest goes to the model as keyword
-    arguments. So does a dict x whose names the model's forward takes. A single input under a name that forward does not
-    take goes as its only argument.
+    For a pair (x, y), these are model(x) and y, where x is a tensor, or a tuple, list or dict of tensors. A dict or
+    another mapping has the targets under "labels", "label", "targets" or "target", and passes the rest to the model as
+    keyword arguments. So does a dict x if the model's forward takes its names. A single input under a name that forward
+    does not take is passed as the only positional argument.
 
     Raises:
         ValueError: the batch is neither, or has no targets, several, or inputs that the model's forward does not take.
@@ -71,10 +71,10 @@ def call(model: nn.Module, batch: Any) -> tuple[Any, Any]:
 
 
 def _called(model: nn.Module, x: Mapping, single: bool = False) -> Any:
-    """model(**x), or model of x itself, or of what alone is in it, if the model's forward doesn't take these names."""
+    """Return model(**x), or if forward does not take these names, model(x) or model of the only value of x."""
     try:
         parameters = inspect.signature(model.forward).parameters
-    except (TypeError, ValueError):  # a compiled one tells no names
+    except (TypeError, ValueError):  # a compiled module may have no signature
         return model(**x)
     if all(name in parameters for name in x):
         return model(**x)
@@ -87,12 +87,12 @@ def _called(model: nn.Module, x: Mapping, single: bool = False) -> Any:
     unknown = [name for name in x if name not in parameters]
     raise ValueError(
         f"a batch has {', '.join(map(repr, unknown))}, which forward of {type(model).__name__} does not take; it takes"
-        f" {', '.join(parameters)}. Leave out of the examples what the model does not need, {OWN_RULE}."
+        f" {', '.join(parameters)}. Remove these inputs from the examples, {OWN_RULE}."
     )
 
 
 def scores(output: Any) -> Any:
-    """The logits of an output that has some under this name, as transformers' or a dict; any other as it is."""
+    """Return the logits of an output that has them by this name, as in transformers, or the output itself."""
     if isinstance(output, Mapping) and "logits" in output:
         return output["logits"]
     return output if isinstance(output, Tensor) else getattr(output, "logits", output)
@@ -104,20 +104,20 @@ def is_torchs(loss: Any) -> bool:
 
 
 def losses(loss: Loss, output: Any, y: Any) -> Tensor:
-    """loss(output, y): a mean, or with a dimension the losses themselves. torch's own criteria are given the logits."""
+    """Return loss(output, y), a scalar mean or losses with a dimension; torch's own criteria receive the logits."""
     function = loss.func if isinstance(loss, functools.partial) else loss
     found = loss(scores(output) if is_torchs(function) else output, y)
     if not isinstance(found, Tensor):
         raise TypeError(
             f"loss(output, y) gave a {type(found).__name__}; it must give a tensor: a mean, or the loss of each target."
         )
-    # A mean with keepdim=True; of a batch of one example it may be that example's loss.
+    # A mean with keepdim=True. For a batch of one example it may be that example's loss, and is kept.
     single = found.shape == (1,) and isinstance(y, Tensor) and y.dim() > 0 and len(y) > 1
     return found[0] if single else found
 
 
 def mean(loss: Loss, output: Any, y: Any) -> Tensor:
-    """The loss to be minimised, a scalar; 0 of a batch whose classes count nowhere.
+    """Return the loss to minimise, a scalar; 0 if all targets of the batch are ignored.
 
     Example:
         >>> logits, y = torch.zeros(3, 2), torch.tensor([0, 1, 1])
@@ -138,13 +138,13 @@ def mean(loss: Loss, output: Any, y: Any) -> Tensor:
 
 
 def check_no_sum(loss: Loss, output: Any, y: Any, value: Tensor) -> None:
-    """Raises ValueError if a loss, `value` of this batch, is twice as large for one that holds each example twice."""
+    """Raise ValueError if a loss, `value` for this batch, doubles when each example is repeated."""
     if not (isinstance(output, Tensor) and isinstance(y, Tensor)):
         return
     try:
         with preserved(output.device), torch.no_grad():
             twice = mean(loss, output.repeat_interleave(2, 0), y.repeat_interleave(2, 0))
-    except (RuntimeError, TypeError, ValueError, IndexError):  # a loss of its own that wants the batch as it is
+    except (RuntimeError, TypeError, ValueError, IndexError):  # a custom loss that needs the original batch
         return
     if value.item() != 0 and abs(twice.item() / value.item() - 2) < 1e-3:
         raise ValueError(
@@ -154,12 +154,13 @@ def check_no_sum(loss: Loss, output: Any, y: Any, value: Tensor) -> None:
 
 
 def total(loss: Loss, output: Any, y: Any, examples: int) -> tuple[float, int]:
-    """The sum of a batch's losses, and of how many it is: examples, or targets that count.
+    """Return the sum of a batch's losses, and their number: of examples, or of targets that count.
 
-    Losses that have a dimension are added up; see partnets.utils.likelihood.counted for those that do not count. A mean
-    counts for each target that is a class of the logits [batch, classes, ...] or [batch, ..., classes], but for
-    the ignore_index of torch's losses, and for numbers that are no class if the loss does not depend on the logits
-    there; for each number of y if the loss is torch's of yes or no, or of counts; otherwise for each example.
+    Losses with a dimension are summed; partnets.utils.likelihood.counted says which count. A mean is multiplied by the
+    number of targets that are classes of the logits [batch, classes, ...] or [batch, ..., classes]. The ignore_index of
+    torch's losses does not count, nor do other numbers that are not classes if the loss does not depend on the logits
+    there. For torch's binary and count losses, the factor is the number of entries of y; otherwise the number of
+    examples.
 
     Example:
         >>> logits, y = torch.zeros(2, 5, 3), torch.tensor([[0, 1, -100], [2, -100, -100]])  # [batch, classes, length]
@@ -171,7 +172,7 @@ def total(loss: Loss, output: Any, y: Any, examples: int) -> tuple[float, int]:
 
 
 def summed(loss: Loss, output: Any, y: Any, examples: int) -> tuple[Tensor, int]:
-    """As total, of which the sum has a gradient: a scalar of float64 on the CPU.
+    """Return total's result with a differentiable sum, a float64 scalar on the CPU.
 
     Example:
         >>> logits, y = torch.zeros(2, 3, requires_grad=True), torch.tensor([0, -100])
@@ -190,13 +191,13 @@ def summed(loss: Loss, output: Any, y: Any, examples: int) -> tuple[Tensor, int]
 
 
 def _in_single(leaf: Any) -> Any:
-    """Numbers of 16 bits in 32, so that the mean of a batch is not rounded to 8 of them before it is summed."""
+    """Convert 16-bit floats to float32, so that a batch's mean is not rounded to 8 bits before it is summed."""
     is_low = isinstance(leaf, Tensor) and leaf.dtype in (torch.bfloat16, torch.half)
     return leaf.float() if is_low else leaf
 
 
 def _targets(loss: Loss, output: Any, y: Any, examples: int) -> int:
-    """Return of how many targets a loss is the mean."""
+    """Return the number of targets over which a loss averages."""
     if isinstance(y, Tensor) and is_of_numbers(loss):
         return y.numel()
     logits = scores(output)
@@ -208,7 +209,7 @@ def _targets(loss: Loss, output: Any, y: Any, examples: int) -> int:
     strange = no_classes(logits, y)
     if not strange.any():
         return y.numel()
-    if not isinstance(output, Tensor):  # whose logits nobody can exchange
+    if not isinstance(output, Tensor):  # its logits cannot be replaced
         return int((y != IGNORED).sum())
     ramp = torch.linspace(0, 1, logits.shape[axis], device=logits.device).to(logits.dtype)
     moved = (logits.movedim(axis, -1) + strange.unsqueeze(-1) * ramp).movedim(-1, axis)

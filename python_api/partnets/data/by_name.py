@@ -1,4 +1,4 @@
-"""load: a data set of images by its name."""
+"""load: image data sets by name."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ FROM_FILES = {"mnist": mnist, "cifar10": cifar10, "tiny-imagenet": tiny_imagenet
 
 
 def load(name: str, root: str | PathLike | None = None, *, rotated: bool = False, seed: int = 0) -> Data:
-    """Loads 'digits', 'mnist', 'cifar10' or 'tiny-imagenet', upright or rotated.
+    """Load 'digits', 'mnist', 'cifar10' or 'tiny-imagenet', upright or rotated.
 
     Args:
         name: one of these.
-        root: the folder of the files, as for the function of this name; None is the environment variable PARTNETS_DATA,
-            or ./data without it. One folder can hold all data sets. digits need none.
-        rotated: whether every image is rotated by an angle of its own, as in Data.rotated.
-        seed: an int in [0, 2**63), of the angles and of the split of digits.
+        root: the folder of the files, as in the function of this name. By default the environment variable
+            PARTNETS_DATA, or ./data. One folder can hold all data sets. digits needs none.
+        rotated: whether to rotate each image by a separate angle, as in Data.rotated.
+        seed: an int in [0, 2**63), seed of the angles and of the split of digits.
 
     Raises:
         ValueError: the name is unknown, seed is out of range, or a file is damaged.

@@ -1,4 +1,4 @@
-"""chunk: the training data in C disjoint parts, and how they are sampled."""
+"""chunk: the split of training data into C disjoint chunks, and their sampling."""
 
 from __future__ import annotations
 
@@ -20,23 +20,23 @@ from partnets.data.fetching import Request, batches, fetch, fetched
 from partnets.data.splitting import codes, given, grouped, stratified
 from partnets.utils.checks import check_at_least
 
-# How many examples tell one data set from another.
+# Number of examples in a fingerprint.
 DIGESTED = 64
-# And how many numbers, texts and tensors of each.
+# Number of tree leaves of each example in a fingerprint: numbers, texts and tensors.
 LEAVES = 64
 
 
 class Chunks:
     """A dataset in C disjoint chunks D_1..D_C; chunks[k] is D_k, a Subset. Make one with partnets.chunk.
 
-    Iterating gives D_1, ..., D_C; len(chunks) is C.
+    Iteration yields D_1, ..., D_C; len(chunks) is C.
 
     Attributes:
         dataset: all of the data, D_1:C.
         sizes: the number of examples of each chunk.
-        ranks: how many processes have a part of each batch; others than 1 with partnets.distributed.share.
-        collate: makes a batch of a list of examples: torch's default_collate, unless another was given to
-            partnets.chunk. The tensors of a TensorDataset are indexed without the default one.
+        ranks: the number of processes that share each batch; above 1 with partnets.distributed.share.
+        collate: makes a batch of a list of examples: torch's default_collate, unless another was passed to
+            partnets.chunk. With the default, the tensors of a TensorDataset are indexed without collating.
 
     Raises:
         IndexError: a chunk's number is not in 1..C.
@@ -61,25 +61,24 @@ class Chunks:
         self._ends = [0, *itertools.accumulate(self.sizes)]
 
     def __setstate__(self, state: dict) -> None:
-        self.__dict__.update({"collate": default_collate} | state)  # older pickles have none
+        self.__dict__.update({"collate": default_collate} | state)  # absent in older pickles
 
     @property
     def count(self) -> int:
-        """C, the number of chunks."""
+        """The number of chunks C."""
         return len(self.sizes)
 
     @property
     def proportions(self) -> tuple[float, ...]:
-        """u_1..u_C (Appendix I.1): each chunk's actual share of the examples."""
+        """Each chunk's actual share of the examples, u_1..u_C (Appendix I.1)."""
         return tuple(size / len(self.order) for size in self.sizes)
 
     @cached_property
     def fingerprint(self) -> str:
-        """Tells these chunks from others: hexadecimal digits of the split, a hyphen, and those of up to 64 examples.
+        """An identifier of these chunks: a hexadecimal digest of the split, a hyphen, and one of up to 64 examples.
 
-        It is the same in every process and on every machine. Examples count where the data are tensors, or a list of
-        tensors, numbers and text; of a Dataset, which may transform what it gives, and of other lists there are no
-        digits after the hyphen. See is_of.
+        It is the same in every process and on every machine. The second digest needs tensors, or a list of tensors,
+        numbers and text. It is empty for other lists and for a Dataset, which may transform its examples. See is_of.
 
         Example:
             >>> x = torch.arange(10)
@@ -92,7 +91,7 @@ class Chunks:
         return f"{found.hexdigest()}-{digest(self) or ''}"
 
     def is_of(self, fingerprint: str) -> bool:
-        """Whether a fingerprint may be of these chunks: it has the same split, and where both know it the same data.
+        """Return whether a fingerprint has the same split as these chunks, and the same data if both have a digest.
 
         Example:
             >>> x = torch.arange(10)
@@ -109,17 +108,17 @@ class Chunks:
         return split == their_split and (data == theirs or not (data and theirs))
 
     def indices(self, k: int) -> Tensor:
-        """The indices of D_k's examples in the dataset, int64 [sizes[k - 1]]."""
+        """Return the indices of D_k's examples in the dataset, int64 [sizes[k - 1]]."""
         self._check(k)
         return self.order[self._ends[k - 1] : self._ends[k]]
 
     def upto(self, k: int) -> Subset:
-        """D_1:k."""
+        """Return D_1:k."""
         self._check(k)
         return Subset(self.dataset, Indices(self.order[: self._ends[k]]))
 
     def sample(self, k: int, batch_size: int, generator: Generator | None = None):
-        """A batch from D_k, uniformly with replacement (Appendix I.1, hyperparameters).
+        """Return a batch from D_k, drawn uniformly with replacement (Appendix I.1, hyperparameters).
 
         Args:
             k: 1..C.
@@ -127,7 +126,7 @@ class Chunks:
             generator: a CPU generator; torch's global one if None.
 
         Returns:
-            What `collate` makes of the examples; a tuple of tensors for a TensorDataset.
+            The examples collated by `collate`; a tuple of tensors for a TensorDataset.
 
         Example:
             >>> chunks = chunk((torch.arange(10), torch.arange(10)), (0.8, 0.2))
@@ -137,33 +136,33 @@ class Chunks:
         return self.fetch(self.draw(k, batch_size, generator))
 
     def sample_upto(self, k: int, batch_size: int, generator: Generator | None = None):
-        """A batch from D_1:k, uniformly with replacement (Appendix I.1, parameters). Arguments as for sample."""
+        """Return a batch from D_1:k, drawn uniformly with replacement (Appendix I.1, parameters); see sample."""
         return self.fetch(self.draw_upto(k, batch_size, generator))
 
     def draw(self, k: int, batch_size: int, generator: Generator | None = None) -> Tensor:
-        """Which examples sample would give, for fetch: int64 [batch_size]. Arguments as for sample."""
+        """Return the indices of a batch from D_k for `fetch`, int64 [batch_size]; see sample."""
         self._check(k)
         return self._drawn(self._ends[k - 1], self._ends[k], batch_size, generator)
 
     def draw_upto(self, k: int, batch_size: int, generator: Generator | None = None) -> Tensor:
-        """Which examples sample_upto would give, for fetch: int64 [batch_size]. Arguments as for sample."""
+        """Return the indices of a batch from D_1:k for `fetch`, int64 [batch_size]; see sample."""
         self._check(k)
         return self._drawn(0, self._ends[k], batch_size, generator)
 
     def fetch(self, drawn: Tensor):
-        """The batch of what draw or draw_upto gave."""
+        """Return the batch for indices from draw or draw_upto."""
         return collated(self._examples, drawn, self.collate)
 
     def fetch_as_asked(self, wanted: Request, loading: Mapping[str, Any]):
-        """The batch of a request, in this process, as worker processes with these options would give it."""
+        """Return the batch of a request, fetched in this process, as worker processes with these options would."""
         return fetch(self._examples, self.collate, wanted, loading)
 
     def fetched(self, requests: Iterator[Request], loading: Mapping[str, Any]) -> Iterator:
-        """The batches of requests, by a DataLoader with these options. Close it, so that no process stays."""
+        """Yield the batches of requests, by a DataLoader with these options. Close it to end its processes."""
         return fetched(self._examples, self.collate, requests, loading)
 
     def batches(self, k: int, batch_size: int) -> Iterator:
-        """D_k in batches, each example once, in a fixed order; the last batch may be smaller.
+        """Yield D_k in batches, each example once, in a fixed order; the last batch may be smaller.
 
         Example:
             >>> chunks = chunk(TensorDataset(torch.arange(10)), (0.5, 0.5))
@@ -197,12 +196,12 @@ class Chunks:
 
 
 def digest(chunks: Chunks) -> str | None:
-    """Of a few examples, to know data in another order by; None for data sets that may transform what they give.
+    """Return a digest of a few examples, to detect other or reordered data; None if a dataset may transform them.
 
-    A list is known by tensors, numbers and text in it, and has the digest of a TensorDataset of the same examples.
+    A list is identified by its tensors, numbers and text, and has the digest of a TensorDataset of the same examples.
     """
     last = len(chunks.order) - 1
-    # In float32, as older checkpoints have it; above 2^24 the last one is rounded up to what is not there.
+    # In float32, as in older checkpoints. Above 2^24 the last index is rounded up, out of range, hence the clamp.
     few = chunks.order[torch.linspace(0, last, DIGESTED, device="cpu").long().clamp(max=last)]
     dataset, places = below_subsets(chunks.dataset, few)
     digest = hashlib.blake2b(digest_size=16)
@@ -216,13 +215,13 @@ def digest(chunks: Chunks) -> str | None:
             return None
         for leaf in leaves:
             digest.update(_content(leaf))
-    except Exception:  # whatever an example is: then nothing is known of any
+    except Exception:  # examples may be anything; they then have no digest
         return None
     return digest.hexdigest()
 
 
 def _content(leaf: Any) -> bytes:
-    """The bytes of a tensor, a number, text, an array or an image; raises for what has none."""
+    """Return the bytes of a tensor, a number, text, an array or an image; raise for anything else."""
     if isinstance(leaf, bool | int | float | complex):
         kinds = {float: torch.float64, complex: torch.complex128}
         leaf = torch.tensor(leaf, dtype=kinds.get(type(leaf)), device="cpu")
@@ -246,31 +245,31 @@ def chunk(
     indices: Sequence | None = None,
     collate: Collate = default_collate,
 ) -> Chunks:
-    """Splits a dataset into C disjoint chunks: at random, unless `indices` says how.
+    """Split a dataset into C disjoint chunks, at random or by `indices`.
 
-    Each example takes 8 bytes, whatever the dataset is, and none is read.
+    This takes 8 bytes for each example and reads none.
 
     Args:
-        dataset: a map-style torch Dataset with a length, also one that gives dicts, as Hugging Face's; a list of
-            examples, each a tuple or a dict; or a tuple or list of tensors whose first dimension is the example's,
+        dataset: a map-style torch Dataset with a length, which may return dicts, as Hugging Face's do; a list of
+            examples, each a tuple or a dict; or a tuple or list of tensors with the examples in the first dimension,
             which becomes a TensorDataset and is indexed without collating.
         proportions: C numbers that sum to 1; sizes follow by largest remainder.
-        seed: an int in [0, 2**63) that decides the split.
-        groups: a label for each example, as the patient or the video that it is of: examples of one group are in one
-            chunk. Sizes are near the proportions, and every chunk has some of the large groups and some of the small.
-        stratify: a label for each example, as its class: each chunk has of each class its share, rounded down or up;
-            together with groups, as near to it as whole groups come.
-        indices: C sequences of the examples' indices, disjoint, instead of proportions: a split of your own, as one
-            by time. Examples that are in none of them are left out.
-        collate: makes a batch of a list of examples, as a DataLoader's collate_fn does: for padding, for instance.
+        seed: an int in [0, 2**63), seed of the split.
+        groups: a label for each example, such as its patient or video: examples of one group go to one chunk. Sizes
+            are near the proportions, and every chunk gets some large and some small groups.
+        stratify: a label for each example, such as its class: each chunk gets its share of each class, rounded down or
+            up; together with groups, as near as groups allow.
+        indices: C disjoint sequences of example indices, instead of proportions: a custom split, such as one by time.
+            Examples outside of them are left out.
+        collate: makes a batch of a list of examples, as a DataLoader's collate_fn does, such as for padding.
 
     Raises:
-        TypeError: dataset, labels or indices are nothing of the above.
+        TypeError: dataset, labels or indices have none of these types.
         ValueError: tensors differ in length, the proportions or the seed are invalid, a chunk would be empty, there
             are fewer groups than chunks, labels are not one for each example, or indices overlap or are out of range.
 
     Warns:
-        UserWarning: groups leave a chunk's size more than a tenth away from what its proportion asks for.
+        UserWarning: because of groups, a chunk's size differs from its proportion by more than a tenth.
 
     Example:
         >>> chunk((torch.zeros(1000, 3), torch.zeros(1000)), (0.8, 0.1, 0.1))
@@ -285,11 +284,11 @@ def chunk(
     check_seed("seed", seed)
     if indices is not None:
         if any(each is not None for each in (proportions, groups, stratify)):
-            raise ValueError("indices are the whole split; leave proportions, groups and stratify out.")
+            raise ValueError("indices already define the split; leave proportions, groups and stratify out.")
         parts = given(indices, len(dataset))
         return Chunks(dataset, torch.cat(parts), [len(part) for part in parts], collate)
     if proportions is None:
-        raise ValueError("there are neither proportions nor indices; pass proportions, as (0.8, 0.1, 0.1).")
+        raise ValueError("there are neither proportions nor indices; pass proportions, such as (0.8, 0.1, 0.1).")
     total = len(dataset)
     wanted = sizes(total, proportions)
     _check_none_empty(wanted, proportions)
@@ -324,10 +323,10 @@ def _check_none_empty(split: list[int], proportions: Sequence[float]) -> None:
 
 
 def draw_k(u: Sequence[float], generator: Generator, *, start: int = 1) -> int:
-    """A chunk's number k, start..C, with probabilities proportional to u_k (Appendix I.1).
+    """Draw a chunk's number k, start..C, with probabilities proportional to u_k (Appendix I.1).
 
     Args:
-        u: C numbers that are not negative, those from `start` on of a sum above 0.
+        u: C non-negative numbers; those from `start` on have a sum above 0.
         generator: a CPU generator.
         start: 1 for a step of w, 2 for a step of ψ.
 
@@ -339,10 +338,10 @@ def draw_k(u: Sequence[float], generator: Generator, *, start: int = 1) -> int:
 
 
 def divided(name: str, batch_size: int, shares: Mapping[int, float]) -> dict[int, int]:
-    """How many examples of a batch each k gets by its share, at least one; none where the share is 0.
+    """Divide a batch among all k by their shares, at least one example each; k with a share of 0 are left out.
 
     Raises:
-        ValueError: the batch has too few for that.
+        ValueError: the batch has too few examples.
 
     Example:
         >>> divided("batch_size", 20, {1: 0.8, 2: 0.1, 3: 0.1})
@@ -360,15 +359,15 @@ def divided(name: str, batch_size: int, shares: Mapping[int, float]) -> dict[int
 
 
 def check_chunks(chunks: Chunks) -> None:
-    """Raises TypeError unless data have been divided into chunks."""
+    """Raise TypeError unless the data have been split into chunks."""
     if not isinstance(chunks, Chunks):
         raise TypeError(
-            f"the data are a {type(chunks).__name__}; divide them first, as partnets.chunk(data, proportions) does."
+            f"the data are a {type(chunks).__name__}; split them first, with partnets.chunk(data, proportions)."
         )
 
 
 def check_unseen(chunks: Chunks) -> None:
-    """Raises ValueError unless there is a chunk that some subnetwork has not seen, and TypeError as check_chunks."""
+    """Raise ValueError unless some subnetwork has a held-out chunk, and TypeError as in check_chunks."""
     check_chunks(chunks)
     if chunks.count < 2:
         raise ValueError("there is 1 chunk; L_ML needs at least 2, as in chunk(dataset, (0.8, 0.2)).")

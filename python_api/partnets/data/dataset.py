@@ -1,4 +1,4 @@
-"""Data: a data set in memory, its random subsets and its rotated version."""
+"""Data: a data set in memory, with random subsets and a rotated version."""
 
 from __future__ import annotations
 
@@ -17,26 +17,26 @@ from partnets.data.examples import as_tensor
 from partnets.hyper.affine import GENERATORS
 from partnets.hyper.warp import warp
 
-# Images converted to floats at once: some 50 MB for 3x64x64.
+# Images converted to floats at once: about 50 MB for 3x64x64.
 BATCH = 1000
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Data:
-    """A data set to train and to test, as (x, y) tensors on the CPU.
+    """A training and a test set, as (x, y) tensors on the CPU.
 
-    x is uint8 where the files hold bytes, a quarter of the memory of float32 (Tiny ImageNet: 1.4 GB), and float32 in
-    [0, 1] otherwise. Batches become floats in the model, by data.ToFloat.
+    x is uint8 if the files hold bytes, which takes a quarter of the memory of float32 (Tiny ImageNet: 1.4 GB), and
+    float32 in [0, 1] otherwise. data.ToFloat converts batches to floats in the model.
 
     Attributes:
-        name: of the data set.
+        name: name of the data set.
         train, test: (x, y): images [n, channels, height, width] or features [n, features], and labels, int64 [n],
             in 0..classes-1.
         classes: the number of classes.
         mean, std: of each channel or feature over the training set, for images in units of [0, 1]. Subsets and
-            rotated versions keep those of the whole, upright set.
-        angles: by which each training image was rotated, in radians; None if none was.
-        names: of the classes, in the order of their labels; empty if they have none.
+            rotated versions keep the values of the full, upright set.
+        angles: the rotation of each training image in radians, or None without rotation.
+        names: the names of the classes in the order of their labels, or empty.
 
     Example:
         >>> images, labels = torch.zeros(6, 1, 4, 4, dtype=torch.uint8), torch.arange(6) % 2
@@ -58,18 +58,18 @@ class Data:
     def from_folder(
         cls, root: str | PathLike, size: int | tuple[int, int] | None = None, *, test: float = 0.2, seed: int = 0
     ) -> Data:
-        """Read images of your own from a folder with one folder for each class. Needs torchvision.
+        """Read images from a folder with one subfolder for each class. Needs torchvision.
 
-        Classes are numbered in the order of their names, as by torchvision's ImageFolder, and files turned upright by
-        their EXIF orientation. All are kept in memory.
+        Classes are numbered in the order of their names, as in torchvision's ImageFolder, and images are turned upright
+        by their EXIF orientation. All are kept in memory.
 
         Args:
             root: has a folder for each class, or train and test (or val, valid, validation) with such folders. If it
-                has both test and val, the images of val are trained on: nothing here needs a validation set.
-            size: height and width, or both in one number, to which images are scaled and cropped around their middle;
-                None if they are alike.
-            test: the share of each class to test on, of a folder without a test part.
-            seed: an int in [0, 2**63), of that split.
+                has both test and val, the images of val join the training set, as no validation set is needed.
+            size: height and width, or one number for both, to which images are scaled and centre-cropped; None if all
+                have the same size.
+            test: the share of each class that becomes the test set, if the folder has no test part.
+            seed: an int in [0, 2**63), seed of that split.
 
         Returns:
             Images uint8 [n, 3, height, width], or [n, 1, height, width] if all files are grey.
@@ -77,8 +77,8 @@ class Data:
         Raises:
             ImportError: torchvision is not installed.
             FileNotFoundError: there is no such folder, or a class has no image.
-            ValueError: a file is damaged, has more than 8 bits a channel or is there twice, by a link; sizes differ
-                and size is None; a class is in the test part alone; root has parts of other names.
+            ValueError: a file is damaged, has more than 8 bits a channel or is linked twice; sizes differ and size is
+                None; a class is only in the test part; root has parts of other names.
 
         Example:
             >>> import pathlib, tempfile
@@ -101,18 +101,18 @@ class Data:
 
     @classmethod
     def from_arrays(cls, train: Sequence, test: Sequence | float = 0.2, *, name: str = "arrays", seed: int = 0) -> Data:
-        """Take images or features and labels from NumPy arrays, tensors or lists.
+        """Return Data from images or features and labels in NumPy arrays, tensors or lists.
 
         Args:
             train: (x, y): images [n, channels, height, width] or [n, height, width], uint8 in 0..255 or floats in
-                [0, 1], or features [n, features]; and labels [n], whole numbers from 0.
+                [0, 1], or features [n, features]; and labels [n], integers from 0.
             test: (x, y) likewise, or the share of each class that is split off at random.
-            name: of the data.
-            seed: an int in [0, 2**63), of that split.
+            name: name of the data set.
+            seed: an int in [0, 2**63), seed of that split.
 
         Raises:
-            TypeError: labels are no whole numbers; for a regression pass (x, y) to partnets.chunk or tune.
-            ValueError: shapes do not fit; x has NaN, infinite or masked numbers, or bytes as floats; or a label is
+            TypeError: labels are not integers; for a regression pass (x, y) to partnets.chunk or tune.
+            ValueError: shapes do not match; x has NaN, infinite or masked numbers, or bytes as floats; or a label is
                 negative or not below the number of examples.
 
         Example:
@@ -138,7 +138,7 @@ class Data:
         return cls(name, *pairs, 1 + largest, *moments(pairs[0][0]))
 
     def subset(self, n: int, seed: int = 0) -> Data:
-        """n training examples at random, and all test examples; with the same seed, smaller subsets lie in larger ones.
+        """Return n random training examples and all test examples; with one seed, smaller subsets are in larger ones.
 
         Args:
             n: 1 to the number of training examples.
@@ -162,14 +162,14 @@ class Data:
         return replace(self, train=(x[chosen], y[chosen]), angles=angles)
 
     def rotated(self, seed: int = 0) -> Data:
-        """Each image, to train and to test, rotated once by an angle of its own from U[-π, π] (Appendix I.5).
+        """Rotate each training and test image once, by a separate angle from U[-π, π] (Appendix I.5).
 
-        So MNIST becomes RotMNIST. Bilinear, with black outside; x keeps its dtype, so bytes are rounded. The angles of
-        test images do not depend on the training set. Rotate before taking subsets, so that an image is rotated alike
-        in all of them.
+        This turns MNIST into RotMNIST. Interpolation is bilinear, with black outside. x keeps its dtype, so bytes are
+        rounded. The angles of test images do not depend on the training set. Rotate before taking subsets, so that an
+        image has the same angle in all of them.
 
         Args:
-            seed: an int in [0, 2**63), of the angles.
+            seed: an int in [0, 2**63), seed of the angles.
 
         Raises:
             ValueError: x are not images, or seed is out of range.
@@ -231,7 +231,7 @@ def _pair(what: str, pair: Sequence) -> tuple[Tensor, Tensor]:
 
 
 def moments(x: Tensor) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """The mean and the standard deviation of each channel, over all examples and pixels.
+    """Return the mean and the standard deviation of each channel, over all examples and pixels.
 
     Args:
         x: [n, channels, ...], float, or uint8 in units of 1/255; n at least 1.

@@ -1,4 +1,4 @@
-"""Examples: what can be a data set, and a batch of some of its examples."""
+"""Examples: conversion of data to datasets, and of their examples to batches."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Collate = Callable[[list], Any]
 
 
 class Indices(Sequence):
-    """Python's ints from an int64 tensor, 8 bytes each where a list of them has 36: for a Subset.
+    """A sequence of ints stored in an int64 tensor, for a Subset: 8 bytes each instead of 36 in a list.
 
     Example:
         >>> list(Indices(torch.tensor([3, 1, 2]))), Indices(torch.tensor([3, 1, 2]))[-1]
@@ -35,8 +35,8 @@ class Indices(Sequence):
 
 
 def below_subsets(dataset: Dataset, indices: Tensor) -> tuple[Dataset, Tensor]:
-    """The dataset below Subsets, and where these examples are in it."""
-    # A subclass may do more in __getitem__, as to transform an example; the same goes for TensorDataset below.
+    """Return the dataset below nested Subsets, and the indices of these examples in it."""
+    # Not isinstance, as a subclass may override __getitem__, such as with a transform; likewise TensorDataset below.
     while type(dataset) is Subset:
         above = dataset.indices.tensor if isinstance(dataset.indices, Indices) else dataset.indices
         dataset, indices = dataset.dataset, torch.as_tensor(above, device="cpu")[indices]
@@ -44,15 +44,15 @@ def below_subsets(dataset: Dataset, indices: Tensor) -> tuple[Dataset, Tensor]:
 
 
 def collated(dataset: Dataset, places: Tensor, collate: Collate) -> Any:
-    """The examples of a dataset at these places as a batch.
+    """Return a batch of the examples of a dataset at these indices.
 
     Raises:
-        TypeError, ValueError: torch's default_collate cannot make one.
+        TypeError, ValueError: torch's default_collate cannot make a batch of them.
     """
     if type(dataset) is TensorDataset and collate is default_collate:
         return tuple(tensor[places] for tensor in dataset.tensors)
     numbers = places.tolist()
-    at_once = getattr(dataset, "__getitems__", None)  # as a DataLoader asks for them
+    at_once = getattr(dataset, "__getitems__", None)  # as in DataLoader
     examples = at_once(numbers) if callable(at_once) else [dataset[i] for i in numbers]
     if collate is not default_collate:
         return collate(examples)
@@ -62,13 +62,13 @@ def collated(dataset: Dataset, places: Tensor, collate: Collate) -> Any:
         raise (TypeError if isinstance(error, TypeError) else ValueError)(
             f"examples of {_kind(examples[0])} make no batch: {error}. Pass collate=, a function of a list of examples,"
             " to partnets.chunk (or to the evaluation): transformers' DataCollatorWithPadding, or one with"
-            " torch.nn.utils.rnn.pad_sequence, pads what differs in length. Or let the data set give tensors of one"
-            " shape: a transform makes them of images, and no part of an example may be None."
+            " torch.nn.utils.rnn.pad_sequence, pads to one length. Or let the data set return tensors of one shape:"
+            " transform images to tensors, and leave no part of an example None."
         ) from error
 
 
 def _kind(example: Any) -> str:
-    """What an example is made of, as (Tensor, int)."""
+    """Return a description of an example's parts, such as (Tensor [3], int)."""
     if isinstance(example, Mapping):
         return "{" + ", ".join(f"{name!r}: {_kind(part)}" for name, part in example.items()) + "}"
     if isinstance(example, tuple | list) and len(example) < 5:
@@ -77,12 +77,12 @@ def _kind(example: Any) -> str:
 
 
 def as_dataset(data: Dataset | Sequence) -> Dataset:
-    """A map-style dataset with a length: data itself, or the TensorDataset of tensors of equal length.
+    """Return a map-style dataset with a length: data itself, or the TensorDataset of tensors of equal length.
 
-    A list of examples, each a tuple or a dict, is one as well.
+    A list of examples, each a tuple or a dict, is one too.
 
     Raises:
-        TypeError: data is nothing of that.
+        TypeError: data is none of these.
         ValueError: tensors differ in length.
     """
     if isinstance(data, list) and data and all(isinstance(example, tuple | Mapping) for example in data):
@@ -92,7 +92,7 @@ def as_dataset(data: Dataset | Sequence) -> Dataset:
             kinds = ", ".join(dict.fromkeys(type(part).__name__ for part in data)) or "nothing"
             raise TypeError(
                 f"data are a {type(data).__name__} of {kinds}, but must be tensors with at least one dimension, as in"
-                " (x, y); of arrays and lists torch.as_tensor makes them. A list of examples, each a tuple or a dict,"
+                " (x, y); torch.as_tensor converts arrays and lists. A list of examples, each a tuple or a dict,"
                 " and a Dataset will do too."
             )
         lengths = [len(tensor) for tensor in data]
@@ -124,13 +124,13 @@ def as_tensor(part: Any) -> Tensor:
             raise ValueError(f"data have an array with {masked} masked entries; pass x.filled(...), or leave them out.")
         if part.dtype.kind not in "biufc":
             raise TypeError(
-                f"data have an array of {part.dtype}; pass numbers, of labels such as numpy.unique(y,"
+                f"data have an array of {part.dtype}; pass numbers, for labels such as numpy.unique(y,"
                 " return_inverse=True)[1]."
             )
         fits = part.flags.writeable and all(stride >= 0 for stride in part.strides) and part.dtype.isnative
         part = part if fits else part.astype(part.dtype.newbyteorder("="))
     tensor = part.detach() if isinstance(part, Tensor) else torch.as_tensor(part, device="cpu")
-    if tensor.dtype in (torch.uint16, torch.uint32, torch.uint64):  # which torch does not compare
+    if tensor.dtype in (torch.uint16, torch.uint32, torch.uint64):  # torch does not compare these
         tensor = tensor.long()
     if tensor.layout != torch.strided:
         raise TypeError(f"data have a tensor of layout {tensor.layout}; pass dense ones, such as x.to_dense().")
@@ -150,26 +150,26 @@ def refuse_separate(call: str, separate: tuple) -> None:
 
 
 def _cure(data: Any) -> str | None:
-    """What to pass instead of data that are no map-style dataset; None for those that are."""
+    """Return advice if data are not a map-style dataset, or None."""
     usual = "pass a Dataset with __len__ and __getitem__, or tensors (x, y)"
     if isinstance(data, IterableDataset):
         return (
-            "chunks need each example by its number, again and again, and an IterableDataset gives them in a row: read"
-            f" it from files that know where an example begins, or keep list(dataset); {usual}, since __len__ alone is"
-            " not enough."
+            "chunks access examples repeatedly by index, but an IterableDataset yields them in sequence: use a data set"
+            f" that reads examples by index, or list(dataset); {usual}. Defining"
+            " __len__ is not enough."
         )
     if isinstance(data, DataLoader):
-        return f"pass its data set, loader.dataset, and its options, as num_workers, to partnets.Trainer; {usual}."
-    if hasattr(data, "upto") and hasattr(data, "order"):  # whose numbers go from 1 to C
+        return f"pass its data set, loader.dataset, and its options, such as num_workers, to partnets.Trainer; {usual}."
+    if hasattr(data, "upto") and hasattr(data, "order"):  # Chunks, indexed from 1 to C
         return f"they are chunks already: pass chunks.dataset; {usual}."
     if hasattr(data, "iloc"):
         return f"take its columns: torch.as_tensor(frame[names].to_numpy()); {usual}."
     if isinstance(data, Tensor) or hasattr(data, "__array__"):
-        return f"{usual}, as (torch.as_tensor(x), torch.as_tensor(y)); TensorDataset is the Dataset of them."
+        return f"{usual}, such as (torch.as_tensor(x), torch.as_tensor(y)), or a TensorDataset of them."
     if isinstance(data, Mapping):
-        return f"of a dict of data sets pass one, as data['train'], of one of columns tensors; {usual}."
+        return f"pass one data set of a dict of them, such as data['train'], or tensors of its columns; {usual}."
     if isinstance(data, str | bytes):
         return f"a path or text is not read here; {usual}."
     if not isinstance(data, Sized) or not hasattr(data, "__getitem__"):
-        return f"{usual}. Of what can be gone through once, as a generator, make a list of examples: list(data)."
+        return f"{usual}. Convert an iterator, such as a generator, to a list of examples: list(data)."
     return None

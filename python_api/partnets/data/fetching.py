@@ -1,4 +1,4 @@
-"""Batches by the places of their examples: fetched in this process, or ahead of time by a DataLoader's workers."""
+"""Batches of examples by their indices: fetched in this process, or prefetched by a DataLoader's workers."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from partnets.utils import random_state
 from partnets.utils.checks import check_at_least
 from partnets.utils.seeds import derived
 
-# The options of a DataLoader that say how batches are fetched; all others say which.
+# DataLoader options for how batches are fetched; all others are about their content.
 OPTIONS = (
     "num_workers",
     "pin_memory",
@@ -27,17 +27,17 @@ OPTIONS = (
 )
 DRAWN = "batches are drawn from the chunks, as the method needs them"
 REFUSED = {
-    "dataset": "the data are the chunks'",
+    "dataset": "the data are in the chunks",
     "batch_sampler": DRAWN,
     "sampler": DRAWN,
     "shuffle": f"{DRAWN}, at random",
-    "drop_last": f"{DRAWN}, with replacement, so that each is whole",
+    "drop_last": f"{DRAWN}, with replacement, so that none is smaller",
     "generator": "seed= decides the draws",
     "collate_fn": "pass collate= to partnets.chunk, or to the evaluation",
-    "persistent_workers": "worker processes live as long as fit, or an evaluation, and not longer",
+    "persistent_workers": "worker processes live as long as fit or an evaluation",
     "in_order": "each batch belongs to its step",
 }
-# What other libraries' trainers take, and where it goes here.
+# Arguments of other libraries' trainers, and their equivalents here.
 TRAINING = {
     "lr": "pass optimizer=partnets.optim.Adam(model, lr=...)",
     "learning_rate": "pass optimizer=partnets.optim.Adam(model, lr=...)",
@@ -53,11 +53,11 @@ CPU = torch.device("cpu")
 
 
 class Request(NamedTuple):
-    """A batch that is wanted.
+    """A request for a batch.
 
     Attributes:
-        places: of the examples in the dataset.
-        seed: from which a worker process draws what is random about the examples.
+        places: indices of the examples in the dataset.
+        seed: seed of a worker process for random transforms of the examples.
     """
 
     places: Tensor
@@ -65,22 +65,22 @@ class Request(NamedTuple):
 
 
 def request(places: Tensor, generator: Generator) -> Request:
-    """What was just drawn with a generator; the seed is another one after each draw, and for other examples."""
+    """Return the request for indices just drawn with a generator; its seed depends on its state and the indices."""
     found = hashlib.blake2b(generator.get_state().numpy(), digest_size=8)
     found.update(places.contiguous().numpy())
     return Request(places, int.from_bytes(found.digest(), "little") & ((1 << 63) - 1))
 
 
 def check_options(loading: Mapping[str, Any], who: str, also: Iterable[str] = ()) -> dict[str, Any]:
-    """A DataLoader's options, without those that change nothing: empty where batches are fetched as they are needed.
+    """Return the DataLoader options, or an empty dict if they do not change how batches are fetched.
 
     Args:
-        who: was given them, for the errors.
-        also: the options that this one takes besides OPTIONS.
+        who: the function that received the options, for error messages.
+        also: allowed options besides OPTIONS.
 
     Raises:
-        TypeError: one is none of these.
-        ValueError: the DataLoader refuses them.
+        TypeError: an option is not allowed.
+        ValueError: the DataLoader rejects them.
 
     Example:
         >>> check_options({"num_workers": 0, "pin_memory": True}, "lml")
@@ -95,15 +95,15 @@ def check_options(loading: Mapping[str, Any], who: str, also: Iterable[str] = ()
         if name in TRAINING:
             raise TypeError(f"{who} takes no {name}: {TRAINING[name]}.")
         known = ", ".join((*OPTIONS, *also))
-        raise TypeError(f"{who} has no option {name!r}; of a DataLoader's it takes {known}.")
+        raise TypeError(f"{who} has no option {name!r}; of a DataLoader's options it takes {known}.")
     check_at_least(0, num_workers=loading.get("num_workers", 0))
     if loading:
-        DataLoader([], **loading)  # which of them go together, it knows
+        DataLoader([], **loading)  # checks their combination
     return dict(loading) if loading.get("num_workers") or loading.get("pin_memory") else {}
 
 
 class _Batches(Dataset):
-    """A batch for each request, the same in whatever process."""
+    """A dataset with one batch for each request, the same in every process."""
 
     def __init__(self, dataset: Dataset, collate: Collate, seeded: bool) -> None:
         self.dataset, self.collate, self.seeded = dataset, collate, seeded
@@ -118,7 +118,7 @@ class _Batches(Dataset):
 
 
 def fetch(dataset: Dataset, collate: Collate, wanted: Request, loading: Mapping[str, Any]) -> Any:
-    """A batch, in this process: as a worker would give it, if there were to be workers."""
+    """Return a batch fetched in this process, equal to the one that worker processes would return."""
     batches = _Batches(dataset, collate, seeded=bool(loading.get("num_workers")))
     return batches[wanted.places.tolist(), wanted.seed]
 
@@ -126,24 +126,24 @@ def fetch(dataset: Dataset, collate: Collate, wanted: Request, loading: Mapping[
 def fetched(
     dataset: Dataset, collate: Collate, requests: Iterable[Request], loading: Mapping[str, Any]
 ) -> Iterator[Any]:
-    """The batches of these requests, in their order, by a DataLoader. Close it, so that no process stays.
+    """Yield the batches of these requests, in order, by a DataLoader. Close it to end its processes.
 
-    With worker processes, requests are taken some ahead of the batches that are given.
+    With worker processes, requests are consumed ahead of the yielded batches.
     """
     loader = DataLoader(
         _Batches(dataset, collate, seeded=bool(loading.get("num_workers"))),
         batch_size=None,
         sampler=((each.places.tolist(), each.seed) for each in requests),
         collate_fn=_as_it_is,
-        generator=Generator(),  # otherwise it takes a number from torch's, which the model's noise comes from
+        generator=Generator(),  # without one it would consume a number of torch's global generator
         **loading,
     )
-    with torch.device("cpu"):  # where a DataLoader draws its seed
+    with torch.device("cpu"):  # the DataLoader draws its seed on the default device
         iterator = iter(loader)
     try:
         yield from iterator
     finally:
-        # Otherwise they would live until the last traceback that knows of them is forgotten.
+        # Otherwise the workers would live as long as any traceback that references them.
         getattr(iterator, "_shutdown_workers", bool)()
 
 
@@ -158,9 +158,9 @@ def batches(
     collate: Collate = default_collate,
     loading: Mapping[str, Any] | None = None,
 ) -> Iterator:
-    """The examples at these indices, or all, in batches and in this order; the last may be smaller.
+    """Yield the examples at these indices, or all, in batches and in order; the last batch may be smaller.
 
-    What worker processes draw at random follows from torch.initial_seed(), and is the same each time.
+    Random numbers in worker processes depend only on torch.initial_seed(), and are the same in each call.
     """
     check_at_least(1, batch_size=batch_size)
     indices = torch.arange(len(dataset), device="cpu") if indices is None else indices

@@ -1,4 +1,4 @@
-"""Folders of images of the user's own: one folder for each class, as torchvision's ImageFolder has them."""
+"""Image folders with one subfolder for each class, as in torchvision's ImageFolder."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ from tqdm import tqdm
 
 from partnets.data.splitting import stratified
 
-# With both a folder to test and one to validate, the images of the latter are trained on.
+# If there are folders for both test and validation, the images of the latter join the training set.
 TRAIN, TEST, VALIDATE = "train", "test", ("val", "valid", "validation")
-# Classes are not called so; parts of a data set are.
+# Names of parts of a data set, unlikely for a class.
 PARTS = re.compile("(train|test|val|eval|dev|held)", re.IGNORECASE)
 EXPECTED = "a folder with a folder of images for each class, or with two such folders, train and test"
-# Pillow's modes of grey images, and of more than 8 bits, which it would clip to white.
+# Pillow's modes of grey images, and of more than 8 bits a channel, which conversion would clip to white.
 GREY, DEEP = ("1", "L", "LA"), ("I", "F")
 
 
 class Files(NamedTuple):
-    """The images of a folder: (path, label) of each to train and to test, and the names of the classes."""
+    """The images of a folder: (path, label) of each training and test image, and the names of the classes."""
 
     train: list[tuple[str, int]]
     test: list[tuple[str, int]]
@@ -38,11 +38,11 @@ class Files(NamedTuple):
 
 
 def find(root: Path, test: float, seed: int) -> Files:
-    """Find the images of a folder; of one without a test part, each class is split at random.
+    """Find the images of a folder; without a test part, split each class at random.
 
     Raises:
         FileNotFoundError: the folder, its classes or the images of a class are missing.
-        ValueError: a class is in the test part alone, a part would be empty, or two paths lead to one file.
+        ValueError: a class is only in the test part, a part would be empty, or two paths lead to one file.
     """
     reader = import_torchvision("datasets.folder")
     if not root.is_dir():
@@ -69,16 +69,16 @@ def _labels(reader: ModuleType, root: Path) -> dict[str, int]:
 
 
 def _listed(reader: ModuleType, root: Path, labels: dict[str, int], train: Path | None = None) -> list[tuple[str, int]]:
-    """Return (path, label) of each image; of another part than `train` those of the classes that it has."""
+    """Return (path, label) of each image; for parts other than `train`, of the classes in that part."""
     if train is not None:
         own = _labels(reader, root)
         if strange := sorted(own.keys() - labels.keys()):
             raise ValueError(f"{root} has the classes {', '.join(strange)}, and {train} does not; name them alike.")
         labels = {name: label for name, label in labels.items() if name in own}
     found = reader.make_dataset(str(root), labels, is_valid_file=_is_image)
-    # Hidden files and folders are copies of others, as in .ipynb_checkpoints, or no images.
+    # Hidden files and folders are copies, as in .ipynb_checkpoints, or not images.
     found = [(path, label) for path, label in found if "/." not in f"/{Path(path).relative_to(root).as_posix()}"]
-    # torchvision looks into all folders below: a split of another name would pass as classes.
+    # torchvision searches all subfolders, so splits of other names would pass as classes.
     for name, label in labels.items():
         below = {Path(path).relative_to(root / name).parts[0] for path, of in found if of == label}
         if len(below) > 1 and all((root / name / each).is_dir() for each in below):
@@ -87,7 +87,7 @@ def _listed(reader: ModuleType, root: Path, labels: dict[str, int], train: Path 
 
 
 def _is_image(path: str) -> bool:
-    """Return whether files of this ending are images, those that Pillow reads, and others, which then are refused."""
+    """Return whether the suffix is an image format, readable by Pillow or not; unreadable ones raise later."""
     pillow = import_module("PIL.Image")
     format = pillow.registered_extensions().get(Path(path).suffix.lower())
     kind = pillow.MIME.get(format) if format in pillow.OPEN else mimetypes.guess_type(path)[0]
@@ -95,7 +95,7 @@ def _is_image(path: str) -> bool:
 
 
 def _check_distinct(paths: list[str]) -> None:
-    """Raise ValueError if two paths lead to one file, by links: it would be counted, or tested, twice."""
+    """Raise ValueError if two paths link to one file, which would be counted, or tested, twice."""
     first: dict[str, str] = {}
     for path in paths:
         if (other := first.setdefault(os.path.realpath(path), path)) != path:
@@ -115,7 +115,7 @@ def share_off(labels: Tensor, test: Any, seed: int) -> Tensor:
     """Return 1 for a share of the examples of each class, chosen at random, and 0 for the others.
 
     Raises:
-        ValueError: it is no share, or no class has two examples.
+        ValueError: test is not between 0 and 1, or no class has two examples.
     """
     if isinstance(test, bool) or not isinstance(test, Real) or not 0 < test < 1:
         raise ValueError(f"test={test!r}; pass a share between 0 and 1.")
@@ -130,13 +130,13 @@ def decode(parts: Sequence[list[tuple[str, int]]], size: int | tuple[int, int] |
 
     Args:
         parts: (path, label) of each image.
-        size: height and width to which images are scaled and cropped; None if they are alike.
+        size: height and width to which images are scaled and cropped; None if all have the same size.
 
     Returns:
         For each part images uint8 [n, channels, height, width] and labels int64 [n].
 
     Raises:
-        ValueError: an image is damaged, has more than 8 bits, or another size than the first one and size is None.
+        ValueError: an image is damaged, has more than 8 bits a channel, or size is None and sizes differ.
     """
     height_width = (size, size) if isinstance(size, int) else size
     if height_width is not None and not _is_size(height_width):
@@ -155,7 +155,7 @@ def _is_size(size: Any) -> bool:
 
 
 def _decoded(paths: list[str], size: tuple[int, int] | None) -> tuple[Tensor, bool]:
-    """Return images [n, 3, height, width], and whether all are grey; of no size they must be as the first one."""
+    """Return images [n, 3, height, width], and whether all are grey; without size, all need the first one's."""
     pillow, grey = import_module("PIL.ImageOps"), True
     images = torch.empty(len(paths), 3, *(size or (0, 0)), dtype=torch.uint8, device="cpu")
     for i, path in enumerate(tqdm(paths, unit=" images", disable=None)):
@@ -185,7 +185,7 @@ def _opened(path: str) -> Iterator[Any]:
     try:
         with import_module("PIL.Image").open(path) as image:
             yield image
-    except Exception as error:  # Pillow's are of many types
+    except Exception as error:  # Pillow raises many types
         raise ValueError(f"{path} cannot be decoded ({error}); convert, replace or delete it.") from error
 
 
@@ -197,6 +197,6 @@ def import_torchvision(module: str) -> ModuleType:
     """
     try:
         return import_module(f"torchvision.{module}")
-    except (ImportError, RuntimeError) as error:  # the latter where it was built for another PyTorch
+    except (ImportError, RuntimeError) as error:  # RuntimeError if it was built for another PyTorch
         cure = f"pip install the torchvision that belongs to PyTorch {torch.__version__}"
         raise ImportError(f"torchvision, which reads these files, cannot be imported ({error}); {cure}.") from error

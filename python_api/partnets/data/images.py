@@ -1,8 +1,8 @@
 """MNIST, CIFAR-10 and Tiny ImageNet from local files; nothing is ever downloaded.
 
-Ours is what torchvision leaves open: files in a folder of their own, an error that names the file that is missing or
-damaged, and Tiny ImageNet's lists, for it has no reader of that: labels in the order of wnids.txt, and those of the
-validation set. torchvision, which reads the pictures of the latter two, is imported when they are called.
+Beyond torchvision, files may be in any folder, errors name the missing or damaged file, and Tiny ImageNet's label lists
+are read: wnids.txt and the annotations of the validation set. torchvision reads the images of the latter two data sets
+and is imported when they are loaded.
 """
 
 from __future__ import annotations
@@ -21,26 +21,26 @@ from tqdm import tqdm
 from partnets.data.dataset import Data, moments
 from partnets.data.folders import import_torchvision
 
-# CIFAR-10's, rounded as in published code for the rotated data sets.
+# CIFAR-10's constants, rounded as in published code for the rotated data sets.
 MEAN = (125.3 / 255, 123.0 / 255, 113.9 / 255)
 STD = (63.0 / 255, 62.1 / 255, 66.7 / 255)
 IDX = "an official file, gunzipped"
 PICKLE = "a file of cifar-10-python.tar.gz, unpacked"
-# Of files named .JPEG: not those that Pillow would have other programs read, as EPS.
+# Pillow formats of files named .JPEG; this excludes formats that Pillow decodes by other programs, such as EPS.
 FORMATS = ("JPEG", "PNG")
 JPEG = "train/*/images/*.JPEG"
 WNIDS = "a WordNet id a line"
 ANNOTATIONS = "lines of a file's name, a tab and a WordNet id of wnids.txt"
-# Bytes that are read at once. EMNIST's images, the most in MNIST's format, have 547 million; Tiny ImageNet's longest
-# list has half a million.
+# Largest file sizes in bytes. EMNIST's images, the largest file in MNIST's format, have 547 million; Tiny ImageNet's
+# longest list has half a million.
 LARGEST_IDX, LARGEST_LIST = 600_000_000, 10_000_000
 
 
 def mnist(root: str | PathLike) -> Data:
-    """Reads MNIST (LeCun et al. 1998): 60000 training and 10000 test images.
+    """Read MNIST (LeCun et al. 1998): 60000 training and 10000 test images.
 
     Args:
-        root: the folder of MNIST/raw, where torchvision puts them, or of the official files, gunzipped:
+        root: a folder with MNIST/raw, as torchvision writes it, or with the official files, gunzipped:
             train-images-idx3-ubyte, train-labels-idx1-ubyte, t10k-images-idx3-ubyte and t10k-labels-idx1-ubyte.
 
     Returns:
@@ -76,7 +76,7 @@ def mnist(root: str | PathLike) -> Data:
 
 
 def _idx(folder: Path, name: str, dims: int) -> Tensor:
-    """A file of bytes in IDX format: 0, 0, 8, the number of dimensions, their sizes as big-endian words, the bytes."""
+    """Read a file of bytes in IDX format: 0, 0, 8, number of dimensions, sizes as big-endian 32-bit words, bytes."""
     path = _find(folder, [name], IDX)
     _check_size(path, LARGEST_IDX, IDX)
     found = path.read_bytes()
@@ -89,13 +89,13 @@ def _idx(folder: Path, name: str, dims: int) -> Tensor:
 
 
 def cifar10(root: str | PathLike) -> Data:
-    """Reads CIFAR-10 (Krizhevsky 2009): 50000 training and 10000 test images. Needs torchvision.
+    """Read CIFAR-10 (Krizhevsky 2009): 50000 training and 10000 test images. Needs torchvision.
 
     Args:
-        root: the folder of cifar-10-batches-py, which is in cifar-10-python.tar.gz, or that folder itself: its
-            data_batch_1 to data_batch_5, test_batch and batches.meta. They are pickles, which can run code: torchvision
-            reads them only if they have the official MD5. Or the folder of cifar10/train/<class>/*.png and
-            cifar10/test/<class>/*.png, as Data.from_folder reads them, with which copies of the data are spread.
+        root: a folder with cifar-10-batches-py, which is in cifar-10-python.tar.gz, or that folder itself:
+            data_batch_1 to data_batch_5, test_batch and batches.meta. They are pickles, which can run code, and are
+            read only if they have the official MD5. Or a folder with cifar10/train/<class>/*.png and
+            cifar10/test/<class>/*.png, a common form of copies, which Data.from_folder reads.
 
     Returns:
         Images uint8 [n, 3, 32, 32], red, green and blue. mean and std are the constants of published code.
@@ -103,7 +103,7 @@ def cifar10(root: str | PathLike) -> Data:
     Raises:
         ImportError: torchvision is not installed.
         FileNotFoundError: a file is missing. The binary version, cifar-10-batches-bin, is not read.
-        ValueError: a file is not the official one, or images are not those of ten classes, 32x32 and in colour.
+        ValueError: a file is not the official one, or images are not of ten classes, 32x32 and in colour.
 
     Example:
         >>> cifar10("nowhere")
@@ -115,7 +115,7 @@ def cifar10(root: str | PathLike) -> Data:
         return _cifar10_images(images)
 
     class Files(datasets.CIFAR10):
-        base_folder = ""  # so root is the folder of the files
+        base_folder = ""  # makes root the folder of the files
 
     folder = _find(root, ["cifar-10-batches-py/data_batch_1", "data_batch_1"], PICKLE).parent
     for name, md5 in (*Files.train_list, *Files.test_list, (Files.meta["filename"], Files.meta["md5"])):
@@ -125,7 +125,7 @@ def cifar10(root: str | PathLike) -> Data:
 
     def part(train: bool) -> tuple[Tensor, Tensor]:
         files = Files(folder, train=train)
-        images = torch.from_numpy(files.data).permute(0, 3, 1, 2)  # torchvision's are [n, 32, 32, 3]
+        images = torch.from_numpy(files.data).permute(0, 3, 1, 2)  # from [n, 32, 32, 3]
         return images.contiguous(), torch.tensor(files.targets, device="cpu")
 
     return Data("cifar10", part(train=True), part(train=False), 10, MEAN, STD)
@@ -141,21 +141,21 @@ def _cifar10_images(root: Path) -> Data:
 
 
 def tiny_imagenet(root: str | PathLike) -> Data:
-    """Reads Tiny ImageNet (Le and Yang 2015): 100000 training images, and the 10000 of its validation set to test.
+    """Read Tiny ImageNet (Le and Yang 2015): 100000 training images, and its 10000 validation images as the test set.
 
-    The official test set has no labels. Decoding takes a minute or more and is shown on a terminal; grey images become
-    colour. Needs torchvision.
+    The official test set has no labels. Decoding takes a minute or more, with a progress bar in a terminal; grey images
+    are converted to colour. Needs torchvision.
 
     Args:
-        root: the folder of what tiny-imagenet-200.zip holds, or that of its tiny-imagenet-200: wnids.txt,
+        root: a folder with the content of tiny-imagenet-200.zip, or with that of its tiny-imagenet-200: wnids.txt,
             train/<wnid>/images/*.JPEG, val/val_annotations.txt and val/images/*.JPEG.
 
     Returns:
-        Images uint8 [n, 3, 64, 64], red, green and blue, as many as there are; label i is line i + 1 of wnids.txt.
+        Images uint8 [n, 3, 64, 64], red, green and blue, one for each file; label i is line i + 1 of wnids.txt.
 
     Raises:
         ImportError: torchvision is not installed.
-        FileNotFoundError: a file is missing; before anything is decoded.
+        FileNotFoundError: a file is missing; raised before decoding.
         ValueError: a file is damaged.
 
     Example:
@@ -173,7 +173,7 @@ def tiny_imagenet(root: str | PathLike) -> Data:
         train = folders.make_dataset(folder / "train", labels, is_valid_file=lambda path: Path(path).match(JPEG))
     except FileNotFoundError as error:
         raise FileNotFoundError(f"{error}Expected {folder}/{JPEG} in each class of {wnids_path}.") from error
-    train.sort(key=lambda sample: sample[1])  # torchvision sorts by class, not by label; the rest keeps its order
+    train.sort(key=lambda sample: sample[1])  # torchvision sorts by class, not by label; the sort is stable
     test = _validation_files(folder, labels)
 
     def decode(samples: list[tuple[str | Path, int]], what: str) -> tuple[Tensor, Tensor]:
@@ -181,10 +181,10 @@ def tiny_imagenet(root: str | PathLike) -> Data:
         for image, (path, _) in zip(images.numpy(), tqdm(samples, what, unit=" images", disable=None), strict=True):
             try:
                 with pillow.open(path, formats=FORMATS) as picture:
-                    width, height = picture.size  # of which nothing is decoded yet
+                    width, height = picture.size  # known before decoding
                     if width == height == 64:
                         image.transpose(1, 2, 0)[:] = picture.convert("RGB")
-            except Exception as error:  # Pillow's are of many types
+            except Exception as error:  # Pillow raises many types
                 raise _damaged(path, f"cannot be decoded ({error})", "an image of 64x64") from error
             if not width == height == 64:
                 raise _damaged(path, f"is an image of {width}x{height}", "one of 64x64")
@@ -230,4 +230,4 @@ def _find(root: str | PathLike, names: Sequence[str], expected: str) -> Path:
 
 
 def _damaged(path: str | Path, found: str, expected: str) -> ValueError:
-    return ValueError(f"{path} {found}; expected {expected}. Copy it anew from the official archive.")
+    return ValueError(f"{path} {found}; expected {expected}. Copy it again from the official archive.")

@@ -1,4 +1,4 @@
-"""Loader: the batches that a training draws from chunks, for loops that take a DataLoader."""
+"""Loader: the batches of a training on chunks, for loops that take a DataLoader."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from partnets.utils.seeds import derived
 
 
 class Draw(NamedTuple):
-    """The batches of a step: of w_k, and of ψ unless hyper_k is None.
+    """The batches of one training step: of w_k, and of ψ unless hyper_k is None.
 
     Attributes:
         k, batch: a batch of D_1:k, for partition k of subnetwork k.
-        hyper_k, hyper_batch: a batch of D_hyper_k, for the hyperparameters in subnetwork hyper_k - 1. For steps of ψ
-            that look ahead a pair of it and of a list of batches of D_1:hyper_k-1, as partnets.step_lookahead takes it.
+        hyper_k, hyper_batch: a batch of D_hyper_k, for the hyperparameters in subnetwork hyper_k - 1. With lookahead,
+            a pair of this batch and a list of batches of D_1:hyper_k-1, as in partnets.step_lookahead.
     """
 
     k: int
@@ -36,31 +36,31 @@ class Draw(NamedTuple):
 
 
 class Loader(DataLoader):
-    """A DataLoader of Draws, for training loops of others: Lightning's, Hugging Face's, or one of your own.
+    """A DataLoader of Draws, for other training loops: Lightning's, Hugging Face's, or a custom one.
 
-    Batches are drawn as partnets.Trainer draws them (Appendix I.1): with replacement, k from the chunks' proportions.
-    Draw n is a function of the seed and n alone, whatever was drawn before it and by however many worker processes. An
-    epoch is so many steps, no pass over the data: an iteration gives what is left of the present one, and the next one
-    goes on with other draws. With its state_dict, or the sampler's set_epoch, an interrupted training does so too.
+    Batches are drawn as in partnets.Trainer (Appendix I.1): with replacement, k in proportion to the chunks. Draw n
+    depends only on the seed and n, not on earlier draws or the number of worker processes. An epoch is `steps` draws,
+    not a pass over the data; an iteration yields the rest of the current epoch, and the next one continues with new
+    draws. After an interruption, load_state_dict, or the sampler's set_epoch, continues in the same way.
 
-    For training in one process: those of a distributed one would all have the same draws.
+    For training in one process only: the processes of a distributed training would all have the same draws.
 
     Args:
         chunks: D_1..D_C.
         batch_size: examples in a step of w.
         steps: the draws of an epoch, len(loader).
-        hyper_batch_size: examples in a step of ψ; None for steps of w alone.
-        steps_ahead: how many steps of w a step of ψ looks ahead (partnets.Lookahead); each has a batch of batch_size.
+        hyper_batch_size: examples in a step of ψ; None for steps of w only.
+        steps_ahead: the number of steps of w in a lookahead of ψ (partnets.Lookahead); each has a batch of batch_size.
         seed: an int in [0, 2**63).
         collate_fn: makes each of the two batches of a list of its examples; the chunks' collate if None.
         **options: of torch's DataLoader, such as num_workers, pin_memory and persistent_workers.
 
     Attributes:
-        chunks, hyper_batch_size, steps_ahead: as they were given.
+        chunks, hyper_batch_size, steps_ahead: as given.
 
     Raises:
         ValueError: a number is out of range, or there is no chunk for ψ to learn from.
-        TypeError: an option says which examples a batch has, as sampler and shuffle do.
+        TypeError: an option selects the examples of a batch, such as sampler or shuffle.
 
     Example:
         >>> import partnets, torch
@@ -91,14 +91,14 @@ class Loader(DataLoader):
             check_at_least(1, hyper_batch_size=hyper_batch_size)
             check_unseen(chunks)
         elif steps_ahead:
-            raise ValueError(f"steps_ahead={steps_ahead} are of ψ's steps, and there are none; pass hyper_batch_size.")
+            raise ValueError(f"steps_ahead={steps_ahead} needs steps of ψ; pass hyper_batch_size.")
         check_seed("seed", seed)
         if collate_fn is not None:
             chunks = copy.copy(chunks)
             chunks.collate = collate_fn
         draws = _Draws(chunks, batch_size, hyper_batch_size, steps_ahead, seed)
-        # A draw is a batch of one, as loops that resume skip whole batches; and without a generator of its own, an
-        # iteration would take a number from torch's global one, which the model's noise comes from.
+        # A draw is a batch of size one, because loops that resume skip whole batches. Without its generator, each
+        # iteration would consume a number of torch's global one and change the model's noise.
         one = {
             "batch_size": 1,
             "collate_fn": operator.itemgetter(0),
@@ -108,35 +108,35 @@ class Loader(DataLoader):
         super().__init__(draws, sampler=_Numbers(steps), **one, **options)
 
     def __iter__(self) -> Iterator[Draw]:
-        with torch.device("cpu"):  # where a DataLoader draws its seed
+        with torch.device("cpu"):  # the DataLoader draws its seed on the default device
             draws = super().__iter__()
         for draw in draws:
             self.sampler.done += 1
             yield draw
 
     def state_dict(self) -> dict[str, Any]:
-        """How many draws have been given, and of what."""
+        """Return the number of draws so far and the identity of their source."""
         return {"done": self.sampler.done, "of": self.dataset.identity()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """The next iteration goes on after so many draws.
+        """Continue after the saved number of draws.
 
         Raises:
-            ValueError: they were draws of other chunks, of another seed or of other batch sizes.
+            ValueError: the draws came from other chunks, another seed or other batch sizes.
         """
         own = self.dataset.identity()
-        saved = state.get("of", own)  # older states have none
+        saved = state.get("of", own)  # absent in older states
         if different := [name for name, value in own.items() if saved.get(name) != value]:
             told = ", ".join(f"{name} {saved.get(name)!r} (here {own[name]!r})" for name in different)
             raise ValueError(
-                f"these draws were of {told}: partitions would learn from what are later chunks here, or from the same"
-                " examples twice. Make chunks and Loader as they were, from the same data in the same order."
+                f"these draws were of {told}: partitions would learn from later chunks, or twice from some examples."
+                " Make chunks and Loader as they were, with the same data in the same order."
             )
         self.sampler.done = state["done"]
 
 
 class _Draws(Dataset):
-    """Draw n, for each n."""
+    """A dataset with draw n at index n."""
 
     def __init__(
         self, chunks: Chunks, batch_size: int, hyper_batch_size: int | None, steps_ahead: int, seed: int
@@ -145,12 +145,12 @@ class _Draws(Dataset):
         self.steps_ahead = steps_ahead
 
     def identity(self) -> dict[str, Any]:
-        """What decides the draws."""
+        """Return everything that determines the draws."""
         sizes = {"batch_size": self.batch_size, "hyper_batch_size": self.hyper_batch_size}
         return {"chunks": self.chunks.fingerprint, "seed": self.seed, **sizes}
 
     def __getitem__(self, n: int) -> Draw:
-        if get_worker_info() is not None:  # otherwise what is random about the examples would depend on the worker
+        if get_worker_info() is not None:  # otherwise random transforms would depend on the worker
             random_state.seed(derived(self.seed, f"examples of {n}"))
         generator = Generator().manual_seed(derived(self.seed, str(n)))
         u = self.chunks.proportions
@@ -167,7 +167,7 @@ class _Draws(Dataset):
 
 
 class _Numbers(Sampler):
-    """The numbers of the draws that are left of the present epoch."""
+    """A sampler of the draws that are left of the current epoch."""
 
     def __init__(self, steps: int) -> None:
         self.steps, self.done = steps, 0
@@ -179,6 +179,6 @@ class _Numbers(Sampler):
         return iter(range(self.done, (self.done // self.steps + 1) * self.steps))
 
     def set_epoch(self, epoch: int) -> None:
-        """As of torch's DistributedSampler, for loops that keep no state_dict of a loader."""
+        """Set the epoch as in torch's DistributedSampler, for loops that do not save a loader's state_dict."""
         if epoch != self.done // self.steps:
             self.done = epoch * self.steps

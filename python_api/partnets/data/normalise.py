@@ -1,4 +1,4 @@
-"""ToFloat and Normalise: from stored images to a network's input, before and after the augmentation."""
+"""ToFloat and Normalise: conversion of stored images to a network's input, before and after the augmentation."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from torch import Tensor, nn
 
 from partnets.hyper.tracing import traced
 
-# Added to a variance it changes none; PyTorch 2.11 refuses 0.
+# An eps that changes no variance; PyTorch 2.11 refuses 0.
 NOTHING = torch.finfo(torch.float32).tiny
 
 
 class ToFloat(nn.Module):
-    """Makes images in [0, 1] of bytes; the first layer of a model, before its augmentation.
+    """A layer that converts bytes to floats in [0, 1]; the first of a model, before its augmentation.
 
-    Batches so reach the model's device as bytes, a quarter of the traffic.
+    Batches are then moved to the model's device as bytes, a quarter of the traffic.
 
     Shapes:
-        x of any shape, uint8, to float32 of the same shape, x / 255. Floating-point x is returned as it is.
+        x of any shape, uint8; returns x / 255 in float32. Floating-point x is returned unchanged.
 
     Raises:
         TypeError: x is neither.
@@ -38,18 +38,18 @@ class ToFloat(nn.Module):
         return x.float() / 255
 
     def to_ordinary(self) -> nn.Module:
-        """The same of torch alone; AssertionError for x of another dtype."""
+        """Return an equal module that needs only torch; it raises AssertionError for x of another dtype."""
         return traced(BytesToFloat())
 
 
 class Normalise(nn.Module):
-    """(x - mean) / std for each channel; after the augmentation, so that what moves in from outside is black.
+    """A layer that computes (x - mean) / std per channel; put it after the augmentation, so that its fill is black.
 
     Args:
-        mean, std: a number for each channel, in units of x, as Data.mean and Data.std.
+        mean, std: a number for each channel, in units of x, such as Data.mean and Data.std.
 
     Shapes:
-        x [batch, channels, ...], floating point, to the same.
+        x [batch, channels, ...], floating point; returns the same shape.
 
     Raises:
         ValueError: mean and std differ in number, a std is not positive, or x has another number of channels.
@@ -73,12 +73,12 @@ class Normalise(nn.Module):
         if not x.is_floating_point():
             raise TypeError(f"x is {x.dtype}; put data.ToFloat before the augmentation.")
         if x.shape[1] != len(self.mean):
-            raise ValueError(f"x has {x.shape[1]} channels, but this Normalise {len(self.mean)}; pass as many.")
+            raise ValueError(f"x has {x.shape[1]} channels, but this Normalise has {len(self.mean)}; pass as many.")
         channels = (-1, *(1,) * (x.dim() - 2))
         return (x - self.mean.view(channels)) / self.std.view(channels)
 
     def to_ordinary(self) -> nn.Module:
-        """The same of torch alone, as a frozen batch normalisation."""
+        """Return an equal module that needs only torch, a frozen batch normalisation."""
         return traced(Standardise(self.mean, self.std))
 
     def extra_repr(self) -> str:
@@ -87,7 +87,7 @@ class Normalise(nn.Module):
 
 
 class BytesToFloat(nn.Module):
-    """ToFloat without a branch, which torch.fx would not trace."""
+    """ToFloat without branches, which torch.fx cannot trace."""
 
     def forward(self, x: Tensor) -> Tensor:
         is_bytes = x.dtype == torch.uint8
@@ -96,7 +96,7 @@ class BytesToFloat(nn.Module):
 
 
 class Standardise(nn.Module):
-    """Normalise without checks, which torch.fx would not trace; F.batch_norm has some of its own."""
+    """Normalise without checks, which torch.fx cannot trace; F.batch_norm has its own."""
 
     def __init__(self, mean: Tensor, std: Tensor) -> None:
         super().__init__()

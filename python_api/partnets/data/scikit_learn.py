@@ -1,4 +1,4 @@
-"""Digits: scikit-learn's 8x8 grey digits, which need no file."""
+"""Digits: the 8x8 grey digits included in scikit-learn."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ EXAMPLES = 1797
 
 
 def digits(size: int = 16, *, test: int = 500, seed: int = 0) -> Data:
-    """The 1797 digits that scikit-learn ships, enlarged bilinearly and split at random. Needs scikit-learn.
+    """Load the 1797 digits of scikit-learn, enlarged bilinearly and split at random. Needs scikit-learn.
 
     Args:
-        size: height and width of the images, at least 1; 8 leaves them as they are.
-        test: the number of test examples, 1..1796; the others are to train.
-        seed: an int in [0, 2**63), of the split.
+        size: height and width of the images, at least 1; 8 leaves them unchanged.
+        test: the number of test examples, 1..1796; the others are for training.
+        seed: an int in [0, 2**63), seed of the split.
 
     Returns:
         Images float32 [n, 1, size, size] in [0, 1].

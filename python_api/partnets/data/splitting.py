@@ -1,4 +1,4 @@
-"""Which example belongs to which chunk: groups stay together, classes keep their shares, or somebody else says so."""
+"""Splits of examples into chunks: by groups, by classes, or by given indices."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from torch import Generator, Tensor
 
 
 def codes(name: str, labels: Any, total: int) -> Tensor:
-    """A number for each example, int64 [total]: the same for the same label, 0, 1, ... in the order of appearance.
+    """Return a number for each example, int64 [total]: equal for equal labels, 0, 1, ... in the order of appearance.
 
     Args:
-        name: of the argument, for the errors.
-        labels: a tensor, an array, a Series or a list, of numbers or of anything that can be a dict's key.
+        name: name of the argument, for error messages.
+        labels: a tensor, an array, a Series or a list, of numbers or other hashable values.
 
     Raises:
         TypeError: labels are none of these.
-        ValueError: there are more or fewer than examples, or one is None or NaN.
+        ValueError: the number of labels differs from total, or one is None or NaN.
 
     Example:
         >>> codes("groups", ["b", "a", "b"], 3)
@@ -43,7 +43,7 @@ def codes(name: str, labels: Any, total: int) -> Tensor:
 
 
 def _listed(labels: Any) -> list:
-    """Python's own values, of which 1 is the same key in every container."""
+    """Return the labels as Python values, so that equal labels are equal dict keys in every container."""
     if hasattr(labels, "tolist"):
         return labels.tolist()
     return [label.item() if hasattr(label, "item") else label for label in labels]
@@ -54,13 +54,13 @@ def _shuffled(count: int, generator: Generator) -> Tensor:
 
 
 def grouped(groups: Tensor, classes: Tensor | None, proportions: Sequence[float], generator: Generator) -> Tensor:
-    """The chunk of each example, int64 from 0: groups whole, the sizes near the proportions, those of classes too.
+    """Return the chunk of each example, int64 from 0, with whole groups and sizes near the proportions, per class too.
 
-    The largest groups come first, and each goes where most is missing of what has been given so far: every chunk gets
-    some of the large groups and some of the small ones.
+    Groups are assigned from the largest to the smallest, each to the chunk with the largest deficit so far, so every
+    chunk gets some large and some small groups.
 
     Args:
-        groups, classes: of each example, int64 from 0, each number at least once; None without classes.
+        groups, classes: numbers of each example, int64 from 0, each number at least once; classes may be None.
 
     Raises:
         ValueError: there are fewer groups than chunks.
@@ -76,7 +76,7 @@ def grouped(groups: Tensor, classes: Tensor | None, proportions: Sequence[float]
     if count < len(chunks):
         raise ValueError(f"there are {count} groups for {len(chunks)} chunks; pass at least one for each.")
     kinds = 0 if classes is None else int(classes.max()) + 1
-    # Of each group how many examples there are of each class, and of all together: the last of the kinds.
+    # For each group, (class, number of its examples) pairs; the last kind counts all examples.
     parts = [[(kinds, size)] for size in sizes.tolist()]
     if classes is not None:
         pairs, numbers = (groups * kinds + classes).unique(return_counts=True)
@@ -100,13 +100,13 @@ def grouped(groups: Tensor, classes: Tensor | None, proportions: Sequence[float]
 
 
 def stratified(classes: Tensor, proportions: Sequence[float], generator: Generator) -> Tensor:
-    """The chunk of each example, int64 from 0: of each class its share, rounded down or up, and so of all together.
+    """Return the chunk of each example, int64 from 0: each chunk's share of each class and in all, rounded up or down.
 
     Args:
-        classes: of each example, int64 from 0, each number at least once.
+        classes: class of each example, int64 from 0, each number at least once.
 
     Raises:
-        ValueError: each example has a class of its own.
+        ValueError: all examples have different classes.
 
     Example:
         >>> classes = torch.tensor([0] * 8 + [1] * 4)
@@ -118,7 +118,7 @@ def stratified(classes: Tensor, proportions: Sequence[float], generator: Generat
     numbers = classes.bincount()
     if len(numbers) == len(classes) > 1:
         raise ValueError(
-            f"stratify has {len(classes)} labels that all differ; pass classes, or ranges of numbers, as those of"
+            f"stratify has {len(classes)} labels that all differ; pass classes, or bins of numbers, such as those of"
             " torch.bucketize."
         )
     exact = numbers[:, None] * shares
@@ -128,7 +128,7 @@ def stratified(classes: Tensor, proportions: Sequence[float], generator: Generat
     of_all = [0.0] * len(shares)
     for kind in _shuffled(len(numbers), generator).tolist():
         of_all = [sum(both) for both in zip(of_all, surplus[kind], strict=True)]
-        # The class alone would give all of its rest to the first chunk, if there is one example of each.
+        # Without the class's own surplus, the first chunk would get all remainders if each class has one example.
         both = [a + b for a, b in zip(of_all, surplus[kind], strict=True)]
         rounded = [j for j in range(len(shares)) if surplus[kind][j] < -1e-9]
         for j in sorted(rounded, key=both.__getitem__)[: rest[kind]]:
@@ -142,11 +142,11 @@ def stratified(classes: Tensor, proportions: Sequence[float], generator: Generat
 
 
 def given(indices: Any, total: int) -> list[Tensor]:
-    """The examples of each chunk, int64: checked.
+    """Return the checked indices of each chunk's examples, int64.
 
     Raises:
-        TypeError: indices are no sequences of ints.
-        ValueError: a chunk is empty, an index is out of range, or one comes twice.
+        TypeError: indices are not sequences of ints.
+        ValueError: a chunk is empty, an index is out of range, or an index occurs twice.
     """
     cure = "pass a sequence for each chunk, of the indices of its examples, as [range(0, 800), range(800, 1000)]"
     if isinstance(indices, Mapping | str) or not isinstance(indices, Sized) or not len(indices):
@@ -164,7 +164,7 @@ def given(indices: Any, total: int) -> list[Tensor]:
         values, counts = part.unique(return_counts=True)
         if len(twice := values[counts > 1]):
             raise ValueError(f"example {int(twice[0])} is in chunk {k} more than once; pass each index once.")
-        seen[part] = k  # there are 256 chunks at most
+        seen[part] = k  # at most 256 chunks
     return found
 
 
@@ -177,5 +177,5 @@ def _integers(k: int, part: Any, cure: str) -> Tensor:
         return found.long()
     if found.dim() != 1 or found.is_floating_point() or found.is_complex() or found.dtype == torch.bool:
         kind = f"{str(found.dtype).removeprefix('torch.')} {list(found.shape)}"
-        raise TypeError(f"indices of chunk {k} are {kind}; {cure}; of a mask, mask.nonzero()[:, 0].")
+        raise TypeError(f"indices of chunk {k} are {kind}; {cure}; for a mask, mask.nonzero()[:, 0].")
     return found.long()

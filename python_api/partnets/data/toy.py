@@ -1,4 +1,4 @@
-"""The toy data of mask learning: features that tell the class, and features that tell nothing."""
+"""The toy data of mask learning, with informative and spurious features."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from partnets.data.dataset import Data, moments
 def input_selection(
     examples: int = 1000, *, test: int = 1000, seed: int = 0, informative: int = 15, spurious: int = 15
 ) -> Data:
-    """Draws the data set of Section 5 on which the inputs of a network are selected.
+    """Draw the data set of Section 5 for the selection of a network's inputs.
 
-    y in {0, 1}, as many of each; x_i = y + ε_i for the informative features, which come first, and x_i = ε_i for the
-    spurious ones, with ε_i ~ N(0, 1). The paper leaves y's values open; it has 1000 training examples in Section 5 and
-    3000 in Appendix I.5.
+    y in {0, 1}, equally often; x_i = y + ε_i for the informative features, which come first, and x_i = ε_i for the
+    spurious ones, with ε_i ~ N(0, 1). The paper does not state y's values; it has 1000 training examples in Section 5
+    and 3000 in Appendix I.5.
 
     Args:
-        examples, test: the numbers of examples to train and to test, at least 2.
+        examples, test: the numbers of training and test examples, at least 2.
         seed: an int in [0, 2**63). The test examples do not depend on the number of training examples.
         informative, spurious: the numbers of features, at least 1 in all.
 

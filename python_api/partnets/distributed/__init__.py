@@ -1,6 +1,6 @@
-"""Partitioned models on several ranks, by torch.distributed: what learns travels, and nothing else.
+"""Partitioned models on several ranks by torch.distributed, sending only gradients of the partition that learns.
 
-Every rank constructs model, chunks and trainer alike, from the same seeds:
+Every rank constructs the same model, chunks and trainer from the same seeds:
 
     dist.init_process_group()
     model = partnets.partition(network, (0.8, 0.1, 0.1))

@@ -1,4 +1,4 @@
-"""save and load: a trainer's checkpoint in a folder, by torch.distributed.checkpoint, for any number of ranks."""
+"""save and load: checkpoints of a trainer in a folder by torch.distributed.checkpoint, for any number of ranks."""
 
 from __future__ import annotations
 
@@ -18,25 +18,25 @@ from partnets.training import checkpoint
 from partnets.training.best_model import Best, copies
 from partnets.utils import sealed
 
-# All of a Trainer's checkpoint but what is as large as the model, and the name of the folder beside it that has this.
+# REST has a Trainer's checkpoint without the entries LARGE, which are as large as the model, and their folder's name.
 REST = "trainer.pt"
 LARGE = ("model", "optimizer", "best")
-# Each save has a folder of its own: what two of them wrote is never mixed.
+# The prefix of the folders of LARGE. Each save has its own folder, so files of two saves are never mixed.
 PART = "dcp."
 
 
 def save(trainer: partnets.Trainer, folder: str | PathLike) -> None:
-    """Writes a checkpoint, each rank what it holds. All ranks must call it; a process without a group is one rank.
+    """Write a checkpoint, each rank its part. All ranks must call it; a process without a group is one rank.
 
-    A folder that is written over is the old checkpoint until all ranks have written the new one, and then the new one:
-    it takes the space of both. What a save that was killed has left is deleted by the next one; other files stay.
+    If the folder has a checkpoint, it is valid until all ranks have written the new one, so there must be space for
+    both. The next save deletes the files of a killed one and leaves other files unchanged.
 
     Args:
-        trainer: of partnets or of partnets.distributed; its model may be sharded by fully_shard.
-        folder: where all ranks can write.
+        trainer: a Trainer of partnets or partnets.distributed; its model may be sharded by fully_shard.
+        folder: a folder that all ranks can write to.
 
     Raises:
-        ValueError: as Trainer.save, on all ranks.
+        ValueError: as for Trainer.save, on all ranks.
         torch.distributed.checkpoint.CheckpointException: a rank could not write its part; on all ranks.
 
     Example:
@@ -64,26 +64,26 @@ def save(trainer: partnets.Trainer, folder: str | PathLike) -> None:
 
 
 def load(trainer: partnets.Trainer, folder: str | PathLike) -> None:
-    """Restore a trainer from a folder that save wrote, on the same or another number of ranks; all of them call it.
+    """Restore a trainer from a folder that save wrote, on any number of ranks. All ranks must call it.
 
-    torch.distributed.checkpoint unpickles what is no tensor: load only folders that you trust.
+    torch.distributed.checkpoint unpickles objects other than tensors: load only folders that you trust.
 
     Raises:
-        ValueError: as Trainer.load.
-        FileNotFoundError: no save into this folder was ever finished; on the ranks that see it so.
+        ValueError: as for Trainer.load.
+        FileNotFoundError: no save into this folder was ever finished; on the ranks without the file.
     """
     folder = Path(folder)
     try:
         check_same_file(folder / REST)
     except FileNotFoundError as error:
         raise FileNotFoundError(
-            f"{folder} has no {REST}: a save into it was never finished; load another folder, or save once more."
+            f"{folder} has no {REST}: a save into it was never finished; load another folder, or save again."
         ) from error
     rest = checkpoint.read(trainer, folder / REST, own_rank(), without=LARGE)
     if "part" not in rest:
         raise ValueError(f"{folder / REST} was written by Trainer.save; pass it to the load method of a Trainer.")
     part, large = folder / rest["part"], _large(trainer)
-    dcp.FileSystemReader(part).read_metadata()  # dcp.load hides a missing file behind an error of all ranks
+    dcp.FileSystemReader(part).read_metadata()  # dcp.load would hide a missing file behind an error of all ranks
     dcp.load(large, checkpoint_id=part)
     checkpoint.take(trainer, rest, folder, own_rank())
     if trainer.steps:
@@ -95,12 +95,12 @@ def load(trainer: partnets.Trainer, folder: str | PathLike) -> None:
 
 
 def _large_files(folder: Path) -> list[Path]:
-    """What the checkpoint in a folder, if there is one, has beside REST."""
+    """Return the folder of LARGE of the checkpoint in a folder, as a list; empty without a checkpoint."""
     try:
         part = sealed.load(folder / REST, "checkpoint").get("part")
     except FileNotFoundError:
         return []
-    except (OSError, ValueError):  # damaged: until there is a new one, any of them may be wanted
+    except (OSError, ValueError):  # REST is damaged: keep all until the new checkpoint is written
         return [*folder.glob(PART + "*")]
     return [one for one in folder.glob(PART + "*") if one.name == part]
 
@@ -116,6 +116,6 @@ def _delete(paths: Collection[Path]) -> None:
 def _large(trainer: partnets.Trainer) -> dict:
     large = {"model": trainer.model, "optimizer": OptimizerState(trainer.model, trainer.optimizer)}
     if trainer.best is not None:
-        # Before the first evaluation too, so that what is loaded has a place.
+        # Copies before the first evaluation too, as load needs tensors to load into.
         large["best"] = vars(trainer.best) | {"state": trainer.best.state or copies(trainer.model)}
     return large

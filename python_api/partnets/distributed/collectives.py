@@ -1,4 +1,4 @@
-"""What ranks do together; a process without a group is the only rank."""
+"""Collective operations of ranks; a process without a group is the only rank."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from torch import Tensor
 
 
 def own_rank() -> int:
-    """The number of this rank, from 0."""
+    """Return the number of this rank, from 0."""
     return dist.get_rank() if dist.is_initialized() else 0
 
 
 def gathered(value: object) -> list:
-    """The values of all ranks, in their order. All ranks must call it.
+    """Return the values of all ranks, in rank order. All ranks must call it.
 
     Example:
         >>> gathered("alone")
@@ -32,10 +32,11 @@ def gathered(value: object) -> list:
 
 
 def averaged(tensors: Sequence[Tensor | None], like: Sequence[Tensor]) -> list[Tensor | None]:
-    """The means of tensors over all ranks, for partnets.step_lookahead. All ranks must call it.
+    """Return the means of tensors over all ranks, for partnets.step_lookahead. All ranks must call it.
 
     Args:
-        tensors: of this rank; None is 0, and stays None where all ranks have it, as torch has it of gradients.
+        tensors: this rank's tensors. None, as in missing gradients, counts as 0; the mean is None if all ranks have
+            None.
         like: tensors of the same shapes and dtypes, the same on all ranks.
 
     Example:
@@ -63,7 +64,7 @@ def averaged(tensors: Sequence[Tensor | None], like: Sequence[Tensor]) -> list[T
 
 
 def on_rank_0(function: Callable[[], None]) -> None:
-    """Calls a function on rank 0 and waits for it. All ranks must call it; what it raises, all of them raise.
+    """Call a function on rank 0 and wait for it; all ranks raise its error. All ranks must call it.
 
     Example:
         >>> on_rank_0(lambda: print("once"))
@@ -82,10 +83,10 @@ def on_rank_0(function: Callable[[], None]) -> None:
 
 
 def check_same_file(path: str | PathLike) -> None:
-    """Raises on all ranks unless all of them can read this file, and find the same in it. All ranks must call it.
+    """Raise on all ranks unless all of them can read this file with the same content. All ranks must call it.
 
     Raises:
-        ValueError, RuntimeError, OSError: a rank has another file there, or none.
+        ValueError, RuntimeError, OSError: a rank has another file, or no file, at this path.
 
     Example:
         >>> check_same_file("/nowhere")
@@ -101,14 +102,14 @@ def check_same_file(path: str | PathLike) -> None:
 
     on_all_ranks(read)
     if len(set(gathered(digest.digest()))) > 1:
-        raise ValueError(f"{path} is not the same file on all ranks; let all of them read the one that was saved last.")
+        raise ValueError(f"{path} is not the same file on all ranks; let all ranks read the file that was saved last.")
 
 
 def on_all_ranks(function: Callable[[], None]) -> None:
-    """Calls a function on each rank and waits for the others. All ranks must call it; if one raises, all of them do.
+    """Call a function on each rank and wait for the others; if one raises, all raise. All ranks must call it.
 
     Raises:
-        RuntimeError: on the ranks where it went well, with what another one raised.
+        RuntimeError: on ranks where the function succeeded, with the error of another rank.
 
     Example:
         >>> on_all_ranks(lambda: print("here"))

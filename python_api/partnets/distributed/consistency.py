@@ -1,4 +1,4 @@
-"""What all ranks must have alike: asked once, before a difference makes one rank wait for another forever."""
+"""Checks that all ranks agree, made once, before a difference makes one rank wait for another forever."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from partnets.training.validation import leaves
 
 
 def check_agreement(facts: dict[str, object], group: dist.ProcessGroup | None = None) -> None:
-    """Raises on every rank unless these facts are the same on all of them. All ranks must call it.
+    """Raise on every rank unless these facts are the same on all of them. All ranks must call it.
 
     Args:
-        facts: tensors, and plain values that their repr tells apart, under the names that the error gives.
-        group: of the ranks; all of them if None.
+        facts: tensors, and plain values that are compared by repr, under names for the error.
+        group: the process group of the ranks; all ranks if None.
 
     Raises:
-        ValueError: with the names of what differs.
+        ValueError: facts differ; the error names them.
 
     Example:
         >>> dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
@@ -34,13 +34,13 @@ def check_agreement(facts: dict[str, object], group: dist.ProcessGroup | None = 
     names = dict.fromkeys(name for each in everyone for name in each)
     if different := [name for name in names if len({each.get(name) for each in everyone}) > 1]:
         raise ValueError(
-            f"the ranks differ in {', '.join(different)}; make model, chunks and trainer alike on all ranks, from the"
-            " same seeds."
+            f"the ranks differ in {', '.join(different)}; construct the same model, chunks and trainer on all ranks,"
+            " from the same seeds."
         )
 
 
 def partitions(model: nn.Module) -> dict[str, object]:
-    """Which entry belongs to which partition, and all defaults, of a model: facts for check_agreement."""
+    """Return a model's partition maps and defaults, as facts for check_agreement."""
     facts: dict[str, object] = {}
     for path, layer in partitioned_layers(model):
         facts[f"the count of {path or 'the model'}"] = layer.count
@@ -56,9 +56,9 @@ def partitions(model: nn.Module) -> dict[str, object]:
 
 
 def settings(trainer: TrainingState) -> dict[str, object]:
-    """The settings of a trainer's optimisers and schedulers, each by its place: facts for check_agreement.
+    """Return the settings of a trainer's optimisers and schedulers by path, as facts for check_agreement.
 
-    Functions and other objects are left out: what they do no rank can tell another.
+    Functions and other objects are left out, as ranks cannot compare them.
     """
     states: dict[str, object] = {}
     for name in ("optimizer", "hyper_optimizer"):

@@ -1,4 +1,4 @@
-"""DDP: torch's DistributedDataParallel for a partitioned model; the gradient of one partition travels."""
+"""DDP: torch's DistributedDataParallel for a partitioned model, sending the gradient of one partition."""
 
 from __future__ import annotations
 
@@ -8,37 +8,37 @@ from torch import nn
 from partnets.distributed.consistency import check_agreement, partitions
 from partnets.distributed.packing import Packing, all_reduce_packed
 
-# Options of DistributedDataParallel that callers leave out, and why.
+# Options of DistributedDataParallel that callers must leave out, and why.
 TAKEN = {
     **dict.fromkeys(
         ("find_unused_parameters", "gradient_as_bucket_view", "static_graph"), "DDP sets it itself; leave it out"
     ),
-    "mixed_precision": "there is one communication hook, and DDP has its own; leave it out, and use torch.autocast",
+    "mixed_precision": "it needs the communication hook, which DDP uses itself; leave it out, and use torch.autocast",
 }
 
 
 class DDP(nn.parallel.DistributedDataParallel):
-    """torch.nn.parallel.DistributedDataParallel of a partitioned model: only what learns travels between ranks.
+    """torch.nn.parallel.DistributedDataParallel for a partitioned model, sending only trained entries' gradients.
 
-    A step of partition k sends w_k's share of the gradient, a step of ψ that of ψ alone, each with a few numbers that
-    say whose it is; DDP itself adds an int32 for each parameter tensor, to know which of them were used.
-    partnets.subnetwork works on the wrapped model and on this one; optimisers take the wrapped one. All ranks must run
-    the same subnetworks in the same order: draw k alike everywhere, as partnets.distributed.draw does. Where others
-    learn, and their gradients have the same size, the backward pass raises ValueError on all ranks; of other sizes the
-    ranks fail as torch's do. For gradients of several batches, as for no_sync, torch's rules hold.
+    A step of partition k sends the gradient of w_k, and a step of ψ that of ψ, each with a few numbers that identify
+    it; torch adds an int32 for each parameter tensor, to record which were used. partnets.subnetwork accepts the
+    wrapped model and this one; optimisers take the wrapped model. All ranks must run the same subnetworks in the same
+    order, with k drawn as by partnets.distributed.draw. If ranks train different partitions with gradients of the same
+    size, the backward pass raises ValueError on all ranks; with different sizes it fails as in torch. Gradients of
+    several batches, such as with no_sync, follow torch's rules.
 
     Args:
-        module: partitioned, the same on all ranks.
-        options: of DistributedDataParallel, but for those that are set here: find_unused_parameters, as which
-            parameters learn changes from step to step, gradient_as_bucket_view, and static_graph; and
-            mixed_precision, which has a communication hook of its own: use torch.autocast.
+        module: a partitioned model, the same on all ranks.
+        options: options of DistributedDataParallel, except find_unused_parameters (trained parameters change from step
+            to step), gradient_as_bucket_view and static_graph, which are set here, and mixed_precision, which needs
+            another communication hook: use torch.autocast.
 
     Attributes:
-        packing: its `bytes` are those of the gradients that this rank has sent.
+        packing: the Packing; its `bytes` counts the bytes of gradients that this rank has sent.
 
     Raises:
-        ValueError: an option is one of these, or the ranks' partitions differ; and DistributedDataParallel's own
-            errors.
+        ValueError: one of these options is passed, or the ranks' partitions differ; and the errors of
+            DistributedDataParallel.
 
     Example:
         >>> import torch.distributed as dist, partnets
@@ -63,7 +63,7 @@ class DDP(nn.parallel.DistributedDataParallel):
         self.register_comm_hook(self.packing, all_reduce_packed)
 
     def forward(self, *inputs, **arguments):
-        # The backward pass may run outside of partnets.subnetwork, and then the layers no longer know what learns.
+        # Recorded now, as the backward pass may run after partnets.subnetwork has been left.
         if torch.is_grad_enabled():
             self.packing.expect()
         return super().forward(*inputs, **arguments)

@@ -1,4 +1,4 @@
-"""fully_shard: torch's FSDP for a partitioned model, of which each rank keeps a part of every weight."""
+"""fully_shard: torch's FSDP for a partitioned model; each rank keeps a part of every weight."""
 
 from __future__ import annotations
 
@@ -16,25 +16,25 @@ from partnets.utils.modules import is_sharded
 
 
 def fully_shard(model: nn.Module, units: Iterable[nn.Module] | None = None, **options) -> nn.Module:
-    """torch.distributed.fsdp.fully_shard for a partitioned model, in place.
+    """Apply torch.distributed.fsdp.fully_shard to a partitioned model, in place.
 
-    Weights, gradients and moments are sharded along their first dimension, and each rank steps what it holds. Maps stay
-    whole on every rank: 2 bits a weight where there are three or four partitions. So do parameters that another forward
-    reads than their layer's own, as those of modules without a rule, and ψ, whose gradients all ranks average: what is
-    trained in turns with the weights must be able to stop requiring gradients, which torch's sharded parameters cannot.
-    Construct the optimiser afterwards, as for torch's fully_shard.
+    Weights, gradients and moments are sharded along their first dimension, and each rank steps its shard. Every rank
+    keeps whole maps, 2 bits a weight for three or four partitions. Parameters that are read outside of their layer's
+    forward, such as those of modules without a rule, and ψ are not sharded; all ranks average their gradients. ψ must
+    be able to stop requiring gradients in steps of the weights, which torch's sharded parameters cannot. Construct the
+    optimiser afterwards, as for torch's fully_shard.
 
     Args:
-        model: partitioned, the same on all ranks.
-        units: the modules whose weights are gathered at once, inner ones first; each partitioned layer if None. What is
-            in none of them is gathered with the model.
-        options: others of torch's fully_shard.
+        model: a partitioned model, the same on all ranks.
+        units: the modules to gather at once, inner ones first; each partitioned layer if None. Parameters outside of
+            them are gathered with the model.
+        options: further options of torch's fully_shard.
 
     Returns:
         The model.
 
     Raises:
-        ValueError: the ranks' partitions or parameters differ, or the model is sharded already; and torch's own errors.
+        ValueError: the ranks' partitions or parameters differ, or the model is sharded already; and torch's errors.
 
     Example:
         >>> import torch, partnets
@@ -51,12 +51,12 @@ def fully_shard(model: nn.Module, units: Iterable[nn.Module] | None = None, **op
     """
     if sharded := [name for name, parameter in model.named_parameters() if is_sharded(parameter)]:
         raise ValueError(
-            f"{sharded[0]} is sharded already; call fully_shard once, with the whole model: units= are the modules of"
-            " which the weights are gathered at once."
+            f"{sharded[0]} is sharded already; call fully_shard once, on the whole model, and pass the modules to"
+            " gather at once as units=."
         )
-    check_agreement(partitions(model) | dict(model.named_parameters()))  # torch gives each rank a part of its own
+    check_agreement(partitions(model) | dict(model.named_parameters()))  # torch shards each rank's own copy
     layers, mesh = [layer for _, layer in partitioned_layers(model)], options.get("mesh")
-    # Nothing gathers them for a forward that is not their layer's own.
+    # torch gathers parameters only for their own layer's forward.
     read = [parameter for layer in layers if layer.is_read for _, parameter in layer.owned()]
     whole = [*hyperparameters(model), *read]
     inner_first = [layer for layer in reversed(layers) if not layer.is_read]
@@ -70,7 +70,7 @@ def fully_shard(model: nn.Module, units: Iterable[nn.Module] | None = None, **op
 
 
 def _tied(layers: Iterable[nn.Module]) -> list[list[nn.Module]]:
-    """The layers, those together that share a parameter: torch gathers it once for all of them."""
+    """Group layers that share a parameter, which torch gathers once for all of them."""
     groups: dict[nn.Parameter | nn.Module, list[nn.Module]] = {}
     for layer in layers:
         own = list(layer.parameters(recurse=False)) or [layer]

@@ -1,4 +1,4 @@
-"""OptimizerState: a partitioned optimiser, as torch.distributed.checkpoint saves and loads it."""
+"""OptimizerState: a partitioned optimiser for torch.distributed.checkpoint."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from partnets.optim import PartitionedOptimizer
 class OptimizerState:
     """The state of a partitioned optimiser under its parameters' names, for torch.distributed.checkpoint.
 
-    What torch.distributed.checkpoint.state_dict does for torch's optimisers: names stay where the numbers of parameters
-    do not, and moments that no step has made yet are there, as the zeros that they are, to be loaded into.
+    It corresponds to torch.distributed.checkpoint.state_dict for torch's optimisers: names, unlike indices, do not
+    depend on the order of parameters, and moments before the first step are zeros, into which they can be loaded.
 
     Args:
-        model: the optimiser's.
+        model: the optimiser's model.
 
     Example:
         >>> import partnets, tempfile, torch, torch.distributed as dist, torch.distributed.checkpoint as dcp
@@ -40,7 +40,7 @@ class OptimizerState:
         self._names = {parameter: name for name, parameter in model.named_parameters()}
 
     def state_dict(self) -> dict:
-        """{'state': {name: {moment: tensor, ...}}, 'groups': [settings, with the names under 'params']}."""
+        """Return {'state': {name: {moment: tensor, ...}}, 'groups': [settings, with names under 'params']}."""
         names = [self._names[parameter] for parameter in self.optimizer.parameters()]
         states = self.optimizer.whole_states()
         groups = self.optimizer.state_dict()["param_groups"]
@@ -48,15 +48,15 @@ class OptimizerState:
         return {"state": {self._names[parameter]: state for parameter, state in states.items()}, "groups": groups}
 
     def load_state_dict(self, state_dict: dict) -> None:
-        """As the optimiser's own.
+        """Load a result of `state_dict`.
 
         Raises:
-            ValueError: as the optimiser's own, and if groups have other parameters than this optimiser's.
+            ValueError: as for the optimiser's load_state_dict, or the groups have other parameters than this one's.
         """
         names = [self._names[parameter] for parameter in self.optimizer.parameters()]
         if [name for group in state_dict["groups"] for name in group["params"]] != names:
             raise ValueError(
-                "the saved optimiser's groups have other parameters than this one's; construct it as the saved one was."
+                "the saved optimiser's groups have other parameters than this one's; construct it with the same groups."
             )
         numbers = {name: i for i, name in enumerate(names)}
         state, groups = {}, []

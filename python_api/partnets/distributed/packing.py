@@ -1,6 +1,6 @@
-"""Packing: of each gradient bucket only the entries of the partition that learns travel between ranks."""
+"""Packing: reduces gradient buckets to the entries of the partition that learns."""
 
-# No annotations from __future__: DistributedDataParallel compares those of a hook with the types themselves.
+# Without `from __future__ import annotations`: DistributedDataParallel compares a hook's annotations with types.
 
 from collections.abc import Iterator
 
@@ -17,17 +17,18 @@ from partnets.nn.partitioned import partitioned_layers
 class Packing:
     """The state of the communication hook `all_reduce_packed`, for one model.
 
-    Which entries travel, and in which order, follows from the partitions, which all ranks have alike: no index is sent.
-    Parameters of partitioned layers send the entries of the partition that learns, nothing where none does, and all
-    other parameters, ψ, themselves.
+    The entries to send and their order follow from the partitions, which are the same on all ranks, so no indices are
+    sent. Parameters of partitioned layers send the entries of the partition that learns, or nothing if no partition
+    does. All other parameters, ψ, are sent whole.
 
     Attributes:
-        bytes: of gradients handed to all-reduce by this rank since the start.
-        has_travelled: whether a gradient of what is noted has; what is noted next is of another backward pass.
+        bytes: the bytes of gradients that this rank has passed to all-reduce.
+        has_travelled: whether a recorded gradient has been sent; the next `expect` then belongs to another backward
+            pass.
 
     Args:
-        model: with partitioned layers.
-        group: of the ranks that share the gradient; all of them if None.
+        model: a model with partitioned layers.
+        group: the process group of the ranks; all ranks if None.
 
     Example:
         >>> import partnets
@@ -51,14 +52,14 @@ class Packing:
         self.has_travelled = False
 
     def expect(self) -> None:
-        """Notes what the next backward pass gives a gradient: the partition `update` of each layer, and ψ.
+        """Record the entries that get a gradient in the next backward pass: partition `update` of each layer, and ψ.
 
-        What was noted before stays as long as no gradient has travelled: several forward passes may have one backward
-        pass, and it may follow those of no_sync.
+        Earlier records are kept until a gradient is sent, as several forward passes may precede one backward pass, or
+        a backward pass may follow others inside no_sync.
         """
         if self.has_travelled:
             self._learning.clear()
-            self._reductions.clear()  # of a backward pass that was cut short
+            self._reductions.clear()  # left by a backward pass that was interrupted
             self.has_travelled = False
         for parameter in self._parameters:
             layer, _ = self._owners.get(parameter, (None, ""))
@@ -66,7 +67,7 @@ class Packing:
                 self._learning.setdefault(parameter, set()).update(learning)
 
     def travelling(self, parameter: nn.Parameter, grad: Tensor) -> Iterator[tuple[Tensor, Partition | None, int]]:
-        """Views of a parameter's gradient, and whose entries travel; None as Partition if all do."""
+        """Yield views of a parameter's gradient with the Partition and k of the entries to send; None sends all."""
         for update in sorted(self._learning.get(parameter, ())):
             layer, name = self._owners.get(parameter, (None, ""))
             found = ([grad], None) if layer is None else layer.entries(name, [grad], update)
@@ -75,9 +76,10 @@ class Packing:
                 yield view, partition, update
 
     def who_learns(self, parameters: list[nn.Parameter], like: Tensor) -> Tensor:
-        """For ψ, w_1, ..., w_C whether they learn, and for each whether it does not, as 1 or 0: [2 (1 + C)].
+        """Return flags of ψ, w_1, ..., w_C that learn, then flags of those that do not, as 1 or 0: [2 (1 + C)].
 
-        In the mean over ranks that differ both are above 0, and nowhere else: in every dtype, of however many ranks.
+        In the mean over ranks, both flags are above 0 only where ranks differ, in every dtype and for any number of
+        ranks.
         """
         found = like.new_zeros(2, 1 + self._last)
         found[1] = 1
@@ -86,13 +88,13 @@ class Packing:
         return found.flatten()
 
     def compare(self, reduction: Future[Tensor], who_learns: Tensor) -> None:
-        """Has the backward pass raise ValueError at its end, on all ranks, unless all of them have learned the same.
+        """Let the backward pass raise ValueError at its end, on all ranks, unless all ranks train the same.
 
         Args:
-            reduction: of a bucket, after which who_learns is the mean over ranks.
-            who_learns: as of the function.
+            reduction: a bucket's reduction, after which who_learns is the mean over ranks.
+            who_learns: the result of the method who_learns.
         """
-        if not self._reductions:  # from a reduction's own callback torch would make a RuntimeError with a traceback
+        if not self._reductions:  # raised in a reduction's callback, it would become a RuntimeError with a traceback
             torch.autograd.Variable._execution_engine.queue_callback(self._check)
         self._reductions.append((reduction, who_learns))
 
@@ -104,21 +106,21 @@ class Packing:
         if different := (means > 0).all(1).any(0).nonzero().flatten().tolist():
             names = ", ".join(f"w_{k}" if k else "ψ" for k in different)
             raise ValueError(
-                f"{names} learned in this backward pass on some ranks and not on others, so that gradients of several"
-                " are mixed; choose the same subnetwork on all ranks, as partnets.distributed.draw does."
+                f"{names} learned in this backward pass on some ranks and not on others, so their gradients are mixed;"
+                " choose the same subnetwork on all ranks, as partnets.distributed.draw does."
             )
 
 
 def _in_place(grad: Tensor, parameter: nn.Parameter) -> Tensor:
-    """A bucket's gradient with its entries where they are: in the parameter's order, of which a bucket says nothing."""
+    """View a bucket's gradient with the parameter's strides, which the bucket does not record."""
     strides = parameter.stride()
-    if torch.empty_like(parameter, device="meta").stride() != strides:  # there are gaps between its entries
+    if torch.empty_like(parameter, device="meta").stride() != strides:  # the parameter has gaps between entries
         return grad
     return grad.as_strided(parameter.shape, strides)
 
 
 def all_reduce_packed(packing: Packing, bucket: dist.GradBucket) -> Future[Tensor]:
-    """A communication hook for DistributedDataParallel: the mean over ranks of what learns, in a packed buffer."""
+    """Average trained gradients over ranks in a packed buffer; a communication hook for DistributedDataParallel."""
     packing.has_travelled = True
     parts = [
         part
@@ -134,7 +136,7 @@ def all_reduce_packed(packing: Packing, bucket: dist.GradBucket) -> Future[Tenso
     packing.bytes += sum(piece.nbytes for piece in pieces)
     pieces.append(packing.who_learns(bucket.parameters(), buffer))
     packed = torch.cat(pieces).div_(dist.get_world_size(packing.group))
-    *means, who_learns = packed.split([len(piece) for piece in pieces])  # once they are reduced, in place
+    *means, who_learns = packed.split([len(piece) for piece in pieces])  # views, which the reduction fills in place
 
     def unpack(future: Future) -> Tensor:
         future.value()

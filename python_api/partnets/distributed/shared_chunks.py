@@ -1,4 +1,4 @@
-"""share: chunks of which each rank gets its part of every batch."""
+"""share: chunks that give each rank its part of every batch."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from partnets.data.chunks import Chunks
 
 
 class SharedChunks(Chunks):
-    """Chunks whose sample and sample_upto give each rank its part of the joint batch; make them with share.
+    """Chunks with sample and sample_upto that return this rank's part of the joint batch; construct them by share.
 
-    Every rank draws the examples of the whole batch and fetches its own: with generators in the same state, the ranks
-    together see what one process would see, however many they are.
+    Every rank draws the indices of the whole batch and fetches its part. With generators in the same state, any number
+    of ranks together see the examples that one process would see.
     """
 
     def __init__(self, chunks: Chunks, group: dist.ProcessGroup | None = None) -> None:
@@ -22,22 +22,22 @@ class SharedChunks(Chunks):
     def _draws(self, count: int, batch_size: int, generator: Generator | None) -> Tensor:
         if batch_size % self.ranks:
             raise ValueError(
-                f"batch_size={batch_size}, which {self.ranks} ranks cannot share; pass a multiple of {self.ranks}."
+                f"batch_size={batch_size} cannot be shared by {self.ranks} ranks; pass a multiple of {self.ranks}."
             )
         return super()._draws(count, batch_size, generator).chunk(self.ranks)[self.rank]
 
 
 def share(chunks: Chunks, group: dist.ProcessGroup | None = None) -> Chunks:
-    """These chunks, of which each rank samples its part: batch_size is that of all ranks together.
+    """Return chunks from which each rank samples its part of a batch; batch_size is that of all ranks together.
 
-    All ranks must pass generators in the same state. D_k itself, chunks[k], stays whole.
+    All ranks must pass generators in the same state. chunks[k] is still all of D_k.
 
     Args:
-        chunks: the same on all ranks.
-        group: of the ranks; all of them if None.
+        chunks: the same chunks on all ranks.
+        group: the process group of the ranks; all ranks if None.
 
     Raises:
-        ValueError: on sampling, if batch_size is no multiple of the number of ranks.
+        ValueError: in sampling, if batch_size is not a multiple of the number of ranks.
 
     Example:
         >>> import torch, partnets

@@ -1,4 +1,4 @@
-"""draw: a number that all ranks draw alike, whatever else they have drawn."""
+"""draw: a random number that is the same on all ranks, independent of generators' states."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from partkernels.arguments import check_seed
 from partkernels.formats.philox import philox4x32, split
 from partnets.utils.checks import check_at_least
 
-# "draw": no other use of a seed has this in its counter.
+# "draw" in ASCII; no other use of a seed has this in its counter.
 STREAM = 0x64726177
 
 
 def draw(probabilities: Sequence[float], *, seed: int, step: int) -> int:
-    """k ~ Cat(probabilities), 1-based: a pure function of its arguments, so that ranks and restarts agree on it.
+    """Draw k ~ Cat(probabilities), 1-based, as a pure function of the arguments, the same on all ranks and restarts.
 
     Args:
-        probabilities: of 1, 2, ...: not negative, of any sum above 0, as torch.multinomial's.
+        probabilities: the probabilities of 1, 2, ...: not negative, with any sum above 0, as for torch.multinomial.
         seed: an int in [0, 2**63).
-        step: another draw for each, 0 or more.
+        step: the index of the draw, 0 or more.
 
     Raises:
-        ValueError: the probabilities, seed or step are none of that.
+        ValueError: the probabilities, seed or step are out of range.
 
     Example:
         >>> [draw((0.8, 0.1, 0.1), seed=0, step=step) for step in range(12)]

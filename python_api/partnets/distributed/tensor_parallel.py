@@ -15,13 +15,13 @@ from partnets.nn.local_shard import local_partition
 
 
 class ColwiseParallel(ParallelStyle):
-    """For parallelize_module: each rank has some of the outputs of a partnets.Linear, as torch's ColwiseParallel.
+    """torch's ColwiseParallel for a partnets.Linear, for parallelize_module: each rank has a part of the outputs.
 
-    The input is whole on every rank, the output is this rank's part of the last dimension. The weight becomes a DTensor
-    sharded along its rows, and each rank uses its own rows of the map and regenerates its own defaults.
+    The input is whole on every rank; the output is this rank's part of the last dimension. The weight becomes a DTensor
+    sharded along its rows, and each rank uses its rows of the map and regenerates its defaults.
 
     Raises:
-        ValueError: the module is no partnets.Linear, or there are more ranks than parts of its rows.
+        ValueError: the module is not a partnets.Linear, or there are more ranks than parts of its rows.
 
     Example:
         >>> import torch, torch.distributed as dist, partnets
@@ -42,14 +42,14 @@ class ColwiseParallel(ParallelStyle):
 
 
 class RowwiseParallel(ParallelStyle):
-    """For parallelize_module: each rank has some of the inputs of a partnets.Linear, as torch's RowwiseParallel.
+    """torch's RowwiseParallel for a partnets.Linear, for parallelize_module: each rank has a part of the inputs.
 
-    The input is this rank's part of the last dimension, the output is whole on every rank, added up over them. The
-    weight becomes a DTensor sharded along its columns. Each rank's begin at a multiple of 64 where defaults are drawn,
-    of 8 where they are not: in_features is a multiple of that times the number of ranks.
+    The input is this rank's part of the last dimension; the output, summed over ranks, is whole on every rank. The
+    weight becomes a DTensor sharded along its columns. Each rank's columns begin at a multiple of 64 if defaults are
+    drawn, otherwise of 8, so in_features must be a multiple of this times the number of ranks.
 
     Raises:
-        ValueError: the module is no partnets.Linear, or its columns cannot be cut there.
+        ValueError: the module is not a partnets.Linear, or its columns cannot be divided so.
 
     Example: see ColwiseParallel.
     """
@@ -59,14 +59,14 @@ class RowwiseParallel(ParallelStyle):
 
 
 class _Sharded(Linear):
-    """A partnets.Linear whose parameters are DTensors."""
+    """A partnets.Linear with DTensors as parameters."""
 
     mesh: DeviceMesh
     _shard: tuple[Partition, Partition] | None = None
 
     @property
     def shard(self) -> Partition:
-        """Of what this rank holds of the weight."""
+        """Return the Partition of this rank's part of the weight."""
         if self._shard is None or self._shard[0] is not self.partition:  # after .to() or load_state_dict
             self._shard = self.partition, local_partition(self.partition, self.weight)
         return self._shard[1]
@@ -88,7 +88,7 @@ class _Sharded(Linear):
 
 class _Colwise(_Sharded):
     def forward(self, input: Tensor) -> Tensor:
-        # Each rank's outputs give a part of the input's gradient.
+        # Each rank's outputs contribute a summand of the input's gradient.
         whole = DTensor.from_local(input, self.mesh, [Replicate()], run_check=False)
         return self.product(whole.to_local(grad_placements=[Partial()]), self.live_bias())
 
@@ -104,23 +104,23 @@ class _Rowwise(_Sharded):
 
 
 def _check_parts(partition: Partition, dim: int, ranks: int) -> None:
-    """Raises ValueError, on every rank, unless each of them can have a part of the weight along this dimension."""
+    """Raise ValueError, on every rank, unless each rank can have a part of the weight along this dimension."""
     size = partition.shape[dim]
-    length = -(-size // ranks)  # as torch.chunk
+    length = -(-size // ranks)  # as in torch.chunk
     if length * (ranks - 1) >= size:
         raise ValueError(
             f"{size} {('rows', 'columns')[dim]} of a weight are too few for {ranks} ranks in parts of {length}; use"
             " fewer ranks."
         )
     if ranks > 1:
-        (partition.rows, partition.columns)[dim](length, size)  # raises where the second rank cannot begin
+        (partition.rows, partition.columns)[dim](length, size)  # raises if the second rank's part cannot begin there
 
 
 def _sharded(module: nn.Module, mesh: DeviceMesh, kind: type[_Sharded], **placements: Placement) -> nn.Module:
     if type(module) is not Linear:
         raise ValueError(
-            f"a {type(module).__name__} cannot be made parallel so; name a partnets.Linear in the plan, and use torch's"
-            " styles for ordinary layers."
+            f"this style does not support a {type(module).__name__}; name a partnets.Linear in the plan, and use"
+            " torch's styles for torch's layers."
         )
     _check_parts(module.partition, placements["weight"].dim, mesh.size())
     parameters = {

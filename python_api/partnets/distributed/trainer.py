@@ -1,4 +1,4 @@
-"""Trainer: partnets.Trainer on several ranks, which share every batch."""
+"""Trainer: partnets.Trainer on several ranks that share every batch."""
 
 from __future__ import annotations
 
@@ -20,25 +20,25 @@ from partnets.training.start import check_finite
 
 
 class Trainer(partnets.Trainer):
-    """A partnets.Trainer on each rank: together they learn what one process learns with the same batches.
+    """A partnets.Trainer on each rank; all ranks together train as one process does with the same batches.
 
-    All ranks draw the same k and the same examples from the trainer's own generator, and each computes its part of the
-    batch. So the state of a run is the same on every rank, and on however many: a checkpoint of two ranks goes on in
-    one process. Only noise differs, which the model draws from torch's generator: seed it with another number on each
-    rank, as torch.manual_seed(rank) does.
+    All ranks draw the same k and examples from the trainer's generator, and each computes its part of the batch. The
+    state of a run is the same on every rank and for any number of ranks, so one process can resume a checkpoint of two
+    ranks. Only the noise that the model draws from torch's generator differs: seed it differently on each rank, such as
+    by torch.manual_seed(rank).
 
-    L_ML and callbacks are computed on every rank. Give callbacks that write files to rank 0 only, but those that save
-    checkpoints to all.
+    L_ML and callbacks are computed on every rank. Pass callbacks that write files to rank 0 only, but callbacks that
+    save checkpoints to all ranks.
 
     Args:
-        model: on this rank's device. Sharded by partnets.distributed.fully_shard, or as it is: then its parameters
-            and buffers become those of rank 0.
-        chunks: the same on all ranks.
-        options: of partnets.Trainer, the same on all ranks; batch sizes are those of all ranks together.
+        model: a model on this rank's device. If it is not sharded by partnets.distributed.fully_shard, its parameters
+            and buffers are set to those of rank 0.
+        chunks: the same chunks on all ranks.
+        options: options of partnets.Trainer, the same on all ranks; batch sizes are those of all ranks together.
 
     Raises:
-        ValueError: the ranks differ in something that decides the run, as a seed, a size or a setting of an optimiser
-            or a scheduler, or they cannot share a batch of such a size; and partnets.Trainer's own errors.
+        ValueError: the ranks differ in a setting that affects the run, such as a seed, a size or an option of an
+            optimiser or scheduler, or they cannot share a batch of this size; and the errors of partnets.Trainer.
 
     Example:
         >>> dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
@@ -51,13 +51,13 @@ class Trainer(partnets.Trainer):
 
     def __init__(self, model: nn.Module, chunks: Chunks, **options) -> None:
         if isinstance(model, nn.parallel.DistributedDataParallel):
-            raise ValueError("the model is inside of DistributedDataParallel; pass it as it is: this trainer wraps it.")
+            raise ValueError("the model is inside of DistributedDataParallel; pass the wrapped model, without it.")
         super().__init__(model, share(chunks), **options)
         if isinstance(model, FSDPModule) and self._inner_steps:
             ahead = [path or "the model" for path, one in self.hyper_gradient.items() if one is not None]
             raise ValueError(
-                f"{', '.join(ahead)} learns by looking ahead, which takes whole weights on each rank, and the model is"
-                " sharded: leave it whole, or set what is tuned by hyper.assign and leave it out of hyper."
+                f"{', '.join(ahead)} learns by looking ahead, which needs whole weights on each rank, but the model is"
+                " sharded; do not shard it, or set these values by hyper.assign and leave them out of hyper."
             )
         facts = {"the seed": self.seed, "the chunks": chunks.order, "the examples": checkpoint.digest(chunks)}
         facts |= {"lml_every": self.lml_every, "patience": self.patience}
@@ -65,18 +65,18 @@ class Trainer(partnets.Trainer):
         ranks, parts = self.chunks.ranks, [*self._parts.values(), *self._hyper_parts.values()]
         for name in ("batch_size", "hyper_batch_size"):
             if (size := getattr(self, name)) % ranks:
-                raise ValueError(f"{name}={size}, which {ranks} ranks cannot share; pass a multiple of {ranks}.")
+                raise ValueError(f"{name}={size} cannot be shared by {ranks} ranks; pass a multiple of {ranks}.")
         if any(examples % ranks for examples in parts):
             raise ValueError(
                 f"one_pass divides the batches into {', '.join(map(str, parts))} examples, which {ranks} ranks cannot"
-                f" share; pass sizes whose parts are multiples of {ranks}."
+                f" share; pass batch sizes that give multiples of {ranks}."
             )
         if not isinstance(model, FSDPModule):
             self._forward = DDP(model)
         self.shows_progress = dist.get_rank() == 0
 
     def _start(self) -> None:
-        on_all_ranks(super()._start)  # a leak may show in the examples of one rank alone
+        on_all_ranks(super()._start)  # a leak may be visible only in one rank's examples
 
     def _loss(self, *arguments, **options) -> Tensor:
         loss = super()._loss(*arguments, **options)
@@ -84,35 +84,35 @@ class Trainer(partnets.Trainer):
         return loss
 
     def _backward(self, loss: Tensor) -> None:
-        own = [self._own, loss.detach()]  # without penalties, and with them
+        own = [self._own, loss.detach()]  # without and with penalties
         means = torch.stack(own).double() / dist.get_world_size()
-        reduction = dist.all_reduce(means, async_op=True)  # meanwhile the gradients are computed
+        reduction = dist.all_reduce(means, async_op=True)  # overlaps with the backward pass
         loss.backward()
         reduction.wait()
-        # All ranks raise or none, or the others would wait for one; and before the step, as one process does.
+        # Raised on all ranks or none, so that no rank waits for another; and before the step, as in one process.
         check_finite(means[1], f"step {self.steps + 1}")
         for value, mean in zip(own, means, strict=True):
-            value.copy_(mean)  # in place: what steps of w and of ψ return is that of all ranks
+            value.copy_(mean)  # in place, so that the steps of w and ψ return the mean over ranks
 
     _averaged = staticmethod(averaged)
 
     def save(self, path: str | PathLike) -> None:
-        """As partnets.Trainer.save, by rank 0; all ranks must call it.
+        """Save a checkpoint on rank 0, as partnets.Trainer.save does. All ranks must call it.
 
         Raises:
-            ValueError: as partnets.Trainer.save, and if the model is sharded; on all ranks.
+            ValueError: as for partnets.Trainer.save, or the model is sharded; on all ranks.
         """
         self._check_whole("save")
         noises = gathered(checkpoint.random_state(self))
         on_rank_0(lambda: checkpoint.save(self, path, noises))
 
     def load(self, path: str | PathLike) -> None:
-        """As partnets.Trainer.load, on every rank: the file must be where all of them can read it, and the same.
+        """Load a checkpoint on every rank, as partnets.Trainer.load does; all ranks must be able to read the same file.
 
-        A rank beyond those that saved it keeps the random states that it has.
+        Ranks beyond the number of ranks that saved the file keep their random states.
 
         Raises:
-            ValueError, OSError: as partnets.Trainer.load, and if the model is sharded.
+            ValueError, OSError: as for partnets.Trainer.load, or the model is sharded.
         """
         self._check_whole("load")
         check_same_file(path)

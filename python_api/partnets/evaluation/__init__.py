@@ -1,4 +1,4 @@
-"""What a model, or each of its subnetworks, makes of given examples; and L_ML."""
+"""Evaluation of a model, or of each of its subnetworks, on given examples; and L_ML."""
 
 from partnets.evaluation.auditing import audit
 from partnets.evaluation.metrics import accuracy, loss_matrix, mean_loss, per_subnetwork

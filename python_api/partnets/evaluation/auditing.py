@@ -1,4 +1,4 @@
-"""audit: whether a model keeps to what every estimate rests on, tried on the model itself."""
+"""audit: a check that no data of a later chunk reaches an earlier partition, by passes of the model."""
 
 from __future__ import annotations
 
@@ -29,45 +29,46 @@ from partnets.utils.held import Held, is_of_library, same
 from partnets.utils.modules import device_of, evaluating, is_sharded, overlapping, to_device
 from partnets.utils.reached import reached
 
-LIVE = "read parameters as attributes (self.layer.weight), which gives those of the live subnetwork"
+LIVE = "read parameters as attributes (self.layer.weight), which gives those of the active subnetwork"
 APART = (
-    "let a module keep it, in buffers or attributes, and name that in partnets.partition(..., stateful=[...]), which"
-    " keeps it for each subnetwork; or take one that keeps nothing, or put it into evaluation mode"
+    "let a module store it in buffers or attributes, and name that module in partnets.partition(..., stateful=[...]),"
+    " which stores it for each subnetwork; or use a module without state, or put it into evaluation mode"
 )
-FOLLOWS = "follows the data: it carries what later chunks look like to earlier subnetworks"
+FOLLOWS = "follows the data: it carries information about later chunks to earlier subnetworks"
 KEPT_IN_A_MODE = (
-    "name its module in partnets.partition(..., stateful=[...]), which keeps it for each subnetwork; or compute it at"
+    "name its module in partnets.partition(..., stateful=[...]), which stores it for each subnetwork; or compute it at"
     " each call"
 )
 LOST = (
-    "inside of a subnetwork a parameter is computed from its entries: compute with the changed value instead, or write"
+    "inside of a subnetwork a parameter is computed from its entries: compute with the changed value instead, or modify"
     " dict(layer.named_parameters()) outside"
 )
 CHANGES_ALL = (
-    "change it between passes, by data of chunk 1 alone; or let buffers keep what changes, of a module that is named in"
-    " partnets.partition(..., stateful=[...])"
+    "change it between passes, using only data of chunk 1; or store the changing values in buffers of a module that is"
+    " named in partnets.partition(..., stateful=[...])"
 )
 NOT_ITS_OWN = (
-    "a module in a global variable or a function's closure is none of the model's: assign it to an attribute of one,"
-    " before partnets.partition; or freeze it"
+    "a module in a global variable or a function's closure is not part of the model: assign it to an attribute of one"
+    " that is, before partnets.partition; or freeze it"
 )
 OUT_OF_SIGHT = (
-    "what a class, a loss, slots or an object of a library keep is one for all subnetworks: let a module of the model"
-    " keep it, in buffers or attributes, and name that in partnets.partition(..., stateful=[...])"
+    "state in a class, a loss, slots or an object of a library is shared by all subnetworks: let a module of the model"
+    " store it in buffers or attributes, and name that module in partnets.partition(..., stateful=[...])"
 )
+# (whether the last subnetwork trains, whether the first does after it).
 # Whether the last subnetwork trains, and whether the first does after it.
 MODES = (True, True), (False, False), (True, False), (False, True)
-# Devices that add up in the same order each time.
+# Devices with a deterministic order of summation.
 STEADY = {"cpu"}
 
 
 class Leak(NamedTuple):
-    """What carries later chunks into earlier subnetworks.
+    """A path by which later chunks reach earlier subnetworks.
 
     Attributes:
-        path: of the module, parameter or attribute.
-        what: what it does, in words that follow the path.
-        cure: what helps.
+        path: path of the module, parameter or attribute.
+        what: the fault, as a predicate that follows the path.
+        cure: the remedy.
     """
 
     path: str
@@ -79,7 +80,7 @@ class Leak(NamedTuple):
 
 
 class Seen(NamedTuple):
-    """What a pass of a subnetwork gives: outputs and gradients by name, and the random state that it leaves."""
+    """The result of a subnetwork's pass: outputs and gradients by name, and the random state after it."""
 
     values: dict[str, Tensor]
     drawn: dict
@@ -92,32 +93,32 @@ class Seen(NamedTuple):
 def audit(
     model: nn.Module, batch: Any, loss: Loss | None = None, *, other: Any = None, forward: Forward = call
 ) -> list[Leak]:
-    """What of a model carries later chunks into earlier subnetworks, as far as two batches show; [] if nothing does.
+    """Find paths by which later chunks reach earlier subnetworks, as far as two batches show; [] if no path is found.
 
-    Partitions 1..k have not seen chunk k + 1: L_ML and the steps of ψ rest on it. So it is tried, in training mode and
+    L_ML and the steps of ψ assume that partitions 1..k have not seen chunk k + 1. This is tested in training mode and
     in evaluation mode, for each k:
 
-    - the outputs, loss and gradients of subnetwork k stay to the bit where the weights of all later partitions are NaN;
-    - a pass of subnetwork C leaves nothing behind, of its data or of its weights, that subnetwork 1 reads or keeps:
-      buffers, attributes, what hooks remember, what its own train() will drop, and how many random numbers have been
-      drawn;
-    - no two parameters share memory, and no pass changes one: not their entries, which are of all partitions, nor what
-      reading one gives, where it is lost;
-    - the loss reaches no parameters but the model's own, as others would never learn.
+    - The outputs, loss and gradients of subnetwork k are bitwise unchanged if the weights of all later partitions are
+      NaN.
+    - A pass of subnetwork C leaves no trace of its data or weights that subnetwork 1 reads or stores: in buffers,
+      attributes, state of hooks, values that the model's train() drops, and the number of random numbers drawn.
+    - No two parameters share memory, and no pass modifies a parameter: neither its entries, which belong to all
+      partitions, nor the tensor that reading it returns, where the change would be lost.
+    - The loss depends only on the model's parameters, as others would not be trained.
 
-    Afterwards model, gradients and random states are as before. It takes 4 passes for each of at most 4 subnetworks, 16
-    for what is left behind, from each mode to each, and up to six times the weights' memory. Trainers do this before
-    their first step.
+    Model, gradients and random states are restored afterwards. The audit takes 4 passes for each of at most 4
+    subnetworks, 16 passes for traces, from each mode to each, and up to six times the weights' memory. Trainers run it
+    before their first step.
 
     Args:
-        model: with partitioned layers, in the mode in which it trains.
-        batch: as chunks give them, at least 2 examples.
-        loss: loss(output, y), whose gradients are looked at; the mean square of all outputs if None.
+        model: a model with partitioned layers, in its mode for training.
+        batch: a batch as from chunks, with at least 2 examples.
+        loss: loss(output, y), the loss for the gradients; the mean square of all outputs if None.
         other: a second batch of the same sizes; if None, the first with its numbers shuffled and scaled.
-        forward: forward(model, batch), which returns output and y; see partnets.data.batch.call for the usual one.
+        forward: forward(model, batch), which returns output and y; see partnets.data.batch.call for the default.
 
     Raises:
-        ValueError: the model has no partitioned layers, or the batch does not fit it.
+        ValueError: the model has no partitioned layers, or does not take the batch.
 
     Example:
         >>> import partnets
@@ -131,7 +132,7 @@ def audit(
         >>> model = partnets.partition(Tied(), (0.5, 0.5))
         >>> for leak in partnets.audit(model, (torch.randn(8, 4), None)):
         ...     print(leak)
-        the model itself reads weights of partitions that are not live; read parameters as attributes ...
+        the model itself reads weights of inactive partitions; read parameters as attributes ...
     """
     device = device_of(model)
     batch = to_device(batch, device)
@@ -149,11 +150,11 @@ def audit(
 def leaks(
     model: nn.Module, compute: Callable[[Any], tuple[Any, Tensor]], batch: Any, other: Any, last: int | None = None
 ) -> list[Leak]:
-    """As audit, of a function that gives a batch's output and loss.
+    """Run the audit with a function that returns a batch's output and loss.
 
     Args:
-        compute: of a batch on the model's device; both batches are there.
-        last: of the subnetworks that learn; C if None.
+        compute: takes a batch on the model's device; both batches are on it.
+        last: the last subnetwork that learns; C if None.
     """
     learning = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
     found = [
@@ -174,7 +175,7 @@ def leaks(
 
 
 class _Trial:
-    """Passes of subnetworks, in worlds that differ in what earlier subnetworks must not see."""
+    """Passes of subnetworks with two versions of everything that earlier subnetworks must not see."""
 
     def __init__(self, model: nn.Module, compute: Callable[[Any], tuple[Any, Tensor]], before: Held) -> None:
         self.model, self.compute, self.before, self.device = model, compute, before, device_of(model)
@@ -188,34 +189,34 @@ class _Trial:
                 self.apart |= {f"{path}.{name}".lstrip(".") for name in names}
 
     def reads_later_weights(self, k: int, batch: Any) -> Iterator[Leak]:
-        """A leak, if what subnetwork k computes or keeps depends on the weights of partitions above k."""
+        """Yield a leak if the results or the state of subnetwork k depend on the weights of partitions above k."""
         run = partial(self._pass, k, batch)
         clean = self._kept(run)
         try:
             with self._later_weights(k, _poisoned):
                 poisoned = self._kept(run)
-        except Exception as error:  # whatever a model does about weights that are no numbers
-            yield Leak("", f"fails where the weights of later partitions are NaN ({error})", LIVE)
+        except Exception as error:  # a model may raise anything for NaN weights
+            yield Leak("", f"fails if the weights of later partitions are NaN ({error})", LIVE)
             return
         differing, kept = self._changed_by_nan(run, clean, poisoned)
         if any(name.startswith("output") for name in differing):
             path = self._first_difference(k, [(batch, _same), (batch, _poisoned)], after=k, of_outputs=True)
-            yield Leak(path, "reads weights of partitions that are not live", LIVE)
+            yield Leak(path, "reads weights of inactive partitions", LIVE)
         elif "loss" in differing:
-            yield Leak("", "has a loss that reads weights of partitions that are not live", LIVE)
+            yield Leak("", "has a loss that reads weights of inactive partitions", LIVE)
         elif differing:
-            yield Leak(differing[0], "has a gradient that depends on weights which are not live", LIVE)
+            yield Leak(differing[0], "has a gradient that depends on weights of inactive partitions", LIVE)
         elif kept:
-            yield Leak(kept[0], "keeps something of weights that are not live", APART)
+            yield Leak(kept[0], "stores values that depend on weights of inactive partitions", APART)
 
     def strangers(self) -> Iterator[Leak]:
-        """Parameters that the loss reaches and that are in no module of the model: no leak, but never learned."""
+        """Yield parameters in the loss's graph that are not in the model: these do not leak, but are not trained."""
         if self.strange:
             shapes = ", ".join(sorted(str(list(parameter.shape)) for parameter in self.strange))
-            yield Leak("", f"computes with parameters of shape {shapes} that it does not have", NOT_ITS_OWN)
+            yield Leak("", f"computes with parameters of shape {shapes} that are not in the model", NOT_ITS_OWN)
 
     def remembers(self, batch: Any, other: Any, last: int) -> Iterator[Leak]:
-        """Leaks, if a pass of the last subnetwork leaves something behind that subnetwork 1 reads, or keeps."""
+        """Yield leaks if subnetwork 1 reads or keeps state from a pass of the last subnetwork."""
         told: set[str] = set()
         for trains, first_trains in MODES:
             if told and trains != first_trains:
@@ -226,7 +227,7 @@ class _Trial:
                     yield leak
 
     def _carries(self, trains: bool, first_trains: bool, batch: Any, other: Any, last: int) -> Iterator[Leak]:
-        """Leaks from a pass of the last subnetwork to one of the first that comes next, in these modes."""
+        """Yield leaks from a pass of the last subnetwork to a following one of the first, in these modes."""
         worlds, behind, within, drawn = [(batch, _same), (other, _disturbed)], [], [], []
 
         def first_after(given: Any, change: Callable[[Tensor], None], lost: Sequence[str] = ()) -> Seen:
@@ -241,19 +242,19 @@ class _Trial:
                 for path in lost:
                     behind[-1].set(path, torch.nan)
                 seen = self._computed(first_trains, 1, batch)
-                within.append(self._held())  # before the mode changes, where the model's own train() may drop it
+                within.append(self._held())  # before the mode changes, in which the model's train() may drop state
             return seen
 
         run = partial(first_after, *worlds[0])
         (one, left), (two, left_too) = self._kept(run), self._kept(partial(first_after, *worlds[1]))
         replaced, kept = behind[0].changed(behind[1]), within[0].changed(within[1])
-        # What a mode keeps for itself alone, and overwrites in each pass, tells the other nothing.
+        # State that one mode overwrites in each pass carries no information to the other mode.
         is_one, differing = trains == first_trains, one.differing(two)
         changed = left.changed(left_too) if is_one else []
         if differing or changed:
             again, left_again = self._kept(run)
             if self.device.type in STEADY and (one.differing(again) or (is_one and left.changed(left_again))):
-                what = "gives something else each time, of one batch and one seed: it keeps something out of sight"
+                what = "gives a different result each time for the same batch and seed: it has hidden state"
                 yield Leak("", what, OUT_OF_SIGHT)
                 return
             differing = [name for name in differing if name not in one.differing(again)]
@@ -261,17 +262,17 @@ class _Trial:
         for path in changed:
             yield Leak(path, FOLLOWS, APART)
         if differing and not changed and kept and is_one:
-            yield Leak(kept[0], "is kept until the mode changes, of one subnetwork, and others read it", KEPT_IN_A_MODE)
+            yield Leak(kept[0], "is kept until the mode changes, and other subnetworks read it", KEPT_IN_A_MODE)
         elif differing and not changed and kept:
-            yield Leak(kept[0], "is kept in one mode, of one subnetwork, and others read it in the other", APART)
+            yield Leak(kept[0], "is kept in one mode, and other subnetworks read it in the other mode", APART)
         elif differing and not changed:
-            what = f"gives another {differing[0]} after later chunks were seen, by what is kept out of sight"
+            what = f"gives another {differing[0]} after later chunks were seen, because of hidden state"
             yield Leak("", what, APART)
         elif not changed and replaced and (path := self._read_first(replaced, run, (one, left), is_one)):
             yield Leak(path, FOLLOWS, APART)
         if trains and is_one and not all(map(same, *map(tree_leaves, drawn[:2]))):
             path = self._first_difference(last, worlds, after=1, of_outputs=False)
-            what = "draws random numbers, and how many depends on the data: later noise tells of it"
+            what = "draws random numbers, and how many depends on the data, which changes later noise"
             yield Leak(
                 path, what, "draw as many for each batch: dropout before packing or selecting, LeakyReLU for RReLU"
             )
@@ -279,13 +280,13 @@ class _Trial:
     def _read_first(
         self, replaced: list[str], run: Callable[..., Seen], clean: tuple[Seen, Held], is_one: bool
     ) -> str | None:
-        """What subnetwork 1 replaces of the last one's and looks at before, as a running maximum does; None if nothing.
+        """Return the path of a value that subnetwork 1 reads before it replaces it, such as a running maximum, or None.
 
-        NaN, which is no number to compare with, would be seen there, or stay.
+        NaN in place of the last subnetwork's values would then affect the result, or stay.
         """
         try:
             differing, changed = self._changed_by_nan(run, clean, self._kept(partial(run, lost=replaced)))
-        except Exception:  # whatever a model does about numbers that are none
+        except Exception:  # a model may raise anything for NaN
             return replaced[0]
         if not differing and not (is_one and changed):
             return None
@@ -294,9 +295,9 @@ class _Trial:
     def _changed_by_nan(
         self, run: Callable[[], Seen], clean: tuple[Seen, Held], other: tuple[Seen, Held]
     ) -> tuple[list[str], list[str]]:
-        """The names of what is computed otherwise where something is NaN, and the paths of what is held otherwise.
+        """Return the names of results, and the paths of state, that differ with NaN.
 
-        What differs by itself, as sums by atomics on a GPU, tells by its NaN alone.
+        Results that vary by themselves, such as sums by atomics on a GPU, count only if they have more NaN.
         """
         (one, left), (two, left_too) = clean, other
         differing, changed = one.differing(two), left.changed(left_too)
@@ -308,18 +309,18 @@ class _Trial:
         return differing, changed
 
     def _kept(self, run: Callable[[], Seen]) -> tuple[Seen, Held]:
-        """What it gives, and what is held after it; then all is as before."""
+        """Return the result of run and the state after it; then restore the state."""
         try:
             return run(), self._held()
         finally:
             self.before.put_back()
 
     def _held(self) -> Held:
-        """What is held, without what each subnetwork has for itself."""
+        """Return a snapshot of the state, without per-subnetwork state."""
         return Held(self.model, without=self.apart, known=self.before)
 
     def _pass(self, k: int, batch: Any) -> Seen:
-        """Both modes of subnetwork k."""
+        """Run subnetwork k in both modes."""
         trained = self._trained(k, batch)
         with evaluating(self.model):
             return Seen(trained.values | self._evaluated(k, batch).values, trained.drawn)
@@ -328,13 +329,13 @@ class _Trial:
         return nullcontext() if is_training else evaluating(self.model)
 
     def _computed(self, is_training: bool, k: int, batch: Any) -> Seen:
-        """A pass in the mode that the model is in."""
+        """Run a pass in the given mode, which the model must be in."""
         return self._trained(k, batch) if is_training else self._evaluated(k, batch)
 
     def _trained(self, k: int, batch: Any) -> Seen:
-        """A pass in the mode in which the model trains, with gradients, those of ψ too.
+        """Run a pass in the model's mode for training, with gradients, including those of ψ.
 
-        It computes with a batch of its own: a forward may take things out of it.
+        It uses a copy of the batch, as forward may remove parts of it.
         """
         random_state.seed(0)
         still = evaluating(*other_norms(self.model))
@@ -345,7 +346,7 @@ class _Trial:
         return Seen(values, random_state.get_state(self.device))
 
     def _evaluated(self, k: int, batch: Any) -> Seen:
-        """A pass of a model in evaluation mode."""
+        """Run a pass in evaluation mode."""
         random_state.seed(0)
         with torch.no_grad(), subnetwork(self.model, k):
             output, _ = self.compute(copy.deepcopy(batch))
@@ -353,17 +354,17 @@ class _Trial:
         return Seen(values, random_state.get_state(self.device))
 
     def _learned(self, batch: Any) -> tuple[Any, Tensor, dict[nn.Parameter, Tensor]]:
-        """The output in training mode, the loss, and the gradients."""
+        """Return the output in training mode, the loss, and the gradients."""
         learning = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
         output, loss = self._penalised(batch)
-        if not any(map(is_sharded, learning)):  # FSDP computes with parameters that it gathers
+        if not any(map(is_sharded, learning)):  # FSDP computes with gathered parameters
             self.strange |= {leaf for leaf in reached([loss]) if isinstance(leaf, nn.Parameter)}.difference(learning)
         if not (learning and loss.requires_grad):
             return output, loss.detach().clone(), {}
-        try:  # without what waits for gradients to arrive, as DistributedDataParallel does
+        try:  # autograd.grad does not trigger hooks on gradient accumulation, such as DistributedDataParallel's
             grads = torch.autograd.grad(loss, learning, allow_unused=True)
         except RuntimeError as error:
-            if "checkpoint" not in str(error):  # reentrant ones know backward() alone
+            if "checkpoint" not in str(error):  # reentrant checkpoints support only backward()
                 raise
             for parameter in learning:
                 parameter.grad = None
@@ -376,20 +377,20 @@ class _Trial:
         return output, loss.detach().clone(), found
 
     def _penalised(self, batch: Any) -> tuple[Any, Tensor]:
-        """The output and the loss by which weights are trained."""
+        """Return the output and the training loss."""
         with penalties() as found:
             output, loss = self.compute(copy.deepcopy(batch))
         return output, with_terms(loss, found)
 
     def _live_entries(self, grads: dict[nn.Parameter, Tensor], k: int) -> dict[str, Tensor]:
-        """The gradients of partitions 1..k, and of ψ."""
+        """Return the gradients of partition k, and of ψ."""
         named = {parameter: name for name, parameter in self.model.named_parameters()}
         own = [one.parameter for one in partitioned_parameters(self.model)] + list(hyperparameters(self.model))
         return {named[parameter]: grads[parameter] for parameter in own if parameter in grads}
 
     @contextmanager
     def _later_weights(self, k: int, change: Callable[[Tensor], None]) -> Iterator[None]:
-        """Inside, `change` has been applied to all entries of partitions above k."""
+        """Apply `change` to all entries of partitions above k inside this context."""
         owned = partitioned_parameters(self.model)
         kept = [one.stored.detach().clone() for one in owned]
         with torch.no_grad():
@@ -412,14 +413,14 @@ class _Trial:
     def _first_difference(
         self, k: int, worlds: list[tuple[Any, Callable[[Tensor], None]]], *, after: int, of_outputs: bool
     ) -> str:
-        """The path of the module that first computes, or draws, otherwise in one world than in the other."""
+        """Return the path of the first module with different outputs or random states in the two worlds."""
         paths, calls = {module: path for path, module in self.model.named_modules()}, []
         for given, change in worlds:
             calls.append(found := [])
             inside = [""]
 
             def begins(module: nn.Module, args: Any, kwargs: Any, found=found, inside=inside) -> None:
-                found.append((inside[-1], seen((args, kwargs))))  # whoever calls has computed these
+                found.append((inside[-1], seen((args, kwargs))))  # the calling module computed these
                 inside.append(paths.get(module, inside[-1]))
 
             def ends(module: nn.Module, _: Any, output: Any, found=found, inside=inside) -> None:
@@ -443,7 +444,7 @@ class _Trial:
 
 
 def _same(entries: Tensor) -> None:
-    """Nothing."""
+    """Leave entries unchanged."""
 
 
 def _poisoned(entries: Tensor) -> None:
@@ -451,11 +452,11 @@ def _poisoned(entries: Tensor) -> None:
 
 
 def _disturbed(entries: Tensor) -> None:
-    entries.mul_(-2).add_(0.01)  # louder: what a maximum so far is compared with
+    entries.mul_(-2).add_(0.01)  # larger, to exceed a running maximum
 
 
 def _after_hooks(parameter: nn.Parameter, grad: Tensor | None) -> Tensor | None:
-    """What one's own hooks make of a gradient that has been accumulated; those of libraries wait for other ranks."""
+    """Return a gradient after the user's post-accumulate hooks; those of libraries wait for other ranks."""
     hooks = (parameter._post_accumulate_grad_hooks or {}).values()
     if grad is None or not (own := [hook for hook in hooks if not is_of_library(getattr(hook, "func", hook))]):
         return grad
@@ -472,13 +473,13 @@ def _has_more_nan(one: Seen, other: Seen, name: str) -> bool:
 
 
 def _size(output: Any) -> Tensor:
-    """A loss for any output: the sum of the mean squares."""
+    """Return a loss for any output: the sum of the mean squares."""
     numbers = [leaf for leaf in tensors(output) if leaf.numel() and leaf.dtype != torch.bool]
     return sum((leaf.abs().float().square().mean() for leaf in numbers), torch.zeros((), device="cpu"))
 
 
 def _varied(value: Any) -> Any:
-    """A batch of the same kind: its numbers shuffled, and scaled where that leaves them what they are."""
+    """Return a similar batch, with its numbers shuffled, and scaled if floating point."""
     if isinstance(value, Mapping):
         return {name: _varied(part) for name, part in value.items()}
     return tree_map(_shuffled, value)

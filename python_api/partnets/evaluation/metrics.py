@@ -1,4 +1,4 @@
-"""What a model, or each of its subnetworks, makes of given examples: accuracy, mean loss, and the loss matrix."""
+"""Metrics of a model, or of each of its subnetworks, on given examples: accuracy, mean loss, and the loss matrix."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from partnets.subnetworks.state import num_partitions as count
 from partnets.utils.likelihood import IGNORED, check_mean, no_classes, plain
 from partnets.utils.modules import device_of, evaluating, to_device
 
-# The greatest uint8, which images of labels have where nothing is labelled.
+# The largest uint8, which marks unlabelled pixels in images of labels.
 UNLABELLED = 255
 
 
@@ -38,22 +38,23 @@ def mean_loss(
     forward: Forward = call,
     **loading,
 ) -> float:
-    """The mean of a loss over examples, or over what of them counts, in evaluation mode and without gradients.
+    """Compute the mean of a loss over examples, or over all targets that count, in evaluation mode without gradients.
 
     Args:
-        model: any; the live subnetwork of a partitioned one.
-        data: a Dataset of pairs (x, y) or of dicts with labels, or tensors (x, y); batches go to the model's device.
-        loss: loss(output, y), the mean of a batch as torch's criteria return it, or the losses themselves. A mean over
-            tokens or pixels, of which y has a class each, counts once for each whose class is not -100; another one
-            once for each example. Losses that have a dimension, as with reduction="none", all count once.
-        batch_size: the examples at once.
-        collate: makes a batch of a list of examples, as for partnets.chunk.
-        forward: forward(model, batch), which returns output and y; see partnets.data.batch.call for the usual one.
-        **loading: num_workers, pin_memory and others of a DataLoader's options.
+        model: any module; of a partitioned one, the active subnetwork.
+        data: a Dataset of pairs (x, y) or of dicts with labels, or tensors (x, y); batches are moved to the model's
+            device.
+        loss: loss(output, y), the mean of a batch as torch's criteria return it, or the losses themselves. If y has a
+            class for each token or pixel, a batch's mean is weighted by its number of classes that are not -100,
+            otherwise by its number of examples. Losses with a dimension, as with reduction="none", have equal weights.
+        batch_size: number of examples per batch.
+        collate: makes a batch of a list of examples, as in partnets.chunk.
+        forward: forward(model, batch), which returns output and y; see partnets.data.batch.call for the default.
+        **loading: num_workers, pin_memory and other options of a DataLoader.
 
     Raises:
         ValueError: there is no example, or none that counts; or the loss is a sum over the batch.
-        TypeError: data is nothing of that, or an option is not of those.
+        TypeError: data or an option has another type.
 
     Example:
         >>> mean_loss(nn.Flatten(), (torch.zeros(3, 2), torch.tensor([0, 1, 1])))  # log 2
@@ -74,7 +75,7 @@ def total_loss(
     forward: Forward,
     loading: Mapping[str, Any],
 ) -> tuple[float, int]:
-    """The sum whose mean mean_loss gives, and of how many it is; its arguments."""
+    """Return the sum and the number of losses over which mean_loss averages; same arguments."""
     if isinstance(loss, Tensor):
         refuse_separate("mean_loss(model, (x, y), loss)", (loss,))
     dataset = as_dataset(data)
@@ -110,16 +111,16 @@ def accuracy(
     ignore_index: int | None = None,
     **loading,
 ) -> float:
-    """The share of labels that have the greatest logit; the rest as of mean_loss.
+    """Compute the share of labels with the largest logit; other arguments as in mean_loss.
 
-    Logits are [batch, classes, ...] and labels [batch, ...], as torch's cross_entropy has them. It is NaN if one of
-    those logits is, whose order says nothing.
+    Logits are [batch, classes, ...] and labels [batch, ...], as in torch's cross_entropy. The result is NaN if a logit
+    of a counted label is NaN.
 
     Args:
-        ignore_index: the label that does not count; None for all negative ones, and 255 if it is no class.
+        ignore_index: the label to ignore; by default all negative ones, and 255 if it is not a class.
 
     Raises:
-        ValueError: another label is no class of the logits; or the logits are none of these.
+        ValueError: another label is not a class of the logits, or the logits have another shape.
 
     Example:
         >>> accuracy(nn.Flatten(), (torch.eye(4), torch.tensor([0, 1, 2, 0])))
@@ -134,8 +135,8 @@ def accuracy(
             raise ValueError(f"the output is a {type(output).__name__} without logits; return a tensor, {OWN_RULE}.")
         if logits.shape[1:2] == (1,):
             raise ValueError(
-                f"the output is {list(logits.shape)}, of one class; accuracy takes a logit for each class. For one"
-                " logit in all, pass mean_loss a loss that counts what is right."
+                f"the output is {list(logits.shape)}, of one class; accuracy takes a logit for each class. For a single"
+                " logit, pass mean_loss a loss that counts correct predictions."
             )
         found = logits.argmax(1)
         if found.shape != y.shape:
@@ -156,7 +157,7 @@ def accuracy(
 
 
 def per_subnetwork(model: nn.Module, metric: Callable[[nn.Module], float]) -> list[float]:
-    """metric(model) for the subnetworks 1..C in turn.
+    """Return metric(model) for each of the subnetworks 1..C.
 
     Example:
         >>> import partnets
@@ -182,10 +183,10 @@ def loss_matrix(
     forward: Forward = call,
     **loading,
 ) -> Tensor:
-    """The mean loss of each subnetwork on each chunk, in nats per example, or per token where mean_loss counts these.
+    """Compute the mean loss of each subnetwork on each chunk, in nats per example, or per token as in mean_loss.
 
-    Subnetwork k has learned from chunks 1..k: what stands to the right of the diagonal is loss on data that it has not
-    seen. The entries (k - 1, k), times the chunks' sizes (in tokens, if it is these), add up to -L_ML (Eq. 2).
+    Subnetwork k has learned from chunks 1..k, so entries right of the diagonal are losses on unseen data. The entries
+    (k - 1, k), multiplied by the chunks' sizes (in tokens, if losses are per token), sum to -L_ML (Eq. 2).
 
     Args:
         model, chunks, loss, batch_size, other_chunks, forward, **loading: as in partnets.lml.
@@ -217,7 +218,7 @@ def loss_matrix(
 
 
 def check_counts(model: nn.Module, chunks: Chunks) -> None:
-    """Raises ValueError unless the model has as many partitions as there are chunks, and TypeError without chunks."""
+    """Raise ValueError unless model and chunks have the same C, and TypeError without chunks."""
     check_chunks(chunks)
     if count(model) != chunks.count:
         raise ValueError(

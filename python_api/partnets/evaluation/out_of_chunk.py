@@ -1,4 +1,4 @@
-"""lml: the out-of-chunk log-likelihood that hyperparameters maximise."""
+"""lml: the out-of-chunk log-likelihood, which hyperparameters maximise."""
 
 from __future__ import annotations
 
@@ -32,34 +32,34 @@ def lml(
     forward: Forward = call,
     **loading,
 ) -> float:
-    """L_ML = sum over k = 2..C of log p(D_k | w_s^(k-1)), in nats: Eq. 2 without its first term.
+    """Compute L_ML = sum over k = 2..C of log p(D_k | w_s^(k-1)), in nats: Eq. 2 without its first term.
 
-    An approximation of the conditional marginal likelihood log p(D_2:C | D_1) (Section 3). Runs without gradients and
-    in evaluation mode, and leaves the model's modes and the random states as they were. Running statistics of
-    BatchNorm layers are estimated for it first (see partnets.estimate_statistics), and are afterwards as before.
+    This approximates the conditional marginal likelihood log p(D_2:C | D_1) (Section 3). It runs without gradients and
+    in evaluation mode, and leaves the model's modes and the random states unchanged. Running statistics of BatchNorm
+    layers are estimated first (see partnets.estimate_statistics), and restored afterwards.
 
     Args:
-        model: with partitioned layers, as many partitions as there are chunks.
-        chunks: of examples (x, y), or of dicts with labels; batches go to the model's device.
-        loss: loss(output, y), the mean negative log-likelihood in nats, as torch's criteria return it, or those of
-            each example or token. The sum is over examples, and over tokens, but for those whose label is -100, where
-            y has a class for each: see mean_loss. Of torch's cross-entropy and nll_loss, label smoothing and the
-            classes' weights don't count, as in Trainer.
-        batch_size: the examples at once.
-        seed: of the random states (torch's, Python's, NumPy's) during the evaluation, for models and data with noise;
-            None goes on from the present ones.
-        other_chunks: whether the model may have learned from other chunks than these. Trainers tell the model, and its
-            state_dict, which it learns from; what is new to it in others, only you know.
-        forward: forward(model, batch), which returns output and y; see partnets.data.batch.call for the usual one.
-        **loading: num_workers, pin_memory and others of a DataLoader's options.
+        model: a model with partitioned layers, with as many partitions as there are chunks.
+        chunks: chunks of examples (x, y), or of dicts with labels; batches are moved to the model's device.
+        loss: loss(output, y), the mean negative log-likelihood in nats, as torch's criteria return it, or the loss of
+            each example or token. If y has a class for each token, L_ML is a sum over tokens, otherwise over examples;
+            labels of -100 are ignored: see mean_loss. Label smoothing and class weights of torch's cross-entropy and
+            nll_loss are not used, as in Trainer.
+        batch_size: number of examples per batch.
+        seed: seed of the random states (torch's, Python's, NumPy's) during the evaluation, for models and data with
+            noise; with None, the current states are used.
+        other_chunks: whether the model may have learned from other chunks than these. Trainers store in the model, and
+            in its state_dict, which chunks it learns from; you must know which examples of other chunks are new to it.
+        forward: forward(model, batch), which returns output and y; see partnets.data.batch.call for the default.
+        **loading: num_workers, pin_memory and other options of a DataLoader.
 
     Warns:
-        UserWarning: the loss is no log-likelihood, as a squared error; or it is NaN.
+        UserWarning: the loss is not a log-likelihood, such as a squared error; or it is NaN.
 
     Raises:
         ValueError: the model and the chunks differ in C, C is below 2, the loss is a sum over the batch, the model has
             learned from other chunks, or batch_size is below 1.
-        TypeError: an option is not of a DataLoader's, or not of those that are free here.
+        TypeError: an option is not a DataLoader's, or not one that can be set here.
 
     Example:
         >>> import partnets
@@ -84,7 +84,7 @@ def lml(
         random_state.preserved(device_of(model)),
     ):
         if seed is not None:
-            random_state.seed(seed)  # a data set may draw by Python's or NumPy's generator
+            random_state.seed(seed)  # a data set may use Python's or NumPy's generator
             torch.manual_seed(seed)
         for k in range(2, chunks.count + 1):
             with subnetwork(model, active=k - 1):

@@ -1,4 +1,4 @@
-"""BatchNorm's running statistics, estimated anew for each subnetwork from what it has learned from."""
+"""BatchNorm's running statistics, estimated again for each subnetwork from the chunks that it has learned from."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from partnets.utils.checks import check_at_least
 from partnets.utils.modules import device_of, evaluating, to_device
 from partnets.utils.random_state import preserved
 
-# More change L_ML by less than the draws of an augmentation do.
+# With more examples, L_ML changes by less than with other draws of an augmentation.
 EXAMPLES = 2048
 
 
@@ -33,23 +33,23 @@ def estimate_statistics(
     forward: Forward = call,
     **loading,
 ) -> None:
-    """Gives each subnetwork the running statistics that its BatchNorm layers have with the present weights.
+    """Estimate each subnetwork's running statistics of BatchNorm layers with the current weights.
 
-    A step of w_k changes subnetworks k..C, and only k's running statistics follow. So they are estimated before
-    anything is judged or deployed: those of subnetwork k from examples of D_1:k, which it may see, as the mean over
-    batches of their mean and variance, with everything else in evaluation mode. Norms that have not learned since they
-    were estimated, or divided, keep theirs: frozen ones, and all of them in a second call. Trainer, lml and loss_matrix
-    do this by themselves; call it before partnets.merge in a loop of your own.
+    A step of w_k changes subnetworks k..C, but updates only k's running statistics. They are therefore estimated before
+    a model is evaluated or deployed: for subnetwork k from examples of D_1:k, which it may see, as the average over
+    batches of mean and variance, with all other layers in evaluation mode. Norms that have not learned since their last
+    estimate or since partitioning keep their statistics, such as frozen ones, and all of them in a second call.
+    Trainer, lml and loss_matrix call this function; in a custom loop, call it before partnets.merge.
 
     Args:
-        model: with partitioned layers; its running statistics change, in place.
-        chunks: what it learns from.
-        batch_size: the examples at once; about that of training, for statistics are of batches.
-        examples: at most so many of D_1:k, drawn at random, the same each time.
-        other_chunks, forward, **loading: as of partnets.lml.
+        model: a model with partitioned layers; its running statistics are changed in place.
+        chunks: the chunks that it learns from.
+        batch_size: number of examples per batch; similar to that of training, as the statistics are of batches.
+        examples: maximum number of examples of D_1:k, drawn at random, the same in each call.
+        other_chunks, forward, **loading: as in partnets.lml.
 
     Raises:
-        ValueError: a number is below 1, or the model has learned from other chunks; and as partnets.lml.
+        ValueError: a number is below 1, or the model has learned from other chunks; and as in partnets.lml.
 
     Example:
         >>> import partnets
@@ -78,7 +78,7 @@ def estimate_statistics(
         with preserved(device), torch.no_grad(), evaluating(model):
             torch.manual_seed(0)
             for norm in stale:
-                norm.training, norm.momentum = True, None  # None: the mean over all batches, each alike
+                norm.training, norm.momentum = True, None  # None: the unweighted mean over all batches
             for k in range(1, chunks.count + 1):
                 with subnetwork(model, active=k, update=k):
                     for norm in stale:
@@ -99,7 +99,7 @@ def estimate_statistics(
 
 @contextmanager
 def fresh_statistics(model: nn.Module, chunks: Chunks, **options) -> Iterator[None]:
-    """Inside, running statistics are those that estimate_statistics finds; afterwards they are as before."""
+    """Use the running statistics of estimate_statistics inside this context, and restore them afterwards."""
     before = [
         (norm, [b.clone() for b in norm.buffers()])
         for norm in stale_norms(model).values()
@@ -114,9 +114,9 @@ def fresh_statistics(model: nn.Module, chunks: Chunks, **options) -> Iterator[No
 
 
 def _batches(chunks: Chunks, k: int, batch_size: int, examples: int, loading: Mapping[str, Any]) -> Iterator:
-    """Batches of D_1:k, all of one size: a smaller one would count as much."""
+    """Yield batches of D_1:k, all of one size, because a smaller one would have the same weight."""
     drawn = chunks.order[: sum(chunks.sizes[:k])]
-    generator = torch.Generator().manual_seed(0)  # a split of one's own may be sorted, and batches should not be
+    generator = torch.Generator().manual_seed(0)  # shuffles examples, as a custom split may be sorted
     if len(drawn) <= examples:
         drawn = drawn[torch.randperm(len(drawn), generator=generator, device="cpu")]
     else:

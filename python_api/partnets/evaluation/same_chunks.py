@@ -1,4 +1,4 @@
-"""Whether chunks are those that a model has learned from: of others its subnetworks may have seen any example."""
+"""Checks that a model is judged by the chunks that it has learned from; it may have seen any example of others."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ def _states(model: nn.Module) -> list[PartitionState]:
 
 
 def remember_chunks(model: nn.Module, chunks: Chunks) -> None:
-    """Tells a model which chunks it learns from, as trainers do; its state_dict tells it on.
+    """Store in a model, and in its state_dict, which chunks it learns from; trainers call this.
 
     Example:
         >>> import partnets, torch
@@ -30,23 +30,23 @@ def remember_chunks(model: nn.Module, chunks: Chunks) -> None:
 
 
 def has_learned(model: nn.Module) -> bool:
-    """Whether a partition of a model has been stepped."""
+    """Return whether a partition of a model has been trained."""
     return any(state.learned_from is not None for state in _states(model))
 
 
 def adopt_chunks(model: nn.Module, chunks: Chunks) -> None:
-    """Takes chunks by which a model was judged for those that it has learned from, if a loop has told it none."""
+    """Remember the chunks of an evaluation as those that a model has learned from, if its training loop set none."""
     if {state.learned_from for state in _states(model)} - {None} == {UNKNOWN}:
         remember_chunks(model, chunks)
 
 
 def check_same_chunks(model: nn.Module, chunks: Chunks) -> None:
-    """Raises ValueError if a model remembers other chunks than these."""
+    """Raise ValueError if a model remembers other chunks than these."""
     remembered = {state.learned_from for state in _states(model)} - {None, UNKNOWN}
     if not all(chunks.is_of(fingerprint) for fingerprint in remembered):
         raise ValueError(
-            "the model has learned from other chunks: subnetworks have seen examples of what are later chunks here, and"
-            " L_ML would count them as unseen. Call partnets.chunk with the same data, in the same order, and the same"
-            " proportions and seed. Pass other_chunks=True if the split is the same and the examples were changed, as"
-            " to another dtype, or if all of them are new to the model."
+            "the model has learned from other chunks: subnetworks have seen examples of later chunks, and L_ML would"
+            " count them as unseen. Call partnets.chunk with the same data, in the same order, and the same proportions"
+            " and seed. Pass other_chunks=True if the split is the same and the examples were changed, such as to"
+            " another dtype, or if all of them are new to the model."
         )

@@ -1,6 +1,6 @@
-"""Federated partitioned networks: hyperparameters learned across clients whose data stay with them (Appendix J).
+"""Federated partitioned networks: hyperparameters learned across clients that keep their data (Appendix J).
 
-Each client has a chunk: its examples train the partitions from that on, and judge ψ through the subnetwork before it.
+A client of chunk k trains the partitions k..C on its examples and computes the gradient of ψ through subnetwork k-1.
 
     server = federated.Server(make_model(), hyper=...)
     clients = [federated.Client(make_model(), data, chunk, number, hyper=...) for ...]
@@ -8,7 +8,7 @@ Each client has a chunk: its examples train the partitions from that on, and jud
         values, number = server.values(), server.rounds + 1
         print(server.step(client.train(values, number) for client in clients))
 
-partnets.federated.flower runs the same by Flower: in one process, in its simulation, or over a network.
+partnets.federated.flower runs these rounds with Flower: in one process, in its simulation, or over a network.
 """
 
 from partnets.federated.assignment import assign

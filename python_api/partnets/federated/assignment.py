@@ -1,4 +1,4 @@
-"""assign: the chunk of each client (Appendix J.1)."""
+"""assign: a random assignment of clients to chunks (Appendix J.1)."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from partnets.utils.checks import check_at_least
 
 
 def assign(clients: int, proportions: Sequence[float], seed: int = 0) -> tuple[int, ...]:
-    """The chunk of each client, at random, so that chunks have clients in these proportions.
+    """Assign each client a chunk at random, so that the numbers of clients have these proportions.
 
-    Chunk D_k is all examples of the clients that have it. Every process that calls this alike gets the same.
+    Chunk D_k consists of all examples of its clients. The same arguments give the same result in every process.
 
     Args:
-        clients: how many there are.
-        proportions: C numbers that sum to 1; numbers of clients follow by largest remainder.
-        seed: an int in [0, 2**63) that decides who has which.
+        clients: the number of clients.
+        proportions: C numbers that sum to 1, rounded to numbers of clients by largest remainder.
+        seed: an int in [0, 2**63).
 
     Returns:
-        A chunk, 1..C, for each client.
+        The chunk of each client, an int from 1 to C.
 
     Raises:
         ValueError: an argument is out of range, or a chunk would have no client.
@@ -35,8 +35,8 @@ def assign(clients: int, proportions: Sequence[float], seed: int = 0) -> tuple[i
     numbers = sizes(clients, proportions)
     if 0 in numbers:
         raise ValueError(
-            f"chunk {numbers.index(0) + 1} of {clients} clients in proportions {tuple(proportions)} would have none,"
-            " and its partition would not learn; pass more clients, or proportions that give each chunk one."
+            f"chunk {numbers.index(0) + 1} of {clients} clients in proportions {tuple(proportions)} would have no"
+            " client, and its partition would not learn; pass more clients, or larger proportions."
         )
     chunks = torch.repeat_interleave(
         torch.arange(1, len(numbers) + 1, device="cpu"), torch.tensor(numbers, device="cpu")

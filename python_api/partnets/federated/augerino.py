@@ -1,4 +1,4 @@
-"""AugerinoClient: federated averaging that learns augmentations on the training loss, beside the weights (Table 4)."""
+"""AugerinoClient: federated averaging that learns weights and augmentations from the training loss (Table 4)."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from partnets.subnetworks.context import subnetwork
 
 
 class AugerinoClient(Client):
-    """A client of an undivided network; the gradient of ψ is that of its training loss, less a bonus for width.
+    """A client of a dense network that learns ψ from the gradient of its training loss minus a bonus for width.
 
     Args:
-        model: in baselines.Ensemble, of one partition.
-        data, number, **options: as of Client.
+        model: a baselines.Ensemble of one partition.
+        data, number, **options: as for Client.
         hyper: one hyper.Affine, which has Augerino's widths.
-        regularisation: the bonus is this much of ||width||_2; 0.01 in its paper (Benton et al. 2020).
-        safe: whether it gives no gradient while any width is 10 or more.
+        regularisation: the factor of ||width||_2 in the bonus; 0.01 in its paper (Benton et al. 2020).
+        safe: whether the bonus gives no gradient while any width is 10 or more.
 
     Raises:
-        ValueError: there is more than one partition, hyper is something else; and as Client.
+        ValueError: the model has more than one partition, or hyper is not one hyper.Affine; and as for Client.
 
     Example:
         >>> import torch
@@ -55,8 +55,8 @@ class AugerinoClient(Client):
     def _check_hyper(self) -> None:
         if self.vectors.count > 1:
             raise ValueError(
-                f"the model has {self.vectors.count} partitions; Augerino learns from all data: pass the network in"
-                " baselines.Ensemble, or Client for a partitioned one."
+                f"the model has {self.vectors.count} partitions, but Augerino learns from all data; pass a dense"
+                " network in baselines.Ensemble, or use Client for a partitioned one."
             )
         self.augmentation = only_affine(self.hyper.values())
 

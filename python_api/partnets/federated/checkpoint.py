@@ -1,4 +1,4 @@
-"""A server's checkpoint: all that decides its further rounds, written and read as a whole or not at all."""
+"""A server's checkpoint: all state that determines its further rounds, written and loaded atomically."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from partnets.utils import sealed
 from partnets.utils.checks import check_at_least
 
 FORMAT = 1
-_EXPECTED = f"state of a federated server, of format {FORMAT}; pass a file that Server.save wrote."
-# Beside the format and the configuration.
+_EXPECTED = f"file of a federated server, of format {FORMAT}; pass a file that Server.save wrote."
+# The entries besides the format and the configuration.
 _NAMES = ("rounds", "pinned", "history", "values", "optimizer", "hyper_optimizer")
 
 
 def save(server: Any, path: str | PathLike) -> None:
-    """Writes the state of a federated.Server to a file."""
+    """Write the state of a federated.Server to a file."""
     state = {
         "rounds": server.rounds,
         "pinned": server.pinned,
@@ -32,23 +32,23 @@ def save(server: Any, path: str | PathLike) -> None:
 
 
 def load(server: Any, path: str | PathLike) -> None:
-    """Sets a server to what a file has, once all of it has been checked."""
+    """Load a server's state from a file, after checking all of it."""
     saved = sealed.load(path, _EXPECTED)
     if saved.get("format") != FORMAT or {*_NAMES} - saved.keys() or not isinstance(saved.get("configuration"), dict):
-        raise ValueError(f"{path} is no {_EXPECTED}")
+        raise ValueError(f"{path} is not a {_EXPECTED}")
     own = _configuration(server)
     if different := [name for name, value in own.items() if saved["configuration"].get(name) != value]:
         raise ValueError(
-            f"{path} was saved by a server with another {', '.join(different)}; construct this one as that one was."
+            f"{path} was saved by a server with another {', '.join(different)}; construct this server with the same."
         )
     try:
         history = _checked(server, saved)
-    except Exception as error:  # what is damaged may fail anywhere
-        raise ValueError(f"{path} is damaged, or of another program, and nothing has changed. {error}") from error
+    except Exception as error:  # a damaged file may fail anywhere
+        raise ValueError(f"{path} is damaged or not of this program, and nothing has changed. {error}") from error
     for client, chunk in saved["pinned"].values():
         if server.other_chunk(client, chunk):
             raise ValueError(
-                f"{path} has client {client} with chunk {chunk}, which is another one in chunks; pass those of before."
+                f"{path} has client {client} with chunk {chunk}, but chunks has another; pass the chunks of before."
             )
     optimizers = {"optimizer": server.optimizer, "hyper_optimizer": server.hyper_optimizer}
     before = settings_of(optimizers)
@@ -61,7 +61,7 @@ def load(server: Any, path: str | PathLike) -> None:
 
 
 def _checked(server: Any, saved: dict) -> list[Round]:
-    """Raises if a part does not fit; returns the rounds."""
+    """Raise if a part does not fit; return the rounds."""
     check_at_least(0, rounds=saved["rounds"])
     for sender, (client, chunk) in saved["pinned"].items():
         check_at_least(0, sender=sender, client=client)

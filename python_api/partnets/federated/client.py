@@ -1,4 +1,4 @@
-"""Client: what one client computes in a round, from its own examples and what the server has sent (Appendix J.1)."""
+"""Client: the computation of one client in a round, from its examples and the server's vectors (Appendix J.1)."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ _turn = threading.RLock()
 
 
 def taking_turns() -> threading.RLock:
-    """Held while a client is made or computes: what it draws comes from random states that the process's threads share.
+    """Return the lock that a client holds while it is constructed or computes, as threads share the random states.
 
     Example:
         >>> with taking_turns():
@@ -51,7 +51,7 @@ def taking_turns() -> threading.RLock:
 
 
 def _renew() -> None:
-    """In a child of a fork nobody would ever let go of what another thread held."""
+    """Replace the lock in a forked child, where a lock that another thread held would never be released."""
     global _turn
     _turn = threading.RLock()
 
@@ -61,42 +61,42 @@ if hasattr(os, "register_at_fork"):  # not on Windows
 
 
 class Client:
-    """A client of chunk D_k: learns w_k..w_C each by itself, and the gradient of ψ through subnetwork k-1.
+    """A client of chunk D_k: trains w_k..w_C separately and computes the gradient of ψ through subnetwork k-1.
 
-    Each partition starts from what the server has sent, also where an earlier one has changed here (Eq. 25); the
-    gradient of ψ is that of the mean loss of all examples through subnetwork k-1, which no chunk-k client changes
-    (Eq. 26); a mean over tokens where each has a class. What is drawn follows from seed, number and round alone, so
-    that a round that is repeated gives the same bits.
+    Each partition starts from the server's values, even if an earlier partition has changed here (Eq. 25). The gradient
+    of ψ is that of the mean loss of all examples, or of all tokens if these have classes, through subnetwork k-1, which
+    no client of chunk k changes (Eq. 26). Random draws depend only on seed, number and round, so a repeated round gives
+    the same bits.
 
-    The model is left with what was learned, and a round depends on nothing that was left: weights come from the server,
-    and buffers and attributes, as counters, start for each partition as they were when the client was made.
+    After a round the model has the learned values, but no later round depends on them: weights come from the server,
+    and buffers and attributes, such as counters, are reset for each partition to their values at construction.
 
     Args:
-        model: partitioned; or an ordinary one in baselines.Ensemble, for federated averaging.
+        model: a partitioned model, or a dense one in baselines.Ensemble for federated averaging.
         data: a Dataset of (x, y) or of dicts with labels, or tensors (x, y).
-        chunk: k, that all of its examples belong to: 1..C.
-        number: of this client, from 0.
-        hyper: ψ: a module of partnets.hyper, or several, inside the model; None if none is learned.
-        loss: as of partnets.Trainer.
-        hyper_loss: as of partnets.Trainer.
-        optimizer: of a model makes the local optimiser, of partnets.optim; a new one for each partition in each round.
-            optim.SGD with a learning rate of 0.05 if None, the paper's on MNIST.
-        batch_size: of the local steps.
-        epochs: over the client's examples, for each partition.
-        hyper_batch_size: how many examples the gradient of ψ is from, drawn anew in each round; all of them if None.
-        audit: whether to look, before the first round in this process, for what of the model carries later chunks into
-            earlier subnetworks, as partnets.audit does; it takes some passes.
-        privacy: hides what is sent from the server too; an update then tells no losses, and that it has one example.
-        forward, collate: as of partnets.Trainer and partnets.chunk.
+        chunk: k, the chunk of all of its examples, from 1 to C.
+        number: the number of this client, from 0.
+        hyper: ψ: one or several modules of partnets.hyper inside the model; None if no ψ is learned.
+        loss: as for partnets.Trainer.
+        hyper_loss: as for partnets.Trainer.
+        optimizer: a function of the model that returns a local optimiser of partnets.optim, called for each partition
+            in each round. If None, optim.SGD with a learning rate of 0.05, the paper's on MNIST.
+        batch_size: the batch size of the local steps.
+        epochs: the number of passes over the client's examples, for each partition.
+        hyper_batch_size: the number of examples for the gradient of ψ, drawn in each round; all examples if None.
+        audit: whether to check, before the first round in this process, that no part of the model carries data of later
+            chunks into earlier subnetworks, as partnets.audit does; this takes some passes.
+        privacy: hides updates from the server too. An update then has no losses and reports one example.
+        forward, collate: as for partnets.Trainer and partnets.chunk.
         seed: an int in [0, 2**63), the same for all clients.
 
     Attributes:
-        vectors: what travels.
+        vectors: the Vectors that are sent and received.
 
     Raises:
-        TypeError, ValueError: data are no data set or empty, the chunk is out of range, there is ψ but only one
-            partition, the model has running statistics, the loss is a sum or has parameters of its own, or an argument
-            is out of range. In the first round: the audit finds a leak, or ψ reaches the loss only.
+        TypeError, ValueError: data are not a data set or are empty, the chunk is out of range, hyper is given with only
+            one partition, the model has running statistics, the loss is a sum or has parameters, or an argument is out
+            of range. In the first round: the audit finds a leak, or ψ affects the loss but not the outputs.
 
     Example:
         >>> import partnets
@@ -146,12 +146,12 @@ class Client:
         self.privacy, self.forward, self.collate, self.seed = privacy, forward, collate, seed
         self._still = still_modules(model)
         self._held = Held(model, without={path for path, _ in model.named_parameters(remove_duplicate=False)})
-        # What is looked at before the first round, once for all clients that take turns.
+        # The checks before the first round, run once for all clients that share the model.
         self._to_try = {"leaks", "judging"} if audit else {"judging"}
         self._take(data, chunk, number)
 
     def with_data(self, data: Dataset | Sequence, chunk: int, number: int) -> Client:
-        """Another client that computes with the same model: as many as one likes take turns in one process."""
+        """Return another client that shares this one's model; any number of clients can share it in one process."""
         other = copy.copy(self)
         other._take(data, chunk, number)
         return other
@@ -171,21 +171,21 @@ class Client:
     def _check_hyper(self) -> None:
         if self.hyper and self.vectors.count == 1:
             raise ValueError(
-                "hyper is given, but the model has one partition, which sees all data: no subnetwork could judge ψ."
-                " Partition the model, or pass hyper=None for plain federated averaging; AugerinoClient learns"
-                " augmentations on the training loss."
+                "hyper is given, but the model has one partition, which sees all data: no subnetwork can evaluate ψ."
+                " Partition the model, or pass hyper=None for federated averaging; AugerinoClient learns augmentations"
+                " on the training loss."
             )
 
     def train(self, values: Mapping[str, Tensor], round: int) -> Update:
-        """A round: local steps of w_k..w_C, and the gradient of ψ.
+        """Run a round: local steps of w_k..w_C, and the gradient of ψ.
 
         Args:
-            values: all vectors, as Server.values() gives them; those of ψ too.
-            round: its number, from 1.
+            values: all vectors, including those of ψ, as Server.values() returns them.
+            round: the number of the round, from 1.
 
         Raises:
-            ValueError: values do not fit the model; nothing has changed then.
-            RuntimeError: what was learned is not finite, ψ reaches nothing, or parameters were frozen or unfrozen.
+            ValueError: values do not fit the model; nothing has changed.
+            RuntimeError: a learned value is not finite, ψ has no gradient, or parameters were frozen or unfrozen.
         """
         check_at_least(1, round=round)
         self.vectors.check_learning()
@@ -222,7 +222,7 @@ class Client:
                 vectors.check(found, expected)
             except ValueError as error:
                 raise RuntimeError(
-                    f"client {self.number} diverged in round {round}: {error} Look for examples that are not finite, or"
+                    f"client {self.number} diverged in round {round}: {error} Remove examples that are not finite, or"
                     " lower the learning rate of its optimiser."
                 ) from error
         return Update(
@@ -232,7 +232,7 @@ class Client:
     def _hidden(
         self, learned: Mapping[str, Tensor], gradients: Mapping[str, Tensor], values: Mapping[str, Tensor]
     ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-        """What was learned and the gradients as they are sent where there is privacy; the model keeps its own."""
+        """Return the learned vectors and the gradients with privacy applied; the model keeps the exact ones."""
         changes = {name: vector.double() - values[name].double() for name, vector in learned.items()}
         hidden = self.privacy.noisy(self.privacy.shortened({**changes, **gradients}))
         dtypes = self.vectors.dtypes
@@ -240,13 +240,13 @@ class Client:
         return weights, {name: hidden[name].to(dtypes[name]) for name in gradients}
 
     def evaluate(self, values: Mapping[str, Tensor], data: Dataset | Sequence | None = None) -> dict[str, float]:
-        """Mean loss in nats, and accuracy, of the whole network on this client's examples, or on others of its own.
+        """Compute the mean loss in nats and the accuracy of the whole network on this client's or other examples.
 
-        Of outputs that are no logits, as a regression's, there is no accuracy.
+        There is no accuracy if the outputs are not logits, as in regression.
 
         Returns:
-            "loss", "targets" and "accuracy", where targets is how many the means are of: examples, or tokens. The same
-            each time: noise is drawn alike.
+            "loss", "targets" and "accuracy"; targets is the number of examples, or tokens, in the means. Repeated calls
+            draw the same noise and give the same result.
 
         Raises:
             ValueError: values do not fit the model.
@@ -259,14 +259,14 @@ class Client:
             self._begin()
             total, targets = total_loss(self.model, data, self.hyper_loss, loading={}, **how)
             found = {"loss": total / targets, "targets": targets}
-            with suppress(ValueError):  # there are no classes
+            with suppress(ValueError):  # without classes there is no accuracy
                 ignore_index = ignored(self.hyper_loss) if ignores(self.hyper_loss) else None
                 found["accuracy"] = accuracy(self.model, data, ignore_index=ignore_index, **how)
             return found
 
     @contextmanager
     def _drawing(self, purpose: str) -> Iterator[torch.Generator]:
-        """Inside, all that is drawn follows from the seed and the purpose, and so do the draws of this generator."""
+        """Seed all random states in the context from the seed and the purpose, and the generator that it yields."""
         device, drawn = device_of(self.model), derived(self.seed, purpose)
         with random_state.preserved(device):
             random_state.seed(drawn)
@@ -275,14 +275,14 @@ class Client:
             yield torch.Generator().manual_seed(drawn)
 
     def _begin(self) -> None:
-        """All that the model keeps beside its weights is as at the start, and what trains is in training mode."""
+        """Reset the model's state other than weights, and set all modules but those in evaluation mode to training."""
         self._held.put_back()
         self.model.train()
         for module in self._still:
             module.eval()
 
     def _try(self, round: int) -> None:
-        """Looks at what partnets.Trainer looks at before its first step; nothing changes by it."""
+        """Run the checks of partnets.Trainer before its first step; they change nothing."""
         generator = torch.Generator().manual_seed(0)
 
         def draw() -> Any:
@@ -305,7 +305,7 @@ class Client:
             self._to_try.discard("judging")
 
     def _learn(self, k: int, generator: torch.Generator) -> float:
-        """Steps of w_k over the client's examples; returns the mean loss of all steps."""
+        """Train w_k on the client's examples; return the mean loss of all steps."""
         self._begin()
         optimizer, losses = self.optimizer(self.model), []
         for _ in range(self.epochs):
@@ -316,7 +316,7 @@ class Client:
         return sum(losses) / len(losses)
 
     def _judge(self, generator: torch.Generator) -> float:
-        """Leaves with ψ the gradient of the mean loss through subnetwork k - 1; returns the sum of that loss."""
+        """Set ψ's gradient to that of the mean loss through subnetwork k - 1; return the sum of this loss."""
         self._begin()
         self.model.zero_grad()
         chosen = torch.randperm(len(self.data), generator=generator, device="cpu")[: self.hyper_batch_size]
@@ -324,9 +324,9 @@ class Client:
         for start in range(0, len(chosen), self.batch_size):
             part = chosen[start : start + self.batch_size]
             (batch,) = batches(self.data, len(part), part, self.collate)
-            with self._judging(), penalties():  # which regularise w alone
+            with self._judging(), penalties():  # penalties regularise only w
                 loss, counted = self._summed_loss(batch, len(part))
-                if loss.requires_grad:  # otherwise ψ reaches nothing, which is reported below
+                if loss.requires_grad:  # otherwise ψ has no effect, which check_reached reports below
                     (loss / len(chosen)).backward()
             found, targets = found + loss.item(), targets + counted
         check_reached(self.model, self.vectors.hyper)
@@ -338,7 +338,7 @@ class Client:
         return hyper_learning(self.model, self.chunk)
 
     def _summed_loss(self, batch: Any, examples: int) -> tuple[Tensor, int]:
-        """The sum of the loss that ψ learns from, and of how many targets it is."""
+        """Return the sum of the loss that ψ learns from, and its number of targets."""
         return summed(self.hyper_loss, *self._computed(batch), examples)
 
     def _loss(self, loss: Loss, batch: Any) -> Tensor:

@@ -1,4 +1,4 @@
-"""Privacy: what one client's examples can change is bounded and hidden in noise, by the client or by the server."""
+"""Privacy: bounds each client's influence and hides it in noise, on the client or on the server."""
 
 from __future__ import annotations
 
@@ -14,27 +14,27 @@ from partnets.federated.update import names_of, norm
 from partnets.federated.vectors import HYPER, Vectors
 from partnets.utils.checks import check_at_least
 
-# A noise multiplier.
+# The smallest noise multiplier for which epsilon uses privacy loss distributions: below it they exceed any memory.
 LITTLE = 0.1
 
 
 @dataclass(frozen=True)
 class Privacy:
-    """The Gaussian mechanism, on each vector that a client sends by itself (McMahan et al. 2018).
+    """The Gaussian mechanism, applied to each vector that a client sends separately (McMahan et al. 2018).
 
-    Given to `Client`, it hides each update from the server too (local differential privacy), and no loss is sent. Given
-    to `Server`, which must be trusted, it hides clients in the means (central): a mean of n clients then has noise of
-    z max_norm / n, where it would have z max_norm / sqrt(n) if each had hidden itself.
+    With `Client(privacy=...)` each update is hidden from the server too (local differential privacy); no loss is sent.
+    With `Server(privacy=...)` clients are hidden in the means (central differential privacy), and the server must be
+    trusted; the mean of n clients then has noise of z max_norm / n, instead of z max_norm / sqrt(n) with local privacy.
 
-    The guarantee is for a client as a whole: whether what it has learned counts or is 0, where who takes part is known.
-    Noise is drawn anew at each call, each number from the operating system's cryptographic randomness: no seed can be
-    searched for, and rounds are not repeated to the bit. It is rounded to floating point, which is not covered, and
-    neither is what the server reports beside the model, as L_ML, counts and losses.
+    The guarantee is for a whole client: whether its update counts or is 0, given that participation is known. Noise is
+    drawn at each call from the operating system's cryptographic randomness, so there is no seed to search for, and
+    rounds cannot be repeated bit for bit. Not covered are the rounding of noise to floating point, and the server's
+    reports besides the model, such as L_ML, counts and losses.
 
     Args:
-        max_norm: to which the change of each vector of weights is shortened, as a Euclidean norm.
-        noise_multiplier: z, the noise's standard deviation in units of this norm; 0 shortens only.
-        hyper_max_norm: likewise for the gradient of ψ; max_norm if None.
+        max_norm: the Euclidean norm to which the change of each vector of weights is clipped.
+        noise_multiplier: z, the noise's standard deviation in units of this norm; 0 only clips.
+        hyper_max_norm: the same for the gradient of ψ; max_norm if None.
 
     Raises:
         ValueError: an argument is out of range.
@@ -63,9 +63,9 @@ class Privacy:
             raise ValueError(f"noise_multiplier={self.noise_multiplier}; pass a finite number, 0 or more.")
 
     def shortened(self, vectors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Each vector, in double precision, by itself scaled down to its bound where it is longer.
+        """Clip each vector to its bound separately, in double precision.
 
-        One that is not finite becomes 0: an error would tell that its client diverged.
+        Vectors that are not finite become 0: an error would reveal that the client diverged.
         """
         found = {}
         for name, vector in vectors.items():
@@ -75,23 +75,23 @@ class Privacy:
         return found
 
     def noisy(self, vectors: Mapping[str, Tensor], share: float = 1.0) -> dict[str, Tensor]:
-        """The vectors with noise; share is how much of one update there is in them, 1/n in a mean of n."""
+        """Add noise to the vectors; share is the weight of one update in them, 1/n in a mean of n."""
         if not self.noise_multiplier:
             return dict(vectors)
         scales = {name: self.noise_multiplier * self._bound(name) * share for name in vectors}
         return {name: vector.double() + _normal(len(vector)) * scales[name] for name, vector in vectors.items()}
 
     def epsilon(self, vectors: Vectors, rounds: int, delta: float) -> float:
-        """ε of (ε, δ)-differential privacy of one client that takes part in each of so many rounds.
+        """Compute ε of (ε, δ)-differential privacy for a client that takes part in every one of these rounds.
 
-        It sends several vectors in a round, up to one for each partition and ψ, each with noise of its own: as one
-        Gaussian mechanism whose z is that of a vector over the root of their number in all. Nothing is taken off for
-        rounds in which a client may not have been drawn.
+        A client sends several vectors a round, up to one for each partition and one for ψ, with independent noise. N
+        vectors in total count as one Gaussian mechanism with noise multiplier z / sqrt(N). Rounds in which a client may
+        not have been drawn give no reduction.
 
         Args:
-            vectors: of the server or of a client.
-            rounds: in which a client takes part at most.
-            delta: in (0, 1); below one over the number of clients.
+            vectors: the Vectors of the server or of a client.
+            rounds: the largest number of rounds in which a client takes part.
+            delta: δ, in (0, 1); less than one over the number of clients.
 
         Raises:
             ImportError: dp-accounting is not installed.
@@ -99,7 +99,7 @@ class Privacy:
         """
         check_at_least(1, rounds=rounds)
         if not 0 < delta < 1:
-            raise ValueError(f"delta={delta}; pass a number between 0 and 1, as 1e-5.")
+            raise ValueError(f"delta={delta}; pass a number between 0 and 1, such as 1e-5.")
         if not self.noise_multiplier:
             return math.inf
         try:
@@ -110,7 +110,7 @@ class Privacy:
             raise ImportError("Privacy.epsilon needs dp-accounting: pip install 'partkernels[federated]'.") from error
         sent = max(sum(map(len, names_of(vectors, chunk))) for chunk in range(1, vectors.count + 1))
         multiplier = self.noise_multiplier / math.sqrt(sent * rounds)
-        # Privacy loss distributions are exact, and with so little noise too long for any memory.
+        # Privacy loss distributions are exact, but with little noise they are too long for any memory.
         accountant = PLDAccountant() if multiplier >= LITTLE else RdpAccountant()
         accountant.compose(GaussianDpEvent(multiplier))
         return float(accountant.get_epsilon(delta))
@@ -121,9 +121,9 @@ class Privacy:
 
 
 def _normal(count: int) -> Tensor:
-    """Standard normal numbers (Box and Muller 1958) from the operating system, of 53 random bits each.
+    """Draw standard normal numbers (Box and Muller 1958), each from 53 random bits of the operating system.
 
-    torch's and NumPy's generators are none for this: of torch's on a CPU there are 2**32, and one that fits is found.
+    torch's and NumPy's generators are not secure: torch's CPU generator has only 2**32 seeds, which can be searched.
     """
     half = (count + 1) // 2
     bits = torch.frombuffer(bytearray(os.urandom(16 * half + 16)), dtype=torch.int64)[: 2 * half]

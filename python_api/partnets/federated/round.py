@@ -1,30 +1,31 @@
-"""Round: what became of the updates of a round."""
+"""Round: the record of one federated round."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-# Of what others give as a reason, in characters.
+# The length, in characters, to which reasons from other processes are shortened.
 LONGEST = 300
 
 
 @dataclass(frozen=True)
 class Round:
-    """What became of the updates of a round.
+    """The record of one federated round.
 
     Attributes:
-        number: of the round, from 1.
-        contributors: of each partition, how many updates its step is the mean of; 0 where it took none.
-        judges: how many updates the step of ψ is the mean of.
-        refused: why, for each sender whose update was refused: by Flower's number of the node, or the client's own.
-        failed: why, for each who was asked and gave none.
-        doubled: of each client that several senders say they are, how many; each counts, though it may be a mistake.
-        norms: of each contributor the Euclidean norm of its change of the weights, which max_norm is a bound for.
-        lml: L_ML of the contributors' examples through the subnetworks that have not seen them, in nats (Eq. 2): minus
-            the sum of their losses, as they say; None if there are none.
-        examples: how many that is of.
-        losses: of each partition that learned, the mean training loss of its contributors.
+        number: the round's number, from 1.
+        contributors: for each partition, the number of updates in the mean of its step; 0 if it took no step.
+        judges: the number of updates in the mean of ψ's step.
+        refused: the reason for each sender with a refused update, by Flower's node number or the client's number.
+        failed: the reason for each sender that was asked and returned no update.
+        doubled: for each client number that several senders report, how many do. Each counts, though it may be a
+            mistake.
+        norms: for each contributor, the Euclidean norm of its change of the weights, which max_norm bounds.
+        lml: L_ML in nats of the contributors' examples through subnetworks that have not seen them (Eq. 2): minus the
+            sum of the losses that they report; None if none is reported.
+        examples: the number of examples in lml.
+        losses: for each partition that learned, the mean training loss of its contributors.
     """
 
     number: int
@@ -40,9 +41,9 @@ class Round:
 
 
 def shown(reason: str) -> str:
-    """A reason as it is kept and logged: of one line, with no control characters, and not too long.
+    """Return a reason as it is stored and logged: one line, no control characters, at most LONGEST letters and "...".
 
-    Of a long one the end is kept too, where a traceback has its cause.
+    Long reasons keep their beginning and their end, which states the cause in a traceback.
 
     Example:
         >>> shown("disk full\\nINFO: all is well \\x1b[2J")

@@ -1,4 +1,4 @@
-"""Server: averages what clients have learned into steps of the global model (Appendix J.1)."""
+"""Server: averages the clients' updates into steps of the global model (Appendix J.1)."""
 
 from __future__ import annotations
 
@@ -22,42 +22,43 @@ from partnets.optim.base import PartitionedOptimizer, check_partitioned
 from partnets.training.step import parameters_of
 from partnets.utils.held import same
 
-# So that no sum of losses overflows.
+# An upper bound of reported losses, so that no sum of them overflows.
 GREATEST_LOSS = 1e100
 
 
 class Server:
-    """The global model, its optimisers, and who has which chunk.
+    """The global model, its optimisers, and the assignment of clients to chunks.
 
-    A round: `values` goes to the clients, `step` takes what came back. For each partition the mean of what its
-    contributors have changed, with its sign turned, is the gradient of one step of the optimiser (Reddi et al. 2020);
-    a partition without contributors keeps its weights and moments. The mean of the clients' gradients is that of ψ. An
-    update that does not fit in every respect is refused: the round is, to the bit, that of the other clients.
+    In a round, send `values` to the clients and pass their replies to `step`. For each partition, minus the mean change
+    of its contributors is the gradient of one optimiser step (Reddi et al. 2020); a partition without contributors
+    keeps its weights and moments. The gradient of ψ is the mean of the clients' gradients. An update that fails any
+    check is refused, and the round equals, bit for bit, that of the other clients.
 
-    The model is the server's own: clients, also those in its process, compute with others, made alike.
+    Clients must not share the server's model, even in the same process: construct theirs by the same code.
 
     Args:
-        model: as that of the clients, from the same code.
-        hyper: ψ, as the clients have it.
-        optimizer: of partnets.optim, of this model; Adam with a learning rate of 1e-3 if None.
-        hyper_optimizer: of torch.optim, of ψ; Adam with a learning rate of 3e-3 if None, as in the paper on MNIST.
-        weighting: "examples": a client counts in a mean by how many examples it has, as it says itself; "uniform":
-            all alike, so that none can say it has millions.
-        chunks: of each client, by its number, the chunk that it must have, as assign gives them; what each says first
-            if None.
-        privacy: bounds what a client changes, and adds noise to the means; with uniform weights, which say nothing.
-        max_norm, hyper_max_norm: an update that changes weights by more than this, as a Euclidean norm over all of its
-            partitions, or whose gradient of ψ is longer, is refused; None refuses none for that.
+        model: a model constructed by the clients' code.
+        hyper: ψ, as for the clients.
+        optimizer: an optimiser of partnets.optim of this model; Adam with a learning rate of 1e-3 if None.
+        hyper_optimizer: an optimiser of torch.optim of ψ; Adam with a learning rate of 3e-3 if None, as in the paper on
+            MNIST.
+        weighting: "examples" weights clients in a mean by the number of examples that they report; "uniform" weights
+            all clients equally, so that no client can claim millions of examples.
+        chunks: the required chunk of each client, by its number, as assign returns them. If None, each client keeps
+            the chunk that it first reports.
+        privacy: bounds each client's change and adds noise to the means; requires weighting="uniform".
+        max_norm, hyper_max_norm: the largest Euclidean norms of an update's change of the weights, over all of its
+            partitions, and of its gradient of ψ; updates above are refused. None sets no bound.
 
     Attributes:
-        rounds: how many steps there have been.
+        rounds: the number of completed rounds.
         history: the Round of each.
-        pinned: of each sender that contributed, which client it is and its chunk: others are refused from then on.
-        vectors: what travels.
+        pinned: the client number and chunk of each sender that has contributed; others from it are refused.
+        vectors: the Vectors that are sent and received.
 
     Raises:
-        ValueError: an argument is none of these, an optimiser belongs to another model, or would train float16, whose
-            squares vanish, by Adam; and as Vectors.
+        ValueError: an argument is out of range, an optimiser belongs to another model, or Adam would train float16, in
+            which squares underflow; and as for Vectors.
 
     Example:
         >>> import partnets
@@ -87,7 +88,7 @@ class Server:
             raise ValueError(f"weighting={weighting!r}; pass 'examples' or 'uniform'.")
         if privacy is not None and weighting != "uniform":
             raise ValueError(
-                "privacy with weighting='examples' would show how many examples a client has; pass weighting='uniform'."
+                "privacy with weighting='examples' would reveal clients' numbers of examples; pass weighting='uniform'."
             )
         for name, bound in (("max_norm", max_norm), ("hyper_max_norm", hyper_max_norm)):
             if bound is not None and not 0 < bound < math.inf:
@@ -105,11 +106,11 @@ class Server:
         self.chunks = None if chunks is None else tuple(chunks)
         if any(type(chunk) is not int or not 1 <= chunk <= self.vectors.count for chunk in self.chunks or ()):
             raise ValueError(
-                f"chunks={chunks!r} of a model with C={self.vectors.count}; pass ints in 1..C, as of assign."
+                f"chunks={chunks!r} of a model with C={self.vectors.count}; pass ints in 1..C, as assign returns."
             )
         self.rounds, self.pinned = 0, {}
         self.history: list[Round] = []
-        self._sent: dict[str, Tensor] | None = None  # by the last values(), until the step
+        self._sent: dict[str, Tensor] | None = None  # the result of the last values(), until the step
 
     def _check_optimizers(self, psi: set[nn.Parameter]) -> None:
         own = {parameter for parameter in self.model.parameters() if parameter.requires_grad} - psi
@@ -122,65 +123,63 @@ class Server:
                 " out."
             )
         if isinstance(self.hyper_optimizer, torch.optim.LBFGS):
-            raise ValueError(
-                "hyper_optimizer is LBFGS, which asks for the loss again; pass another, as torch.optim.Adam."
-            )
+            raise ValueError("hyper_optimizer is LBFGS, which needs a closure; pass another, such as torch.optim.Adam.")
         if torch.float16 in self.vectors.dtypes.values() and not isinstance(self.optimizer, optim.SGD):
             raise ValueError(
-                "parameters are float16, in which the squares that Adam keeps vanish: let them be float32 or bfloat16,"
-                " or pass optimizer=partnets.optim.SGD(model, lr=1.0)."
+                "parameters are float16, in which Adam's squared gradients underflow; convert them to float32 or"
+                " bfloat16, or pass optimizer=partnets.optim.SGD(model, lr=1.0)."
             )
 
     def values(self) -> dict[str, Tensor]:
-        """All vectors of the global model, ψ's too: what each client gets in this round."""
+        """Return all vectors of the global model, including those of ψ, to be sent to each client in this round."""
         self.vectors.check_learning()
         self._sent = self.vectors.read()
         return {name: vector.clone() for name, vector in self._sent.items()}
 
     def load_values(self, values: Mapping[str, Tensor]) -> None:
-        """Makes these the global model's; the optimisers keep their moments.
+        """Set the global model's vectors to these; the optimisers keep their moments.
 
         Raises:
-            ValueError: they do not fit; nothing has changed then.
+            ValueError: they do not fit the model; nothing has changed.
         """
         self.vectors.check(values, self.vectors.lengths)
         self.vectors.write(values)
         self._sent = self.vectors.read()
 
     def _own_values(self) -> dict[str, Tensor]:
-        """What the round began with, which the model must have still.
+        """Return the model's vectors after checking that they have not changed since the round began.
 
         Raises:
-            RuntimeError: it has not, as where clients compute with the server's own model; it has it again.
+            RuntimeError: they have changed, such as by clients that share the server's model; they are restored.
         """
         present = self.vectors.read()
         if self._sent is None or all(map(same, present.values(), self._sent.values())):
             return present
         self.vectors.write(self._sent)
         raise RuntimeError(
-            "the server's model has changed since the round began: a client computes with the same module, or it was"
-            " written to. Make another model for the clients, by a make_model that constructs one at each call; to set"
-            " values, use load_values."
+            "the server's model has changed since the round began: a client computes with the same module, or other"
+            " code has modified it. Construct the clients' models separately, at each call of make_model; set values by"
+            " load_values."
         )
 
     def why_refused(self, update: Update, sender: int) -> str | None:
-        """What makes an update unfit for the present round; None if it fits."""
+        """Return the reason to refuse an update in the present round, or None if it fits."""
         count, number = self.vectors.count, self.rounds + 1
         integers = {"client": (update.client, 0), "chunk": (update.chunk, 1), "examples": (update.examples, 1)}
         for name, (value, least) in integers.items():
             if isinstance(value, bool) or not isinstance(value, int) or not least <= value < 1 << 53:
-                return f"{name}={value!r} is no int of {least} or more"
+                return f"{name}={value!r} is not an int of {least} or more"
         if update.chunk > count:
-            return f"chunk={update.chunk}, and there are {count}"
+            return f"chunk={update.chunk}, but there are {count} chunks"
         if update.round != number:
-            return f"it is of round {update.round!r}, and this is round {number}"
+            return f"it is of round {update.round!r}, but this is round {number}"
         if update.fingerprint != self.vectors.fingerprint:
             return (
                 "its model has other modules, partitions, default values or frozen weights: use the same code and seeds"
             )
         own = update.client, update.chunk
         if (pinned := self.pinned.get(sender, own)) != own:
-            return "it is client {} of chunk {} now and was client {} of chunk {}".format(*own, *pinned)
+            return "it is client {} of chunk {} now but was client {} of chunk {}".format(*own, *pinned)
         if self.other_chunk(*own):
             return "client {} with chunk {} is not among the server's chunks".format(*own)
         weights, gradients = names_of(self.vectors, update.chunk)
@@ -191,7 +190,7 @@ class Server:
             return str(error)
         numbers = [*update.losses.values(), *([] if update.hyper_loss is None else [update.hyper_loss])]
         if not all(isinstance(number, float) and abs(number) < GREATEST_LOSS for number in numbers):
-            return f"its losses {numbers} are no finite numbers"
+            return f"its losses {numbers} are not finite numbers"
         own_losses = range(update.chunk, count + 1)
         if (update.hyper_loss is not None and not gradients) or not update.losses.keys() <= {*own_losses}:
             return "its losses are not those of its chunk"
@@ -201,7 +200,7 @@ class Server:
             ("gradient of ψ", update.gradients, self.hyper_max_norm),
         ):
             for name, vector in vectors.items():
-                # Adam keeps squares, and an infinite one stays. Much smaller ones last long: that is for max_norm.
+                # An infinite square would stay in Adam's moments. max_norm guards against large finite ones.
                 most = torch.finfo(self.vectors.dtypes[name]).max ** 0.5
                 if vector.numel() and not vector.abs().max() < most:
                     return f"its {what} has {vector.abs().max():.3g} in {name}, whose square would overflow"
@@ -210,7 +209,7 @@ class Server:
         return None
 
     def _changes(self, update: Update) -> dict[str, Tensor]:
-        """What an update that fits changes, in double precision."""
+        """Return the change of the weights by a valid update, in double precision."""
         sent = self._sent or self.vectors.read()
         return {name: vector.double() - sent[name].double() for name, vector in update.values.items()}
 
@@ -222,20 +221,20 @@ class Server:
         refused: Mapping[int, str] | None = None,
         failed: Mapping[int, str] | None = None,
     ) -> Round:
-        """A round: refuses what does not fit, and steps each partition and ψ by the mean of the rest.
+        """Complete a round: refuse invalid updates, and step each partition and ψ by the mean of the others.
 
-        The order of the updates makes no difference. Who sends several is refused.
+        The order of the updates does not matter. A sender of several updates is refused.
 
         Args:
-            updates: of this round.
-            senders: who each is from, where that is known by other means: a network's number for the node. What the
-                updates say themselves if None.
-            refused, failed: why, for senders who gave no update: for the record.
+            updates: the updates of this round.
+            senders: the sender of each update if known independently, such as a network's node number. If None, the
+                client numbers that the updates report.
+            refused, failed: reasons for senders without an update, to be recorded.
 
         Raises:
-            RuntimeError: the model is not what was sent, or it diverged, and what came of it is not finite.
+            RuntimeError: the model has changed since `values`, or has diverged and is not finite.
         """
-        updates, number = list(updates), self.rounds + 1  # which may compute only now
+        updates, number = list(updates), self.rounds + 1  # a generator computes its updates here
         sent = self._own_values()
         senders = [update.client for update in updates] if senders is None else list(senders)
         refused = dict(refused or {}) | {
@@ -248,7 +247,7 @@ class Server:
         norms = {sender: norm(self._changes(update)) for sender, update in accepted.items()}
         numbers = Counter(update.client for update in accepted.values())
         self.pinned |= {sender: (update.client, update.chunk) for sender, update in accepted.items()}
-        # In an order of their own, which rounding goes by; senders' numbers may be other ones in each run.
+        # A fixed order, on which rounding depends: senders' numbers may differ between runs.
         accepted = [accepted[one] for one in sorted(accepted, key=lambda one: (accepted[one].client, one))]
         contributors = {}
         for k in range(1, self.vectors.count + 1):
@@ -268,7 +267,7 @@ class Server:
         except ValueError as error:
             raise RuntimeError(
                 f"the global model diverged in round {number}: {error} Lower the learning rate of the server's"
-                " optimisers, and go on from a file that was saved before."
+                " optimisers, and resume from an earlier checkpoint."
             ) from error
         self.rounds = number
         unseen = [update for update in judges if update.chunk > 1 and update.hyper_loss is not None]
@@ -292,13 +291,13 @@ class Server:
 
     def _step_partition(self, k: int, gradient: Mapping[str, Tensor]) -> None:
         self.optimizer.zero_grad()
-        with subnetwork(self.model, active=k, update=k):  # which lets the optimiser know that the partition learns
+        with subnetwork(self.model, active=k, update=k):  # tells the optimiser that this partition learns
             self.vectors.write_gradients(gradient)
         self.optimizer.step(update=k)
         self.optimizer.zero_grad()
 
     def _mean(self, updates: Sequence[Update], vectors: Iterable[Mapping[str, Tensor]]) -> dict[str, Tensor]:
-        """The weighted mean of each vector over updates, added up in double precision; with noise if there is any."""
+        """Return each vector's weighted mean over updates, summed in double precision; with privacy, add noise."""
         weights = [float(update.examples) if self.weighting == "examples" else 1.0 for update in updates]
         total = math.fsum(weights)
         found: dict[str, Tensor] = {}
@@ -312,35 +311,35 @@ class Server:
         return {name: vector.to(self.vectors.dtypes[name]) for name, vector in found.items()}
 
     def hyper_values(self) -> dict[str, float]:
-        """The present ψ in its units, under the names that History has."""
+        """Return the present values of ψ in their units, under the names that History uses."""
         return values_by_path(self.hyper)
 
     def save(self, path: str | PathLike) -> None:
-        """Writes all that decides further rounds to a file; as a whole or not at all."""
+        """Write all state that determines further rounds to a file, atomically."""
         checkpoint.save(self, path)
 
     def load(self, path: str | PathLike) -> None:
-        """Goes on where a server was that wrote a file, with the same bits; runs no code from it.
+        """Resume from a file that `save` wrote, with the same bits; no code from the file is run.
 
-        The optimisers' settings are the file's too.
+        The optimisers' settings are loaded too.
 
         Warns:
-            UserWarning: they were others here, as another learning rate.
+            UserWarning: the file's settings, such as the learning rate, differ from those of this server.
 
         Raises:
-            ValueError: it is no such file, or of a server with another model, ψ, chunks or optimisers; nothing has
-                changed then.
-            OSError: it is not there, or cannot be read.
+            ValueError: the file is invalid, or of a server with another model, ψ, chunks or optimisers; nothing has
+                changed.
+            OSError: the file does not exist or cannot be read.
         """
         checkpoint.load(self, path)
 
     def other_chunk(self, client: int, chunk: int) -> bool:
-        """Whether the server knows the chunks, and this client's is another or none."""
+        """Return whether `chunks` is given and does not have this chunk for this client."""
         return self.chunks is not None and self.chunks[client : client + 1] != (chunk,)
 
 
 def _mean_losses(updates: Sequence[Update]) -> dict[int, float]:
-    """Of each partition the mean training loss of those who said one, by examples."""
+    """Return each partition's mean training loss over the updates that report one, weighted by examples."""
     found: dict[int, float] = {}
     for k in sorted({k for update in updates for k in update.losses}):
         told = [(update.examples, update.losses[k]) for update in updates if k in update.losses]

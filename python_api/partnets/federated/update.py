@@ -1,4 +1,4 @@
-"""Update: what a client sends to the server after a round, and what makes a server refuse one."""
+"""Update: a client's reply to the server after a round."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from partnets.federated.vectors import Vectors
 
 @dataclass(frozen=True)
 class Update:
-    """What one client has learned in one round from what the server sent.
+    """The result of one client's training in one round.
 
     Attributes:
-        client: its number, from 0.
-        chunk: k, that its examples belong to.
-        round: of the server, from 1.
-        examples: how many it has.
-        fingerprint: of its Vectors.
+        client: the client's number, from 0.
+        chunk: k, the chunk of its examples.
+        round: the server's round, from 1.
+        examples: the number of its examples.
+        fingerprint: that of its Vectors.
         values: the vectors of w_k..w_C after its steps.
-        gradients: those of the gradient of its mean loss through subnetwork k-1 by ψ; empty if k is 1.
-        hyper_loss: the sum of that loss over all examples, in nats: of each token where these are what has a class;
-            None if k is 1, or where privacy has it untold.
-        losses: of each partition k..C the mean training loss of its steps; likewise.
+        gradients: the gradient with respect to ψ of its mean loss through subnetwork k-1, as vectors; empty if k is 1.
+        hyper_loss: the sum of this loss over all examples, in nats, or over all tokens if these have classes; None if k
+            is 1 or with privacy.
+        losses: for each partition k..C, the mean training loss of its steps; empty with privacy.
     """
 
     client: int
@@ -40,10 +40,10 @@ class Update:
 
 
 def names_of(vectors: Vectors, chunk: int) -> tuple[list[str], list[str]]:
-    """The names of the vectors of weights, and of those of ψ's gradient, that a client with this chunk sends.
+    """Return the names of the weight vectors and of ψ's gradient vectors that a client with this chunk sends.
 
-    No subnetwork has not seen the first chunk, so that it has no gradient of ψ to send; with one partition in all, ψ is
-    learned by other rules, from everybody.
+    All subnetworks have seen the first chunk, so its clients send no gradient of ψ, unless the model has one partition:
+    AugerinoClient then learns ψ from all clients.
 
     Example:
         >>> import partnets
@@ -58,7 +58,7 @@ def names_of(vectors: Vectors, chunk: int) -> tuple[list[str], list[str]]:
 
 
 def norm(vectors: Mapping[str, Tensor]) -> float:
-    """The Euclidean norm of all of these vectors together.
+    """Return the Euclidean norm of all vectors, concatenated.
 
     Example:
         >>> import torch

@@ -1,4 +1,4 @@
-"""Vectors: of a model what travels between clients and server, as one flat vector for each partition."""
+"""Vectors: the entries of a model that clients and server exchange, as one flat vector for each partition."""
 
 from __future__ import annotations
 
@@ -20,31 +20,31 @@ from partnets.nn.partitioned import count, partitioned_layers
 from partnets.optim.base import owners
 
 HYPER = "hyper"
-# Of an object, in the text of a module.
+# The address of an object in the text of a module, which differs between processes.
 ADDRESS = re.compile("0x[0-9a-f]+")
 
 
 class Vectors:
-    """The entries of each partition w_k, and of ψ, as flat vectors under names: "w1.float32", ..., "hyper.float32".
+    """The entries of each partition w_k and of ψ as named flat vectors: "w1.float32", ..., "hyper.float32".
 
-    Which entry comes where follows from the partitions, which both sides have alike: no index travels. `fingerprint`
-    tells whether they do. A model of several dtypes has a vector for each of them.
+    The order of entries follows from the partitions, which are the same on both sides, so no indices are sent; compare
+    `fingerprint` to verify this. A model of several dtypes has a vector for each dtype.
 
     Args:
-        model: partitioned; or an ordinary one in baselines.Ensemble, all of which is w_1.
-        hyper: ψ: a module of partnets.hyper, or several, inside the model; None if none is learned.
+        model: a partitioned model, or a dense one in baselines.Ensemble, which is w_1 as a whole.
+        hyper: ψ: one or several modules of partnets.hyper inside the model; None if no ψ is learned.
 
     Attributes:
         count: C.
-        lengths: of each vector, by its name: the partitions' in their order, ψ's last.
-        dtypes: likewise.
+        lengths: the length of each vector by name: the partitions in order, then ψ.
+        dtypes: the dtype of each vector by name.
         hyper: the parameters of ψ.
-        fingerprint: of all that must be alike on both sides: the types of modules and the settings of torch's layers,
-            the partitions, their default values, and all of the model that does not travel, as frozen weights. Hex
-            digits.
+        fingerprint: hex digits of a hash of everything that must agree on both sides: the types of modules and the
+            settings of torch's layers, the partitions, their default values, and all state that is not sent, such as
+            frozen weights.
 
     Raises:
-        ValueError: the model has running statistics, which would carry what a later chunk looks like into all
+        ValueError: the model has running statistics, which would carry information on later chunks into all
             subnetworks, or a trainable parameter that no partition owns.
 
     Example:
@@ -71,50 +71,50 @@ class Vectors:
         for parameter in self.hyper:
             self._parts.setdefault(f"{HYPER}.{_kind(parameter)}", []).append((parameter, 0))
         self._learning = {parameter for parameter in model.parameters() if parameter.requires_grad}
-        # Of each vector the lengths of its parameters' pieces.
+        # For each vector, the lengths of its parameters' pieces.
         self._pieces = {name: [*map(len, self._gathered(name, lambda parameter: parameter))] for name in self._parts}
         self.lengths = {name: sum(pieces) for name, pieces in self._pieces.items()}
         self.dtypes = {name: parts[0][0].dtype for name, parts in self._parts.items()}
         self.fingerprint = self._fingerprint()
 
     def of_partition(self, k: int) -> list[str]:
-        """The names of the vectors of partition k."""
+        """Return the names of the vectors of partition k."""
         return [name for name in self._parts if name.startswith(f"w{k}.")]
 
     def of_hyper(self) -> list[str]:
-        """The names of the vectors of ψ; empty if none is learned."""
+        """Return the names of the vectors of ψ; empty if no ψ is learned."""
         return [name for name in self._parts if name.startswith(f"{HYPER}.")]
 
     def from_partition(self, k: int) -> list[str]:
-        """The names of the vectors of the partitions k..C: what a client with chunk k may change."""
+        """Return the names of the vectors of partitions k..C, which a client with chunk k may change."""
         return [name for j in range(k, self.count + 1) for name in self.of_partition(j)]
 
     @torch.no_grad()
     def read(self, names: Iterable[str] | None = None) -> dict[str, Tensor]:
-        """Copies of these vectors, or of all, on the CPU."""
+        """Return copies of these vectors, or of all, on the CPU."""
         return {name: self._joined(name, lambda parameter: parameter) for name in names or self._parts}
 
     @torch.no_grad()
     def read_gradients(self, names: Iterable[str]) -> dict[str, Tensor]:
-        """The gradients of the model's parameters as such vectors, on the CPU; 0 where there are none."""
+        """Return the parameters' gradients as vectors with these names, on the CPU; 0 for parameters without one."""
         return {name: self._joined(name, _gradient) for name in names}
 
     @torch.no_grad()
     def write(self, values: Mapping[str, Tensor]) -> None:
-        """Sets the model's entries to these vectors, which `check` has found to fit."""
+        """Set the model's entries to these vectors, after `check` has accepted them."""
         for name, vector in values.items():
             self._scatter(name, vector, lambda parameter: parameter)
 
     @torch.no_grad()
     def write_gradients(self, values: Mapping[str, Tensor]) -> None:
-        """Makes these vectors the gradients of their entries; those of other entries stay."""
+        """Set the gradients of these vectors' entries; the gradients of other entries are left unchanged."""
         for name, vector in values.items():
             for parameter, _ in self._parts[name]:
                 parameter.grad = _gradient(parameter)
             self._scatter(name, vector, lambda parameter: parameter.grad)
 
     def check(self, values: Mapping[str, Tensor], names: Iterable[str]) -> None:
-        """Raises ValueError unless these are vectors of just these names, of the right dtypes and lengths, and finite.
+        """Raise ValueError unless values has exactly these names, with finite vectors of the right dtypes and lengths.
 
         Example:
             >>> import partnets
@@ -136,15 +136,15 @@ class Vectors:
                 raise ValueError(f"{name} has NaN or infinite numbers.")
 
     def check_learning(self) -> None:
-        """Raises RuntimeError if parameters of the model have been frozen, or unfrozen, since this was made."""
+        """Raise RuntimeError if parameters of the model were frozen or unfrozen since construction."""
         if {parameter for parameter in self.model.parameters() if parameter.requires_grad} != self._learning:
             raise RuntimeError(
-                "other parameters of the model require a gradient than when this client or server was constructed, and"
-                " what travels is of those: freeze first, and construct it anew after any change, on both sides alike."
+                "parameters of the model were frozen or unfrozen after this client or server was constructed, so its"
+                " vectors no longer fit; freeze first, and after a change construct client and server again."
             )
 
     def _views(self, name: str, tensor_of) -> Iterable[tuple[Tensor, Partition | None, int]]:
-        """Of each parameter in a vector a tensor, and whose entries are meant; None as Partition for all."""
+        """Yield, for each parameter of a vector, its tensor, its Partition (None: all entries) and k."""
         for parameter, k in self._parts[name]:
             tensor = tensor_of(parameter).detach()
             if not k:
@@ -172,7 +172,7 @@ class Vectors:
         state = self.model.state_dict() | dict(self.model.named_buffers())
         found = hashlib.blake2b(repr([self.count, self.lengths]).encode(), digest_size=16)
         for path, module in self.model.named_modules():
-            # What modules with parameters say of themselves may have values in it.
+            # extra_repr of modules with parameters may contain their values.
             said = "" if [*module.parameters(recurse=False)] else module.extra_repr()
             found.update(f"{path} {type(module).__qualname__} {ADDRESS.sub('', said)} {_settings(module)}".encode())
         for name in sorted(state.keys() - paths):
@@ -183,7 +183,7 @@ class Vectors:
 
 
 def _settings(module: nn.Module) -> dict[str, Any]:
-    """What a layer of torch's, or one made of it, computes with: its stride, heads or eps."""
+    """Return the settings of a layer of torch or partnets that affect its result, such as stride, heads or eps."""
     if type(module).__module__.partition(".")[0] not in ("torch", "partnets"):
         return {}
     plain, others = bool | int | float | str | None, ("training", LEARNED_FROM)
@@ -206,11 +206,11 @@ def _digest(value: Any, found: Any) -> None:
     elif isinstance(value, list | tuple):
         for part in value:
             _digest(part, found)
-    elif hasattr(value, "tobytes"):  # NumPy's, whose text leaves out what is in the middle
+    elif hasattr(value, "tobytes"):  # repr of a NumPy array omits the middle of long arrays
         found.update(f"{value.dtype} {list(value.shape)}".encode() + value.tobytes())
     elif value is None or isinstance(value, bool | int | float | complex | str | bytes):
         found.update(repr(value).encode())
-    else:  # whose text has an address, as of any object
+    else:  # repr of other objects contains an address
         found.update(type(value).__qualname__.encode())
 
 
@@ -228,12 +228,12 @@ def _refuse_statistics(model: nn.Module) -> None:
     found = [f"{path or 'the model'} ({type(one).__name__})" for path, one in model.named_modules() if one in norms]
     if found:
         raise ValueError(
-            f"{', '.join(found)} would follow each client's own data: running statistics of clients that differ fit"
-            " none of them. Normalise by GroupNorm or LayerNorm instead, or leave a pretrained one as it is, with"
+            f"{', '.join(found)} has running statistics, which would differ between clients and are not sent."
+            " Normalise by GroupNorm or LayerNorm instead, or keep a pretrained one fixed with"
             " partnets.partition(..., skip=) and requires_grad_(False)."
         )
     if found := [path or "the model" for path, one in model.named_modules() if one in keepers]:
         raise ValueError(
-            f"{', '.join(found)} keeps a state that follows each client's own data and does not travel; leave it out of"
-            " the model, or of partnets.partition(..., stateful=)."
+            f"{', '.join(found)} has per-subnetwork buffers, which follow each client's data and are not sent; leave it"
+            " out of the model, or of partnets.partition(..., stateful=)."
         )

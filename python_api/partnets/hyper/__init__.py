@@ -1,14 +1,16 @@
-"""Hyperparameters ψ as modules: trained on the data that a subnetwork has not seen (Eq. 4).
+"""Hyperparameters ψ as modules, trained on the data that a subnetwork has not seen (Eq. 4).
 
-Augmentations: Affine, ImmerAffine, SchwobelAffine and ColourJitter, averaged over draws by Averaged. Masks: InputMask
-and ConcreteDropout. Any module, such as a feature extractor: Submodule. One of your own: derive it from Hyperparameter
-and keep numbers in Learned, each in a Range: real, positive, probability, interval, logarithmic or clamped.
+- Augmentations: Affine, ImmerAffine, SchwobelAffine and ColourJitter. Averaged averages a network over their draws.
+- Masks: InputMask and ConcreteDropout.
+- Any module, such as a feature extractor: Submodule.
+- Confidence of predictions: Temperature, and ObservationNoise for regression.
+- Custom ones: derive from Hyperparameter and keep numbers in Learned, each in a Range: real, positive, probability,
+  interval, logarithmic or clamped.
 
-What acts on training alone learns by looking ahead (partnets.Lookahead): LearningRate; penalties, as WeightDecay,
-ActivationPenalty and TemporalActivationPenalty; training losses, as LabelSmoothing, LossWeights, ClassWeights,
-SourceWeights and ExampleWeights, and others derived from TrainingLoss; Mixup, and augmentations InTraining. Or through
-a best response, by partnets.stn, which takes Dropout, EmbeddingDropout, DropConnect, Cutout and InputNoise as well. How
-sure predictions are learns directly: Temperature, and ObservationNoise for regression.
+Modules that act only in training learn by lookahead (partnets.Lookahead): LearningRate; penalties, such as WeightDecay,
+ActivationPenalty and TemporalActivationPenalty; training losses, such as LabelSmoothing, LossWeights, ClassWeights,
+SourceWeights, ExampleWeights and others derived from TrainingLoss; Mixup; and augmentations in InTraining. partnets.stn
+learns them through a best response instead, and also Dropout, EmbeddingDropout, DropConnect, Cutout and InputNoise.
 """
 
 from partnets.hyper.activation_penalty import ActivationPenalty, TemporalActivationPenalty

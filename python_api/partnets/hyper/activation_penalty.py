@@ -1,4 +1,4 @@
-"""ActivationPenalty and TemporalActivationPenalty: activations that are large, or that change from step to step."""
+"""ActivationPenalty and TemporalActivationPenalty: penalties on large and on changing activations."""
 
 from __future__ import annotations
 
@@ -10,23 +10,23 @@ from partnets.hyper.ranges import Range, positive
 
 
 class ActivationPenalty(Penalty):
-    """Adds α times the mean square of x to the training loss (Merity et al. 2017, AR), for each example its own α.
+    """A penalty of α times the mean square of x, with an α per example in partnets.stn (Merity et al. 2017, AR).
 
-    Put it behind the dropout of a recurrent layer's output, as there.
+    As in that paper, put it behind the dropout of a recurrent layer's output.
 
     Args:
         strength: the initial α.
-        range: of it, such as hyper.logarithmic(1e-3, 10).
+        range: range of α, such as hyper.logarithmic(1e-3, 10).
 
     Attributes:
         strength: hyper.Learned, a single value.
 
     Shapes:
-        x [batch, ...] to itself.
+        x [batch, ...], returned unchanged.
 
     Raises:
-        ValueError: strength is not inside the range.
-        RuntimeError: as of hyper.Penalty.
+        ValueError: strength is outside the range.
+        RuntimeError: see hyper.Penalty.
 
     Example:
         >>> import torch
@@ -50,24 +50,24 @@ class ActivationPenalty(Penalty):
 
 
 class TemporalActivationPenalty(Penalty):
-    """Adds β times the mean square of h_t+1 - h_t to the training loss (Merity et al. 2017, TAR).
+    """A penalty of β times the mean square of h_t+1 - h_t (Merity et al. 2017, TAR).
 
     Put it behind a recurrent layer.
 
     Args:
         strength: the initial β.
-        time_dim: the dimension of x in which the steps are: 1 of [batch, length, ...], 0 of [length, batch, ...].
-        range: of β.
+        time_dim: the time dimension of x: 1 for [batch, length, ...], 0 for [length, batch, ...].
+        range: range of β.
 
     Attributes:
         strength: hyper.Learned, a single value.
 
     Shapes:
-        x [batch, length, ...] to itself; of a single step there is no penalty.
+        x [batch, length, ...], returned unchanged; the penalty of a single time step is 0.
 
     Raises:
-        ValueError: strength is not inside the range, or x has no such dimension.
-        RuntimeError: as of hyper.Penalty.
+        ValueError: strength is outside the range, or x has no dimension time_dim.
+        RuntimeError: see hyper.Penalty.
 
     Example:
         >>> import torch
@@ -88,7 +88,7 @@ class TemporalActivationPenalty(Penalty):
 
     def penalty(self, x: Tensor) -> Tensor:
         if not -x.dim() <= self.time_dim < x.dim():
-            raise ValueError(f"x is {list(x.shape)}, without the dimension time_dim={self.time_dim} of its steps.")
+            raise ValueError(f"x is {list(x.shape)}, without the time dimension time_dim={self.time_dim}.")
         steps = x.diff(dim=self.time_dim)
         return self.strength(x) * (steps if steps.numel() else x.new_zeros(())).square()
 

@@ -1,4 +1,4 @@
-"""Affine, ImmerAffine: random affine transformations of images by matrix exponentials, whose widths are learned."""
+"""Affine, ImmerAffine: random affine transformations of images by matrix exponentials, with learned widths."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from partnets.hyper.learned import Learned
 from partnets.hyper.ranges import clamped, positive, real
 from partnets.hyper.warp import Warp, exponential
 
-# Benton et al. (2020, Appendix A) have the first six, Immer et al. (2022) scale_x and scale_y for scale and stretch.
-# In the coordinates of warp.
+# The first six as in Benton et al. (2020, Appendix A); scale_x and scale_y replace scale and stretch in Immer et al.
+# (2022). Coordinates as in warp.
 GENERATORS = {
     "translate_x": ((0, 0, 1), (0, 0, 0), (0, 0, 0)),
     "translate_y": ((0, 0, 0), (0, 0, 1), (0, 0, 0)),
@@ -24,17 +24,17 @@ GENERATORS = {
     "scale_x": ((1, 0, 0), (0, 0, 0), (0, 0, 0)),
     "scale_y": ((0, 0, 0), (0, 1, 0), (0, 0, 0)),
 }
-# A generator's coefficient for one of the user's units: fractions of the image's width, degrees, log-factors.
+# Factors from user units to generator coefficients: fractions of the image's width, degrees, log-factors.
 UNITS = dict.fromkeys(GENERATORS, 1.0) | {"translate_x": 2.0, "translate_y": 2.0, "rotation": math.pi / 180}
 
 REACH = dict.fromkeys(GENERATORS, 0.5) | {"translate_x": 0.25, "translate_y": 0.25, "rotation": 180.0}
 
-# What Augerino's width of 1 is as a half-width, in the coordinates of warp.
+# Half-widths, in the coordinates of warp, that correspond to Augerino's width of 1.
 HALVES = dict.fromkeys(GENERATORS, 0.5) | {"translate_x": 0.05, "translate_y": 0.05}
 
 
 class _Exponential(Warp):
-    """Each image moves by exp(sum_i t_i G_i), t_i ~ U[-1, 1] times the i-th half-width."""
+    """An augmentation that moves each image by exp(sum_i t_i G_i), t_i ~ U[-1, 1] times the i-th half-width."""
 
     # The largest widths that partnets.tune tries.
     reach = MappingProxyType(REACH)
@@ -45,7 +45,7 @@ class _Exponential(Warp):
         self.register_buffer("generators", generators, persistent=False)
 
     def matrices(self, draws: Tensor) -> Tensor:
-        """For draws in [-1, 1], [batch, n]: t_i is draws_i times the i-th half-width.
+        """Return matrices for draws in [-1, 1], [batch, n]: t_i is draws_i times the i-th half-width.
 
         Example:
             >>> quarter_turn = torch.tensor([[0.0, 0.0, 1.0, 0.0, 0.0, 0.0]])
@@ -59,27 +59,26 @@ class _Exponential(Warp):
 
 
 class Affine(_Exponential):
-    """Moves each image by a random affine transformation, drawn anew at each call, in training and inference.
+    """A random affine transformation of each image, drawn at each call, in training and inference.
 
     For each image and generator G_i, t_i ~ U[-w_i / 2, w_i / 2], and the image moves by exp(sum_i t_i G_i) (Benton et
-    al. 2020, Augerino). The widths w_i are learned, each as the softplus of an unconstrained parameter; as in their
-    code, the generators of translations are scaled by 0.1. Unlike there, the image ends at its edges and not at the
-    centres of its outer pixels (align_corners=False), as rotated data sets are made. The partitioned networks' paper
-    has this one in its fine-tuning experiments (Table 2, Appendix I.4). Average a network over several draws with
-    hyper.Averaged.
+    al. 2020, Augerino). Each width w_i is the softplus of a learned parameter. As in Augerino's code, the generators of
+    translations are scaled by 0.1. Unlike there, the border is at the outer pixels' edges, not at their centres
+    (align_corners=False), as in the generation of rotated data sets. The partitioned networks' paper uses this
+    parametrisation for fine-tuning (Table 2, Appendix I.4). Use hyper.Averaged to average a network over several draws.
 
     Args:
         translate_x, translate_y: initial half-widths as fractions of the image's width.
-        rotation: in degrees.
-        scale, stretch, shear: as log-factors: e**scale times larger, e**stretch times wider and as much lower, and the
-            same along the diagonals.
+        rotation: initial half-width in degrees.
+        scale, stretch, shear: as log-factors: e**scale times larger, e**stretch times wider and lower, and the same
+            along the diagonals.
         For each: None leaves this transformation out.
 
     Attributes:
-        widths: hyper.Learned, w_i for each transformation that is not left out; values() gives half-widths.
+        widths: hyper.Learned, w_i for each transformation in use; values() returns half-widths.
 
     Shapes:
-        x [batch, channels, height, width], floating point, to the same.
+        x [batch, channels, height, width], floating point; returns the same shape.
 
     Raises:
         ValueError: a half-width is not positive, or all are None.
@@ -121,36 +120,36 @@ class Affine(_Exponential):
         self.register_buffer("halves", halves, persistent=False)
 
     def half_widths(self, draws: Tensor | None = None) -> Tensor:
-        """The half-widths, [n], differentiable: half the image's width is 1; radians; log-factors.
+        """Return the half-widths, [n], differentiable: in half image widths, radians and log-factors.
 
         Args:
-            draws: [batch, n], for half-widths [batch, n] where partnets.stn perturbs those of each example.
+            draws: [batch, n]; if partnets.stn perturbs each example, the result is [batch, n].
         """
         return self.widths(draws) * self.halves
 
 
 class ImmerAffine(_Exponential):
-    """As Affine, in the parametrisation of Immer et al. (2022, LILA): half-widths η without a constraint, from 0.
+    """Affine in the parametrisation of Immer et al. (2022, LILA): unconstrained half-widths η that start at 0.
 
-    The partitioned networks' paper has this one on CIFAR-10 (Appendix I.4). For each image and generator,
-    t_i ~ U[-1, 1] η_i, and the image moves by exp(sum_i t_i G_i). η may be negative, which means the same as its
-    absolute value. The rotation's is clamped to ±180°, beyond which it gets no gradient.
+    The partitioned networks' paper uses it on CIFAR-10 (Appendix I.4). Each image moves by exp(sum_i t_i G_i), with
+    t_i ~ U[-1, 1] η_i for each generator. The sign of η has no effect. The rotation's η is clamped to ±180°, beyond
+    which it gets no gradient.
 
-    At η = 0 nothing moves, and as draws are symmetric the gradient there is zero in expectation; that of each draw is
-    not, and sets η going.
+    At η = 0 nothing moves. The gradient there is zero in expectation, as draws are symmetric, but not for a single
+    draw, so that η leaves 0.
 
     Args:
         translate_x, translate_y: initial half-widths as fractions of the image's width.
-        rotation: in degrees.
+        rotation: initial half-width in degrees.
         scale_x, scale_y, shear: as log-factors: e**scale_x times wider, e**scale_y times higher, e**shear times longer
             along one diagonal and as much shorter along the other.
         For each: None leaves this transformation out. Each is a hyper.Learned under its name.
 
     Shapes:
-        x [batch, channels, height, width], floating point, to the same.
+        x [batch, channels, height, width], floating point; returns the same shape.
 
     Raises:
-        ValueError: a half-width is not finite, that of the rotation is not within ±180, or all are None.
+        ValueError: a half-width is not finite, the rotation's exceeds ±180, or all are None.
 
     Example:
         >>> augmentation = ImmerAffine(rotation=30.0, shear=None)
@@ -185,6 +184,6 @@ class ImmerAffine(_Exponential):
             setattr(self, name, Learned(widths[name], range, unit=UNITS[name]))
 
     def half_widths(self, draws: Tensor | None = None) -> Tensor:
-        """As of Affine."""
+        """Return the half-widths as Affine does."""
         of = None if draws is None else draws[:, 0]
         return torch.stack([getattr(self, name)(of) for name in self.names], -1)

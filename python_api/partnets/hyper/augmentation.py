@@ -1,4 +1,4 @@
-"""Augmentation: a random transformation of each example, by a draw of its own."""
+"""Augmentation: a random transformation, drawn separately for each example."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from partnets.hyper.learned import check_real
 
 
 class Augmentation(Hyperparameter):
-    """Draws n numbers from U[-1, 1] for each example, anew at each call, and transforms it by them.
+    """The base class of random augmentations: Affine, ImmerAffine, SchwobelAffine and ColourJitter.
 
-    The base class of Affine, ImmerAffine, SchwobelAffine and ColourJitter, which define transform(x, draws).
+    Each call draws n numbers from U[-1, 1] for each example. Subclasses define transform(x, draws).
 
     Args:
-        initial: what each transformation starts from; None leaves one out.
+        initial: the initial value of each transformation; None leaves it out.
 
     Attributes:
-        names: of the n transformations that are not left out.
+        names: names of the n transformations in use.
 
     Raises:
-        ValueError: all are left out.
+        ValueError: all initial values are None.
 
     Example:
         >>> from partnets import hyper
@@ -47,29 +47,29 @@ class Augmentation(Hyperparameter):
         check_real(self, x)
         psi = next(self.parameters())
         draws = 2 * torch.rand(x.shape[0], len(self.names), dtype=psi.dtype, device=psi.device) - 1
-        # Under autocast, matrices of a few entries would be rounded to 8 bits, and images moved to wrong places.
+        # Autocast would round the matrices to 8 bits and so move the images.
         with torch.autocast(x.device.type, enabled=False):
             return self.transform(x, draws)
 
     def transform(self, x: Tensor, draws: Tensor) -> Tensor:
-        """forward with given draws in [-1, 1], [batch, n]."""
+        """Transform x by given draws in [-1, 1], [batch, n]."""
         raise NotImplementedError(f"{type(self).__name__} has no transform(x, draws); define it.")
 
     def to_ordinary(self) -> nn.Module:
-        """Nothing: what is deployed sees each example as it is."""
+        """Return nn.Identity(): a deployed model sees each example unchanged."""
         return nn.Identity()
 
     def fixed(self, draws: Tensor) -> FixedDraws:
-        """This augmentation at S given draws in [-1, 1], [S, n], the same at each call."""
+        """Return this augmentation with S fixed draws in [-1, 1], [S, n]."""
         return FixedDraws(self, draws)
 
 
 class FixedDraws(nn.Module):
-    """An augmentation of S * batch copies, as hyper.Averaged makes them, by the same S draws for each example.
+    """An augmentation of S * batch copies, made by hyper.Averaged, with the same S draws for each example.
 
     Args:
-        augmentation: with transform(x, numbers).
-        numbers: [S, ...], what it gets for each draw.
+        augmentation: a module with transform(x, numbers).
+        numbers: [S, ...], the second argument of transform for each draw.
 
     Example:
         >>> from partnets import hyper
@@ -82,11 +82,11 @@ class FixedDraws(nn.Module):
     def __init__(self, augmentation: nn.Module, numbers: Tensor) -> None:
         super().__init__()
         self.augmentation = augmentation
-        self.register_buffer("numbers", numbers.contiguous())  # torch.export warns of a part of a larger tensor
+        self.register_buffer("numbers", numbers.contiguous())  # torch.export warns about a view of a larger tensor
 
     def forward(self, copies: Tensor) -> Tensor:
         examples = copies.shape[0] // self.numbers.shape[0]
-        # Not repeat_interleave, which torch.onnx fixes to the batch size that it was shown.
+        # torch.onnx would fix repeat_interleave to the batch size of the export.
         numbers = self.numbers.unsqueeze(1).expand(-1, examples, *self.numbers.shape[1:]).flatten(0, 1)
         with torch.autocast(copies.device.type, enabled=False):
             return self.augmentation.transform(copies, numbers)

@@ -1,4 +1,4 @@
-"""Averaged: a network's prediction, averaged over several draws of an augmentation."""
+"""Averaged: a network's prediction, averaged over augmented copies of its input."""
 
 from __future__ import annotations
 
@@ -12,21 +12,22 @@ AVERAGES = ("logits", "log_probabilities", "probabilities")
 
 
 class Averaged(nn.Module):
-    """Runs a network on several augmented copies of each example and averages, in training and inference (App. I.4).
+    """A network applied to several augmented copies of each example and averaged, in training and inference (App. I.4).
 
     Args:
-        augmentation: maps [n, ...] to [n, ...] with a draw of its own for each example, as hyper.Affine does.
+        augmentation: maps [n, ...] to [n, ...] with a separate draw for each example, such as hyper.Affine.
         network: maps [n, ...] to logits [n, classes, ...].
         samples: S, the number of copies.
-        average: of what: 'logits' (as Immer et al. 2022), 'log_probabilities' (as Benton et al. 2020), or
-            'probabilities' (as Schwöbel et al. 2021), which returns their logarithms. All go into F.cross_entropy. It
-            normalises, for which 'log_probabilities' is then the same as 'logits'; with F.nll_loss it is not.
+        average: the averaged quantity: 'logits' (as in Immer et al. 2022), 'log_probabilities' (as in Benton et al.
+            2020), or 'probabilities' (as in Schwöbel et al. 2021), which returns their logarithms. All are valid inputs
+            of F.cross_entropy, which normalises them, so that 'log_probabilities' gives the same loss as 'logits'.
+            With F.nll_loss, the two differ.
 
     Shapes:
-        x [batch, ...] to [batch, classes, ...]; the network sees S * batch examples, the copies of x after one another.
+        x [batch, ...]; returns [batch, classes, ...]. The network receives S * batch examples, x repeated S times.
 
     Raises:
-        ValueError: samples is below 1, average is none of the three, or augmentation and network are swapped.
+        ValueError: samples is below 1, average is unknown, or augmentation and network are swapped.
 
     Example:
         >>> import torch

@@ -1,4 +1,4 @@
-"""ColourJitter: random changes of images' colours, whose widths are learned."""
+"""ColourJitter: random colour changes of images, with learned widths."""
 
 from __future__ import annotations
 
@@ -12,33 +12,32 @@ from partnets.hyper.augmentation import Augmentation
 from partnets.hyper.learned import Learned
 from partnets.hyper.ranges import positive
 
-# Rows: grey (Y) and two coordinates of the chroma plane (I, Q), from red, green and blue.
+# Rows: grey (Y) and the two coordinates of the chroma plane (I, Q), from red, green and blue.
 YIQ = ((0.299, 0.587, 0.114), (0.5959, -0.2746, -0.3213), (0.2115, -0.5227, 0.3112))
 UNITS = {"brightness": 1.0, "contrast": 1.0, "saturation": 1.0, "hue": math.pi / 180}
 
 
 class ColourJitter(Augmentation):
-    """Changes the colours of each image by a random linear map, drawn anew at each call, in training and inference.
+    """A layer that changes the colours of each image by a random linear map, in training and inference.
 
-    For each image, t ~ U[-w, w] for each half-width w, which are learned. The result is e**t times as bright; e**t
-    times as far from the mean grey of the image (contrast); e**t times as far from the grey of each pixel (saturation);
-    and turned by t degrees in the chroma plane of YIQ (hue; positive turns red towards green). All four commute, and
-    are differentiable. Black is 0; nothing is clipped, so that results may leave [0, 1]. Standardise afterwards.
+    Each call draws, for each image and change, t ~ U[-w, w] with a learned half-width w. Brightness is multiplied by
+    e**t; so are distances from the image's mean grey (contrast) and from each pixel's grey (saturation). Hue turns by t
+    degrees in the chroma plane of YIQ (positive: from red towards green). The four changes commute and are
+    differentiable. Black is 0. Results are not clipped and may leave [0, 1]; standardise afterwards.
 
     Args:
-        brightness, contrast, saturation: initial half-widths, as log-factors.
-        hue: in degrees.
-        For each: None leaves this change out.
+        brightness, contrast, saturation: initial half-widths, as log-factors; None leaves the change out.
+        hue: initial half-width in degrees; None leaves the change out.
 
     Attributes:
-        widths: hyper.Learned, one value for each change that is not left out.
+        widths: hyper.Learned, one value for each change in use.
 
     Shapes:
-        x [batch, 3, height, width], red, green and blue, floating point, to the same. [batch, 1, height, width] without
-        saturation and hue.
+        x [batch, 3, height, width], red, green and blue, floating point; returns the same shape. Without saturation and
+        hue also [batch, 1, height, width].
 
     Raises:
-        ValueError: a half-width is not positive, all are None; or, in forward, x has not the channels that it needs.
+        ValueError: a half-width is not positive, all are None; or, in forward, x has another number of channels.
 
     Example:
         >>> jitter = ColourJitter(brightness=0.2, hue=None)
@@ -48,7 +47,7 @@ class ColourJitter(Augmentation):
         {'brightness': 0.2, 'contrast': 0.1, 'saturation': 0.1}
     """
 
-    # Up to where partnets.tune searches, and what it tries together.
+    # Largest widths that partnets.tune tries, and the groups of changes that it tries jointly.
     reach = MappingProxyType({"brightness": 0.7, "contrast": 0.7, "saturation": 1.0, "hue": 60.0})
     kinds = MappingProxyType({"brightness": "light", "contrast": "light", "saturation": "colour", "hue": "colour"})
 
@@ -71,12 +70,12 @@ class ColourJitter(Augmentation):
         yiq = torch.tensor(YIQ, dtype=torch.float64)
         quarter_turn = torch.tensor([[0, 0, 0], [0, 0, 1], [0, -1, 0]], dtype=torch.float64)
         grey = yiq[:1].expand(3, 3)
-        # A colour's grey, the rest of it, and that rest turned by 90 degrees in the chroma plane.
+        # The grey part of a colour, the chroma part, and the chroma part turned by 90 degrees.
         parts = torch.stack((grey, torch.eye(3) - grey, yiq.inverse() @ quarter_turn @ yiq))
         self.register_buffer("parts", parts.to(torch.get_default_dtype()), persistent=False)
 
     def transform(self, x: Tensor, draws: Tensor) -> Tensor:
-        """forward with given draws in [-1, 1], [batch, n]: t is draws times the half-widths.
+        """Transform x by given draws in [-1, 1], [batch, n]; t is draws times the half-widths.
 
         Example:
             >>> jitter = ColourJitter(brightness=math.log(2), contrast=None, saturation=None, hue=None)
@@ -102,7 +101,7 @@ class ColourJitter(Augmentation):
     def _check_channels(self, x: Tensor) -> None:
         if x.shape[1] == 1 and not {"saturation", "hue"}.isdisjoint(self.names):
             raise ValueError(
-                "the images have 1 channel, and grey has neither saturation nor hue; construct"
+                "the images have 1 channel, but saturation and hue need 3; construct"
                 " ColourJitter(saturation=None, hue=None)."
             )
         if x.shape[1] not in (1, 3):

@@ -1,4 +1,4 @@
-"""ConcreteDropout: dropout whose rate is learned."""
+"""ConcreteDropout: dropout with a learned rate."""
 
 from __future__ import annotations
 
@@ -17,23 +17,23 @@ from partnets.utils.traced import is_captured, is_traced
 class ConcreteDropout(Hyperparameter):
     """Dropout with a learned rate p, by the concrete relaxation (Gal et al. 2017, Maddison et al. 2016; Appendix J).
 
-    In training, x is multiplied by z / (1 - p), with an elementwise mask z that is close to 0 with probability p, and
-    through which the gradient reaches p. Evaluation is the identity.
+    In training, x is multiplied by z / (1 - p), with an elementwise mask z that is close to 0 with probability p. The
+    gradient reaches p through the mask. In evaluation mode, x is returned unchanged.
 
     Args:
         rate: the initial p.
-        temperature: of the relaxation; the closer to 0, the closer the mask to {0, 1}.
-        range: of the rate, inside [0, 1]; hyper.interval(0, 0.9) keeps it below 0.9, as self-tuning networks do
+        temperature: temperature of the relaxation; the closer it is to 0, the closer the mask is to {0, 1}.
+        range: range of the rate, inside [0, 1]; hyper.interval(0, 0.9) limits it to 0.9, as in self-tuning networks
             (MacKay et al. 2019).
 
     Attributes:
         rate: hyper.Learned, a single value.
 
     Shapes:
-        x of any shape, floating point, to the same.
+        x of any shape, floating point; returns the same shape.
 
     Raises:
-        ValueError: rate is not inside the range, the range reaches out of [0, 1], or temperature is not positive.
+        ValueError: rate is outside the range, the range exceeds [0, 1], or temperature is not positive.
 
     Example:
         >>> dropout = ConcreteDropout(0.25)
@@ -66,7 +66,7 @@ class ConcreteDropout(Hyperparameter):
         return _DrawnAgain.apply(x, rate, self.temperature)
 
     def to_ordinary(self) -> nn.Dropout:
-        """torch's dropout at the rate that was learned.
+        """Return torch's dropout with the learned rate.
 
         Example:
             >>> ConcreteDropout(0.25).to_ordinary()
@@ -84,7 +84,7 @@ def _dropped(x: Tensor, rate: Tensor, temperature: float) -> Tensor:
 
 
 class _DrawnAgain(torch.autograd.Function):
-    """_dropped, whose mask is not kept for the gradient of the rate but drawn again: three tensors of x's size less."""
+    """_dropped with its mask redrawn in backward instead of stored, which saves three tensors of x's size."""
 
     @staticmethod
     def forward(ctx, x: Tensor, rate: Tensor, temperature: float) -> Tensor:

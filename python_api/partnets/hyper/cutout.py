@@ -1,4 +1,4 @@
-"""Cutout: squares of images blanked, whose number and length are learned."""
+"""Cutout: blanked squares in images, in learned number and size."""
 
 from __future__ import annotations
 
@@ -11,25 +11,24 @@ from partnets.hyper.ranges import interval
 
 
 class Cutout(Hyperparameter):
-    """In training, blanks some squares of each image, at random places (DeVries and Taylor 2017).
+    """A layer that blanks random squares of each image in training (DeVries and Taylor 2017).
 
-    The number of squares and the length of their sides are whole numbers: the learned ones, rounded down. No gradient
-    comes through them, as through no discrete choice; partnets.stn learns them through the best response. Squares reach
-    over the border where their centre is near it.
+    The number of squares and their side length are the learned values, rounded down. Rounding has no gradient, so
+    partnets.stn learns them through the best response. Squares with a centre near the border extend beyond it.
 
     Args:
         holes: the initial number of squares, between 0 and most_holes.
-        length: the initial length of their sides in pixels, between 0 and most_length.
-        most_holes, most_length: the borders, excluded: 4 and 24 in the published runs on CIFAR-10.
+        length: the initial side length in pixels, between 0 and most_length.
+        most_holes, most_length: the upper limits, excluded: 4 and 24 in the published runs on CIFAR-10.
 
     Attributes:
         holes, length: hyper.Learned, a single value each.
 
     Shapes:
-        x [batch, channels, height, width] to the same.
+        x [batch, channels, height, width]; returns the same shape.
 
     Raises:
-        ValueError: an initial value is not inside its borders, or x has no four dimensions.
+        ValueError: an initial value is outside its limits, or x does not have four dimensions.
 
     Example:
         >>> cutout = Cutout(holes=1.5, length=2.5)
@@ -55,7 +54,7 @@ class Cutout(Hyperparameter):
             return x
         batch, _, height, width = x.shape
         most = int(self.holes.range.high)
-        # For each image and possible hole, in the last dimensions the pixels.
+        # [batch, holes, height, width] by broadcasting.
         holes, length = (one(x).detach().floor() for one in (self.holes, self.length))
         there = torch.arange(most, device=x.device).view(1, -1, 1, 1) < holes
         rows, cols = (
@@ -66,7 +65,7 @@ class Cutout(Hyperparameter):
         return x.masked_fill(blank, 0.0)
 
     def to_ordinary(self) -> nn.Module:
-        """Nothing: what is deployed sees each example as it is."""
+        """Return nn.Identity(): a deployed model sees each example unchanged."""
         return nn.Identity()
 
 
@@ -77,6 +76,6 @@ def _checked(name: str, value: float, most: float):
 
 
 def _covered(centre: Tensor, length: Tensor, size: int) -> Tensor:
-    """Which of so many pixels a side of this length around a centre covers: [batch, holes, size]."""
+    """Return which of `size` pixels a side of this length around a centre covers, as bool [batch, holes, size]."""
     offset = torch.arange(size, device=centre.device) - centre + length.div(2, rounding_mode="floor")
     return (offset >= 0) & (offset < length)

@@ -1,4 +1,4 @@
-"""DropConnect: entries of a weight dropped, at a rate that is learned."""
+"""DropConnect: dropout of a weight's entries, with a learned rate."""
 
 from __future__ import annotations
 
@@ -12,24 +12,24 @@ from partnets.hyper.ranges import Range
 
 
 class DropConnect(Hyperparameter):
-    """In training, entries of a weight are 0 with probability p (Wan et al. 2013), one draw for each batch.
+    """Dropout of a weight's entries: in training they are 0 with probability p, one draw per batch (Wan et al. 2013).
 
-    Give it to a layer as its attribute `drop_connect`, before stn.convert: of a recurrent layer the weights of the
-    hidden state are dropped (Merity et al. 2017), of a linear one its weight, with W_hyper alike. An ordinary layer
-    knows nothing of it. The rate gets no gradient through the mask: see hyper.Dropout.
+    Set it as the attribute `drop_connect` of a layer before stn.convert. It drops the hidden-state weights of recurrent
+    layers (Merity et al. 2017), and the weight of linear layers, with the same mask for W_hyper. A torch.nn layer
+    ignores the attribute. The rate gets no gradient through the mask: see hyper.Dropout.
 
     Args:
         rate: the initial p.
-        range: of the rate, inside [0, 1].
+        range: range of the rate, inside [0, 1].
 
     Attributes:
         rate: hyper.Learned, a single value.
 
     Shapes:
-        a weight to a mask of the same shape, 0 or 1 / (1 - p).
+        A weight; returns a mask of the same shape, with entries 0 or 1 / (1 - p).
 
     Raises:
-        ValueError: rate is not inside the range, or the range reaches out of [0, 1].
+        ValueError: rate is outside the range, or the range exceeds [0, 1].
 
     Example:
         >>> from partnets import stn
@@ -53,5 +53,5 @@ class DropConnect(Hyperparameter):
         return mask(self.rate(), weight.shape, weight.dtype)
 
     def to_ordinary(self) -> nn.Module:
-        """Nothing: what is deployed drops nothing."""
+        """Return nn.Identity(): a deployed model drops nothing."""
         return nn.Identity()

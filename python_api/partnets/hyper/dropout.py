@@ -1,4 +1,4 @@
-"""Dropout: torch's dropout, whose rate can be tuned by self-tuning networks, for each example its own."""
+"""Dropout: torch's dropout with a rate that self-tuning networks can tune for each example."""
 
 from __future__ import annotations
 
@@ -11,44 +11,43 @@ from partnets.hyper.hyperparameter import Hyperparameter
 from partnets.hyper.learned import Learned, check_real
 from partnets.hyper.ranges import Range, interval
 
-# As published (MacKay et al. 2019).
+# As in MacKay et al. (2019).
 RATES = interval(0.0, 0.9)
 
 
 def check_rates(range: Range) -> None:
-    """Raises ValueError unless a range is one of rates."""
+    """Raise ValueError unless the range is inside [0, 1]."""
     if not (range.low >= 0 and range.high <= 1):
         raise ValueError(f"the range is ({range.low:g}, {range.high:g}); pass one inside [0, 1].")
 
 
 def mask(rate: Tensor, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
-    """0 with probability rate, and 1 / (1 - rate) else; the rate gets no gradient."""
+    """Return a mask that is 0 with probability rate and 1 / (1 - rate) otherwise; the rate gets no gradient."""
     rate = rate.detach()
     kept = torch.rand(shape, dtype=rate.dtype, device=rate.device) >= rate
     return (kept / (1 - rate).clamp(min=torch.finfo(rate.dtype).tiny)).to(dtype)
 
 
 class Dropout(Hyperparameter):
-    """Dropout: in training, entries of x are 0 with probability p, and the others 1 / (1 - p) as large.
+    """Dropout: in training, entries of x are 0 with probability p, and the others are divided by 1 - p.
 
-    The rate gets no gradient through the mask, which is drawn as it is: for partnets.stn, whose gradient comes through
-    the best response. partnets.Trainer takes hyper.ConcreteDropout, through whose mask there is one.
+    The rate gets no gradient through the mask, so partnets.stn learns it through the best response. For
+    partnets.Trainer use hyper.ConcreteDropout, which has a differentiable mask.
 
     Args:
         rate: the initial p.
         same_along: dimensions of x along which the mask is the same: (1,) of x [batch, length, features] for locked or
             variational dropout (Gal and Ghahramani 2016), (2, 3) of images for whole channels.
-        range: of the rate, inside [0, 1].
+        range: range of the rate, inside [0, 1].
 
     Attributes:
         rate: hyper.Learned, a single value.
 
     Shapes:
-        x of any shape, floating point, to the same.
+        x of any shape, floating point; returns the same shape.
 
     Raises:
-        ValueError: rate is not inside the range, or the range reaches out of [0, 1]; or x has not the dimensions
-            same_along.
+        ValueError: rate is outside the range, the range exceeds [0, 1], or x lacks a dimension in same_along.
 
     Example:
         >>> dropout = Dropout(0.25)
@@ -74,20 +73,20 @@ class Dropout(Hyperparameter):
         if not self.training:
             return x
         if not all(-x.dim() <= dim < x.dim() for dim in self.same_along):
-            raise ValueError(f"x is {list(x.shape)}, which has not all of the dimensions same_along={self.same_along}.")
+            raise ValueError(f"x is {list(x.shape)}, without all of the dimensions same_along={self.same_along}.")
         shape = list(x.shape)
         for dim in self.same_along:
             shape[dim] = 1
         return x * mask(self.rate(x), shape, x.dtype)
 
     def to_ordinary(self) -> nn.Module:
-        """torch's dropout at the present rate, of entries or of whole channels; with another mask, nothing.
+        """Return torch's dropout at the current rate, of entries or of whole channels; nn.Identity for other masks.
 
         Example:
             >>> Dropout(0.25).to_ordinary()
             Dropout(p=0.25, inplace=False)
         """
-        # Not nn.Dropout1d, which raises where there are more dimensions, in evaluation too.
+        # Not nn.Dropout1d, which raises for inputs of more dimensions, in evaluation mode too.
         kinds = {(): nn.Dropout, (2, 3): nn.Dropout2d, (2, 3, 4): nn.Dropout3d}
         kind = kinds.get(tuple(sorted(self.same_along)))
         return nn.Identity() if kind is None else kind(self.values()["rate"])

@@ -1,4 +1,4 @@
-"""EmbeddingDropout: whole words of a vocabulary dropped, at a rate that is learned."""
+"""EmbeddingDropout: dropout of whole words of a vocabulary, with a learned rate."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ from partnets.hyper.ranges import Range
 
 
 class EmbeddingDropout(Hyperparameter):
-    """In training, all occurrences of a word in a batch are 0 with probability p (Gal and Ghahramani 2016).
+    """Dropout of words: in training, all occurrences of a word in a batch are 0 with probability p.
 
-    One rate and one draw for each batch, as the rows of a table are dropped for all. The other words are 1 / (1 - p) as
-    large. The rate gets no gradient through the mask: see hyper.Dropout.
+    See Gal and Ghahramani (2016). A batch has one rate and one draw, since a table's row is dropped for all examples.
+    The other words are divided by 1 - p. The rate gets no gradient through the mask: see hyper.Dropout.
 
     Args:
         rate: the initial p.
-        range: of the rate, inside [0, 1].
+        range: range of the rate, inside [0, 1].
 
     Attributes:
         rate: hyper.Learned, a single value.
 
     Shapes:
-        embedded [..., features], what a table has for the words [...], to the same.
+        embedded [..., features], the table's rows for the words [...]; returns the same shape.
 
     Raises:
-        ValueError: rate is not inside the range, or the range reaches out of [0, 1]; or the shapes differ.
+        ValueError: rate is outside the range, the range exceeds [0, 1], or the shapes differ.
 
     Example:
         >>> import torch
@@ -52,7 +52,8 @@ class EmbeddingDropout(Hyperparameter):
             )
         if not self.training or not words.numel():
             return embedded
-        # A draw for each place, of which a word takes that of its first: how many there are tells nothing of the data.
+        # One draw per position; a word takes the draw of its first position. A draw per distinct word would make the
+        # number of draws depend on the data.
         distinct, number = words.flatten().unique(return_inverse=True)
         places = torch.arange(words.numel(), device=words.device)
         first = places.new_full(distinct.shape, words.numel()).scatter_reduce(0, number, places, "amin")
@@ -60,12 +61,12 @@ class EmbeddingDropout(Hyperparameter):
         return embedded * kept[first[number]].view(words.shape).unsqueeze(-1)
 
     def to_ordinary(self) -> nn.Module:
-        """What passes the first of both arguments through."""
+        """Return a module that passes the first of its two arguments through."""
         return First()
 
 
 class First(nn.Module):
-    """Passes the first of two arguments through."""
+    """A module that passes the first of its two arguments through."""
 
     def forward(self, x: Tensor, _: Tensor) -> Tensor:
         return x

@@ -11,11 +11,11 @@ from partnets.hyper.tracing import traced
 
 
 class Hyperparameter(nn.Module):
-    """A module whose parameters are hyperparameters ψ (Eq. 4).
+    """A module with hyperparameters ψ as its parameters (Eq. 4).
 
-    partnets.partition leaves it as it is, partnets.optim leaves its parameters to the optimiser of hyperparameters, and
-    partnets.Trainer records its values. Derive from it, keep numbers in hyper.Learned, and call those in forward:
-    state_dict, values() and the optimiser follow.
+    partnets.partition leaves it unchanged, partnets.optim leaves its parameters to a separate optimiser, and
+    partnets.Trainer records its values. Derive from it, keep numbers in hyper.Learned, and call those in forward;
+    state_dict and values() then work without further code.
 
     Example:
         >>> import torch
@@ -31,22 +31,22 @@ class Hyperparameter(nn.Module):
         (torch.Size([2, 3]), {'strength': 0.5})
     """
 
-    # Whether partnets.stn may give each example a value of its own: then forward calls its hyper.Learned with what has
-    # the examples, as self.strength(x). Otherwise all examples of a batch have the same.
+    # Whether partnets.stn may give each example its own value. forward must then call its hyper.Learned with a tensor
+    # that has the examples, as in self.strength(x). Otherwise a batch shares one value.
     per_example = False
-    # How partnets.Trainer learns it: 'direct', through the forward pass of unseen data; or by 'lookahead', through the
-    # weights, for what acts on training alone and is off in evaluation mode. See partnets.Lookahead.
+    # How partnets.Trainer learns it: 'direct', through the forward pass of held-out data, or 'lookahead', through a
+    # step of the weights, for modules that act only in training mode. See partnets.Lookahead.
     hyper_gradient = "direct"
-    # Whether it does nothing in evaluation mode and has no gradient worth following: partnets.tune tries values of it.
+    # Whether it does nothing in evaluation mode and has no useful gradient; partnets.tune then tries values of it.
     only_in_training = False
-    # Whether it detaches something that depends on weights, which finite differences would take for a part of a slope.
+    # Whether it detaches a tensor that depends on the weights; finite differences would differentiate through it.
     detaches = False
 
     def values(self) -> dict[str, float]:
-        """The present value of each hyper.Learned inside, in the user's units, under its attribute's or own names.
+        """Return the current value of each hyper.Learned inside, in user units, by attribute name or `names`.
 
         Raises:
-            NotImplementedError: there is none; a module with other parameters defines its own values().
+            NotImplementedError: the module has no hyper.Learned; with other parameters, define values() yourself.
         """
         values = {
             name: value
@@ -62,14 +62,15 @@ class Hyperparameter(nn.Module):
         return values
 
     def to_ordinary(self) -> nn.Module:
-        """A module of torch alone that computes the same in evaluation mode, for partnets.finalize(model, "deploy").
+        """Return a torch.nn module that computes the same in evaluation mode, for partnets.finalize(model, "deploy").
 
-        Nothing of what acts on training alone. By default of others what torch.fx traces of forward, with the present
-        values as constants. A module without forward, of which others read the numbers, becomes an nn.Module that holds
-        those.
+        By default this is nn.Identity() for modules that act only in training, and otherwise the torch.fx trace of
+        forward, with the current values as constants. A module without forward, which only stores numbers for other
+        modules, becomes an nn.Module with these numbers.
 
         Raises:
-            ValueError: forward draws random numbers in evaluation, or torch.fx cannot trace it: define this method.
+            ValueError: forward draws random numbers in evaluation mode, or torch.fx cannot trace it; override this
+                method.
         """
         if self.hyper_gradient != "direct":
             return nn.Identity()
@@ -84,7 +85,7 @@ class Hyperparameter(nn.Module):
 
 
 def hyperparameters(model: nn.Module) -> list[nn.Parameter]:
-    """ψ: the parameters of all Hyperparameter modules of a model, each once.
+    """Return ψ: the parameters of all Hyperparameter modules of a model, each once.
 
     Example:
         >>> from partnets import hyper
@@ -96,13 +97,13 @@ def hyperparameters(model: nn.Module) -> list[nn.Parameter]:
 
 
 def find_hyper(model: nn.Module, hyper: Hyperparameter | Iterable[Hyperparameter] | None) -> dict[str, Hyperparameter]:
-    """The path and module of each hyperparameter module that is to be learned.
+    """Return the path and module of each hyperparameter module to learn.
 
     Args:
         hyper: a module of the model, several, or None.
 
     Raises:
-        ValueError: one is no Hyperparameter, not inside of the model, or without a trainable parameter.
+        ValueError: a module is not a Hyperparameter, not part of the model, or without a trainable parameter.
 
     Example:
         >>> from partnets import hyper
@@ -115,7 +116,7 @@ def find_hyper(model: nn.Module, hyper: Hyperparameter | Iterable[Hyperparameter
         if not isinstance(module, Hyperparameter):
             raise ValueError(
                 f"hyper has a {type(module).__name__}; derive it from partnets.hyper.Hyperparameter, so that"
-                " partnets.partition and the optimisers tell it from the weights."
+                " partnets.partition and the optimisers can distinguish its parameters from the weights."
             )
         if module not in paths:
             raise ValueError(
@@ -128,24 +129,24 @@ def find_hyper(model: nn.Module, hyper: Hyperparameter | Iterable[Hyperparameter
 
 
 def check_direct(modules: Mapping[str, Hyperparameter], where: str) -> None:
-    """Raises ValueError, naming them, if some of these modules act on training alone, where psi learns directly.
+    """Raise ValueError if some of these modules act only in training, but psi learns directly.
 
     Example:
         >>> from partnets import hyper
         >>> check_direct({"2": hyper.LabelSmoothing(0.1)}, "here")
         Traceback (most recent call last):
-        ValueError: 2 (LabelSmoothing) acts on training alone, and here hyperparameters learn directly, ...
+        ValueError: 2 (LabelSmoothing) acts only in training, but here hyperparameters learn directly, ...
     """
     ahead = [f"{path} ({type(one).__name__})" for path, one in modules.items() if one.hyper_gradient != "direct"]
     if ahead:
         raise ValueError(
-            f"{', '.join(ahead)} acts on training alone, and {where} hyperparameters learn directly, through what the"
-            " weights predict; tune it by partnets.Trainer in one process, and set it here by hyper.assign."
+            f"{', '.join(ahead)} acts only in training, but {where} hyperparameters learn directly, through the model's"
+            " predictions; tune it by partnets.Trainer in one process, then set it here by hyper.assign."
         )
 
 
 def named_values(model: nn.Module) -> dict[Learned, dict[str, float]]:
-    """The values of each hyper.Learned of a model, in their units, under the dotted names that History has.
+    """Return the values of each hyper.Learned of a model, in user units, under the dotted names used in History.
 
     Example:
         >>> from partnets import hyper
@@ -163,12 +164,12 @@ def named_values(model: nn.Module) -> dict[Learned, dict[str, float]]:
 
 
 def assign(model: nn.Module, values: Mapping[str, float]) -> None:
-    """Sets hyperparameters of a model, in their units, by the dotted names that History has; the others stay.
+    """Set hyperparameters of a model, in user units, by the dotted names used in History; others keep their values.
 
-    The model may be an only network or the baselines.Ensemble around it.
+    The model may be a single network or a baselines.Ensemble of it.
 
     Raises:
-        ValueError: a name is unknown, or a value outside of its range; nothing has changed then.
+        ValueError: a name is unknown, or a value is outside its range; the model is then unchanged.
 
     Example:
         >>> from partnets import hyper
@@ -195,12 +196,12 @@ def assign(model: nn.Module, values: Mapping[str, float]) -> None:
 
 
 def _of_network(name: str) -> str:
-    """The name in an only network of what an Ensemble has under this one."""
+    """Return the name in a single network of a hyperparameter that an Ensemble has under this name."""
     return name.removeprefix("networks.0.")
 
 
 def values_by_path(modules: Mapping[str, Hyperparameter]) -> dict[str, float]:
-    """The present value of each hyperparameter of these modules, in its units, under its module's path.
+    """Return the current value of each hyperparameter of these modules, in user units, under its module's path.
 
     Example:
         >>> from partnets import hyper

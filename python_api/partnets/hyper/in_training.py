@@ -1,4 +1,4 @@
-"""InTraining: what is done in training alone, though its module does it always."""
+"""InTraining: a module applied in training only."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from partnets.hyper.hyperparameter import Hyperparameter
 
 
 class InTraining(Hyperparameter):
-    """Does in training what a module does, and in evaluation nothing.
+    """A wrapper that applies a module in training mode and passes x through in evaluation mode.
 
-    Augmentations of partnets.hyper are drawn in inference too, since ψ learns from unseen data through the forward
-    pass. partnets.stn learns through the best response, and judges by data as they are.
+    Augmentations of partnets.hyper are also drawn in inference, because ψ learns from held-out data through the forward
+    pass. partnets.stn learns through the best response instead, and judges by unaugmented data.
 
     Args:
-        module: a module of partnets.hyper, of one argument.
+        module: a module of partnets.hyper with one argument.
 
     Attributes:
-        module: the same object.
+        module: the given module.
 
     Example:
         >>> import torch
@@ -34,8 +34,8 @@ class InTraining(Hyperparameter):
         super().__init__()
         if not isinstance(module, Hyperparameter):
             raise TypeError(
-                f"module is a {type(module).__name__}; pass a partnets.hyper.Hyperparameter. What averages a network's"
-                " outputs has the network inside, and is none."
+                f"module is a {type(module).__name__}; pass a partnets.hyper.Hyperparameter. A hyper.Averaged has"
+                " the network inside and is not one."
             )
         self.module = module
 
@@ -43,5 +43,5 @@ class InTraining(Hyperparameter):
         return self.module(x) if self.training else x
 
     def to_ordinary(self) -> nn.Module:
-        """Nothing: what is deployed is in evaluation mode."""
+        """Return nn.Identity(): a deployed model is in evaluation mode."""
         return nn.Identity()

@@ -1,4 +1,4 @@
-"""InputMask: selects input features by a mask whose probabilities are learned."""
+"""InputMask: a mask of input features with learned probabilities."""
 
 from __future__ import annotations
 
@@ -13,24 +13,24 @@ from partnets.utils.checks import check_at_least
 
 
 class InputMask(Hyperparameter):
-    """Multiplies the input by a random mask, one probability for each feature (Section 5, mask learning).
+    """A random mask of the input, with one probability for each feature (Section 5, mask learning).
 
-    In training, each example draws a mask of its own from the concrete relaxation of the Bernoulli distribution
-    (Maddison et al. 2016), z = sigmoid((logit(p) + logit(u)) / temperature) with u ~ U(0, 1), through which the
-    gradient reaches p. In evaluation the mask is its mean, p, as in dropout; predictions and L_ML are deterministic.
-    values() gives the probability of each feature, under its index.
+    In training, each example draws a separate mask from the concrete relaxation of the Bernoulli distribution
+    (Maddison et al. 2016), z = sigmoid((logit(p) + logit(u)) / temperature) with u ~ U(0, 1). The gradient reaches p
+    through the mask. In evaluation mode the mask is its mean, p, as in dropout; predictions and L_ML are deterministic.
+    values() returns the probability of each feature, under its index.
 
     Args:
         features: the number of features, the last dimension of x.
         probability: the initial p of each feature, in (0, 1).
-        temperature: of the relaxation; the closer to 0, the closer the mask to {0, 1}.
+        temperature: temperature of the relaxation; the closer it is to 0, the closer the mask is to {0, 1}.
 
     Attributes:
         probability: hyper.Learned, [features].
         logits: its unconstrained parameter, logit(p), [features].
 
     Shapes:
-        x [..., features], floating point, to the same.
+        x [..., features], floating point; returns the same shape.
 
     Raises:
         ValueError: features is below 1, probability is not in (0, 1), temperature is not positive, or x has another
@@ -70,7 +70,7 @@ class InputMask(Hyperparameter):
         return x * mask.to(x.dtype)
 
     def to_ordinary(self) -> nn.Module:
-        """A multiplication by the mean mask, as in evaluation; in training as well."""
+        """Return a module that multiplies by the mean mask, in training mode too."""
         return traced(MeanMask(self.probability))
 
     def extra_repr(self) -> str:
@@ -78,7 +78,7 @@ class InputMask(Hyperparameter):
 
 
 class MeanMask(nn.Module):
-    """InputMask in evaluation, in operations that torch.fx traces."""
+    """InputMask's evaluation mode, in operations that torch.fx can trace."""
 
     def __init__(self, probability: Learned) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""InputNoise: normal noise added to inputs, whose standard deviation is learned."""
+"""InputNoise: normal noise of a learned standard deviation, added to inputs."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from partnets.hyper.ranges import Range, positive
 
 
 class InputNoise(Hyperparameter):
-    """In training, adds normal noise to x, whose standard deviation each example has of its own.
+    """A layer that adds normal noise to x in training; in partnets.stn, each example has its own standard deviation.
 
     Args:
         std: the initial standard deviation, in units of x.
-        range: of it, such as hyper.interval(0, 0.3).
+        range: range of std, such as hyper.interval(0, 0.3).
 
     Attributes:
         std: hyper.Learned, a single value.
 
     Shapes:
-        x of any shape, floating point, to the same.
+        x of any shape, floating point; returns the same shape.
 
     Raises:
-        ValueError: std is not inside the range.
+        ValueError: std is outside the range.
 
     Example:
         >>> noise = InputNoise(0.5)
@@ -46,5 +46,5 @@ class InputNoise(Hyperparameter):
         return x + self.std(x).to(x.dtype) * torch.randn_like(x) if self.training else x
 
     def to_ordinary(self) -> nn.Module:
-        """Nothing: what is deployed sees each example as it is."""
+        """Return nn.Identity(): a deployed model sees each example unchanged."""
         return nn.Identity()

@@ -1,4 +1,4 @@
-"""LabelSmoothing: cross-entropy with smoothed labels, whose smoothing is learned."""
+"""LabelSmoothing: cross-entropy with a learned label smoothing."""
 
 from __future__ import annotations
 
@@ -13,25 +13,25 @@ from partnets.utils.likelihood import IGNORED
 
 
 class LabelSmoothing(Hyperparameter):
-    """The cross-entropy as a training loss, with label smoothing s of each example's own (Szegedy et al. 2016).
+    """The cross-entropy as a training loss, with label smoothing s for each example (Szegedy et al. 2016).
 
-    (1 - s) (-log p_y) + s times the mean of -log p over the classes, as torch.nn.functional.cross_entropy has it. Pass
-    it as `loss` and put it into the model too, at its end: there it passes the logits through. In evaluation mode it is
-    the plain cross-entropy, by which validation goes, also where a function of yours calls it.
+    The loss is (1 - s) (-log p_y) + s times the mean of -log p over the classes, as in
+    torch.nn.functional.cross_entropy. Pass it as `loss`, and also put it at the end of the model, where it passes the
+    logits through. In evaluation mode it is the cross-entropy without smoothing, which validation uses.
 
     Args:
         smoothing: the initial s.
-        range: of it, inside [0, 1].
+        range: range of s, inside [0, 1].
 
     Attributes:
         smoothing: hyper.Learned, a single value.
 
     Shapes:
-        logits [batch, classes, ...] and labels [batch, ...] to the losses of all labels that are not -100, a vector.
-        logits alone to themselves.
+        logits [batch, classes, ...] and labels [batch, ...]; returns a vector of losses, without labels of -100. A
+        call with logits only returns them.
 
     Raises:
-        ValueError: smoothing is not inside the range, or the range reaches out of [0, 1].
+        ValueError: smoothing is outside the range, or the range exceeds [0, 1].
 
     Example:
         >>> import torch
@@ -45,7 +45,7 @@ class LabelSmoothing(Hyperparameter):
     per_example = True
     hyper_gradient = "lookahead"
     acts_in_loss, acts_on_inputs = True, False
-    # By which unseen data are judged.
+    # Judges held-out data.
     plain = staticmethod(F.cross_entropy)
 
     def __init__(self, smoothing: float = 0.1, *, range: Range = RATES) -> None:

@@ -1,4 +1,4 @@
-"""Learned: numbers that are learned, in the user's units outside and unconstrained inside."""
+"""Learned: numbers in user units, learned through an unconstrained parameter."""
 
 from __future__ import annotations
 
@@ -12,34 +12,34 @@ from partnets.hyper.precise import Precise
 from partnets.hyper.ranges import Range
 from partnets.utils.in_thread import InThread
 
-# More are not shown one by one.
+# Above this number, extra_repr shows only how many values there are.
 MOST_SHOWN = 8
 
 
 class Learned(Precise):
     """One or several numbers in a range, learned through an unconstrained parameter.
 
-    Constructed from values in the user's units; a call gives them as a tensor, differentiable, in the units in which
-    one computes; values() gives them back in the user's. Keep it in a Hyperparameter.
+    Construct it from values in user units. A call returns them as a differentiable tensor, multiplied by `unit`;
+    values() returns them in user units. Keep it in a Hyperparameter.
 
     Args:
         value: the initial number, or a sequence of n.
-        range: hyper.real, positive, probability, interval(low, high) or clamped(low, high); of what the call gives.
-        unit: the call gives value * unit, such as math.pi / 180 for degrees; one for all, or n.
-        names: of a sequence's elements, n; by default the attribute's name and the indices, weights.0, weights.1, ...
+        range: hyper.real, positive, probability, interval(low, high) or clamped(low, high); the range of value * unit.
+        unit: a call returns value * unit, such as math.pi / 180 for degrees; one for all, or n.
+        names: n names for a sequence's elements; by default the attribute's name and the index: weights.0, ...
 
     Attributes:
-        raw: the unconstrained parameter, [] or [n], of torch's default dtype; not of less than single precision.
-        scale_raw: where partnets.stn perturbs raw, the parameter whose softplus is the standard deviation; else None.
+        raw: the unconstrained parameter, [] or [n], of torch's default dtype; never below single precision.
+        scale_raw: the inverse softplus of the standard deviation by which partnets.stn perturbs raw, or None.
 
     Shapes:
-        A call takes nothing and gives [] or [n]. Called with a tensor x, it gives what broadcasts with x: the same,
-        and [batch, 1, ..., 1] or [batch, 1, ..., n] of x's dimensions where partnets.stn perturbs it for each example.
+        A call without arguments returns [] or [n]. A call with a tensor x returns a tensor that broadcasts with x: the
+        same, or [batch, 1, ..., 1] or [batch, 1, ..., n] with x's dimensions if partnets.stn perturbs each example.
 
     Raises:
-        ValueError: a value is outside its range or on its border, or the lengths differ; or, when called, x has other
-            examples than those for which values were drawn.
-        RuntimeError: called without x, where each example has a value of its own.
+        ValueError: a value is outside its range or on its border, the lengths differ, or x has another number of
+            examples than the perturbation.
+        RuntimeError: called without x although each example has its own value.
 
     Example:
         >>> import math
@@ -70,8 +70,8 @@ class Learned(Precise):
         if len(self.units) != len(values) or (names is not None and (self.scalar or len(self.names) != len(values))):
             raise ValueError(f"value={value}, unit={unit} and names={names}; pass as many units and names as values.")
         self.raw = nn.Parameter(range.transform.inv(self._scaled(values)))
-        # In place of `raw`, in a pass that perturbs it: the tensor, of raw's shape or [batch, *raw's]; in which of an
-        # input's dimensions the examples are; and where to note that it was read, or None.
+        # Replaces `raw` in a perturbed pass: a tensor of raw's shape or [batch, *raw's], the dimension of an input that
+        # has the examples, and a set to add this module to when it is read, or None.
         self.perturbed = InThread()
         self.register_parameter("scale_raw", None)
 
@@ -80,7 +80,7 @@ class Learned(Precise):
         return self.range.transform(raw.to(x.dtype) if x is not None and x.is_floating_point() else raw)
 
     def unconstrained(self, x: Tensor | None = None) -> Tensor:
-        """What a call transforms into the range: raw, or in a pass that perturbs it the values of this pass."""
+        """Return raw, or in a perturbed pass the perturbed values; a call maps these into the range."""
         perturbed = self.perturbed.get()
         if perturbed is None:
             return self.raw
@@ -91,9 +91,9 @@ class Learned(Precise):
             return raw
         if x is None:
             raise RuntimeError(
-                "this hyper.Learned has a value for each example, and was called without x; call it as self.rate(x), x"
-                " being what has the examples, or set per_example = False on the class of its Hyperparameter, for one"
-                " value a batch."
+                "this hyper.Learned has one value per example, but was called without x; call it as self.rate(x) with"
+                " the tensor x that has the examples, or set per_example = False on its Hyperparameter's class, for one"
+                " value per batch."
             )
         check_examples(x, batch_dim, len(raw), None if self.scalar else -1)
         shape = [1] * x.dim()
@@ -103,38 +103,38 @@ class Learned(Precise):
         return raw.view(shape)
 
     def values(self, name: str) -> dict[str, float]:
-        """The present values in the user's units: a single one under this name, others under names of their own."""
+        """Return the current values in user units: a single one under this name, several under their own names."""
         values = self.range.transform(self.raw.detach()).reshape(-1).tolist()
         return {key: value / unit for key, value, unit in zip(self._names(name), values, self.units, strict=True)}
 
     @torch.no_grad()
     def assign(self, value: float | Sequence[float]) -> None:
-        """Sets the number, or all n of them, in the user's units.
+        """Set the number, or all n of them, in user units.
 
         Raises:
-            ValueError: as of the constructor; nothing has changed then.
+            ValueError: as in the constructor; the values are then unchanged.
         """
         given = list(value) if isinstance(value, Sequence) else [value]
         scaled = self._scaled(given, dtype=self.raw.dtype, device=self.raw.device)
         self.raw.copy_(self.range.transform.inv(scaled))
 
     def check(self, values: Sequence[float]) -> None:
-        """Raises ValueError unless these are as many numbers as this has, all inside the range."""
+        """Raise ValueError unless these are as many numbers as this module has, all inside the range."""
         if len(values) != len(self.units):
             raise ValueError(f"value has {len(values)} numbers; pass {len(self.units)}.")
         for arguments in zip(self._names("value"), values, self.units, strict=True):
             self.range.check(*arguments)
 
     def _scaled(self, values: list[float], **options: Any) -> Tensor:
-        """Values in the units in which one computes, of raw's shape, all inside the range."""
+        """Return values * units as a tensor of raw's shape, after a check that all are inside the range."""
         self.check(values)
         scaled = [number * scale for number, scale in zip(values, self.units, strict=True)]
         return torch.tensor(scaled[0] if self.scalar else scaled, **{"dtype": torch.get_default_dtype(), **options})
 
     def scales(self, name: str) -> dict[str, float]:
-        """The standard deviation of the perturbation of each value, unconstrained, under the names that values() has.
+        """Return the standard deviation of each value's perturbation, unconstrained, under the names of values().
 
-        Empty where nothing perturbs it.
+        The dict is empty if nothing perturbs it.
         """
         if self.scale_raw is None:
             return {}
@@ -153,7 +153,7 @@ class Learned(Precise):
 
 
 def check_real(module: nn.Module, x: Tensor) -> None:
-    """Raises TypeError for whole numbers, to which what a module of this name makes of x would be rounded.
+    """Raise TypeError if x has an integer dtype, to which the module's results would be rounded.
 
     Example:
         >>> check_real(nn.Dropout(), torch.ones(2, dtype=torch.uint8))
@@ -169,12 +169,12 @@ def check_real(module: nn.Module, x: Tensor) -> None:
 def check_examples(
     x: Tensor, batch_dim: int, examples: int, features: int | None = None, of: nn.Module | None = None
 ) -> None:
-    """Raises ValueError unless x has so many examples, in this dimension, which is before that of its features."""
+    """Raise ValueError unless dimension batch_dim of x has this many examples and precedes that of the features."""
     places = x.dim() if features is None else features % x.dim() if x.dim() else 0
     if not 0 <= batch_dim < places or x.shape[batch_dim] != examples:
         what = "x" if of is None else f"the input of {of}"
         raise ValueError(
-            f"{what} is {list(x.shape)}, and each of {examples} examples has hyperparameters of its own, in dimension"
-            f" {batch_dim}; pass stn.convert batch_dim=, the dimension of the examples in all of the model,"
-            " per_example=False, for one perturbation a batch, or skip=, what is no function of the examples."
+            f"{what} is {list(x.shape)}, but each of {examples} examples has its own hyperparameters, in dimension"
+            f" {batch_dim}; pass stn.convert batch_dim= (the dimension of the examples throughout the model),"
+            " per_example=False (one perturbation per batch), or skip= (modules independent of the examples)."
         )

@@ -1,4 +1,4 @@
-"""LearningRate: the rate at which weights learn, itself learned."""
+"""LearningRate: a learned learning rate."""
 
 from __future__ import annotations
 
@@ -10,33 +10,33 @@ from partnets.hyper.hyperparameter import Hyperparameter
 from partnets.hyper.learned import Learned
 from partnets.hyper.ranges import Range, logarithmic
 
-# What is tried in practice, and more.
+# Wider than the range used in practice.
 RATES = logarithmic(1e-6, 10.0)
 
 
 class LearningRate(Hyperparameter):
-    """The learning rate of some modules' parameters, learned by looking ahead (Baydin et al. 2018, on unseen data).
+    """A learning rate of some modules' parameters, learned by lookahead (Baydin et al. 2018, here on held-out data).
 
-    An optimiser of partnets.optim that is made for the model finds it, and steps these parameters by it instead of by
-    its own `lr`; what a scheduler does to that counts as a factor, of OneCycleLR as one of its highest rate, of
-    CyclicLR as one of its lowest. Put it anywhere in the model: a layer that passes x through.
+    A partnets.optim optimiser made for the model finds this module and updates these parameters with its rate instead
+    of `lr`. A scheduler multiplies the rate by a factor: `lr` relative to its initial value, with OneCycleLR to its
+    highest, with CyclicLR to its lowest. Put the module anywhere in the model; it passes x through.
 
-    A step ahead shows what is best for the next step, and not for a whole training, which wants lower rates (Wu et al.
-    2018): partnets.Lookahead(steps=) sees further.
+    Lookahead by one step finds the best rate for the next step. A whole training needs lower rates (Wu et al. 2018):
+    partnets.Lookahead(steps=) looks further ahead.
 
     Args:
-        of: the module whose parameters are meant, or several: the network, for one rate, or a layer.
-        rate: the initial one.
-        range: of it.
+        of: the module or modules with these parameters: the network, for one rate, or a layer.
+        rate: the initial rate.
+        range: range of the rate.
 
     Attributes:
         rate: hyper.Learned, a single value.
 
     Shapes:
-        x of any kind to itself.
+        x of any kind, returned unchanged.
 
     Raises:
-        ValueError: rate is not inside the range, or there are no parameters.
+        ValueError: rate is outside the range, or no parameter is trainable.
 
     Example:
         >>> import torch, partnets
@@ -56,7 +56,7 @@ class LearningRate(Hyperparameter):
     def __init__(self, of: nn.Module | Iterable[nn.Module], rate: float = 1e-3, *, range: Range = RATES) -> None:
         super().__init__()
         range.check("rate", rate)
-        # In a list: these are no parts of this module.
+        # In a list, so that these do not become submodules.
         self.of = [of] if isinstance(of, nn.Module) else list(of)
         if not self.governed():
             raise ValueError("there are no parameters that learn; pass of=, a module that has some.")
@@ -66,7 +66,7 @@ class LearningRate(Hyperparameter):
         return x
 
     def governed(self) -> set[nn.Parameter]:
-        """The parameters that learn at this rate."""
+        """Return the parameters that learn at this rate."""
         modules = {module for one in self.of for module in one.modules()}
         hyper = {part for one in modules if isinstance(one, Hyperparameter) for part in one.modules()}
         own = {parameter for module in modules - hyper for parameter in module.parameters(recurse=False)}

@@ -1,4 +1,4 @@
-"""LossWeights, ClassWeights, SourceWeights and ExampleWeights: how much each part of a training loss counts."""
+"""LossWeights, ClassWeights, SourceWeights and ExampleWeights: learned weights of parts of a training loss."""
 
 from __future__ import annotations
 
@@ -16,29 +16,29 @@ from partnets.hyper.training_loss import TrainingLoss, check_numbers
 from partnets.utils.in_thread import SEVERAL
 from partnets.utils.likelihood import IGNORED
 
-# Of a weight over another one: a hundredth to a hundred times as much.
+# Range of one weight relative to another.
 WEIGHTS = logarithmic(1e-3, 1e3)
-# Of the network that weighs examples by their losses (Shu et al. 2019).
+# Hidden units of the network that maps losses to weights (Shu et al. 2019).
 HIDDEN = 100
 
 
 def _check_alone() -> None:
-    """Raises RuntimeError where a mean over the batch would be one over several subnetworks' examples."""
+    """Raise RuntimeError if the batch has examples of several subnetworks, which a mean over the batch would mix."""
     if SEVERAL.get():
         raise RuntimeError(
-            "weights have a mean of 1 in a batch, and here its examples are of several subnetworks: those of later"
-            " chunks would scale what earlier partitions learn. Compute each subnetwork's loss in a call of its own, as"
-            " Trainer(one_pass=True) does."
+            "weights have a mean of 1 in a batch, but its examples are of several subnetworks: those of later chunks"
+            " would change the weights of earlier partitions. Compute each subnetwork's loss in a separate call,"
+            " as Trainer(one_pass=True) does."
         )
 
 
 def _of_counted(counted: Tensor | None, *of_examples: Tensor) -> tuple[Tensor, ...]:
-    """The entries of the examples that count, of each; all if it is None."""
+    """Return the entries of each tensor for the examples that count; all entries if counted is None."""
     return of_examples if counted is None else tuple(each[counted] for each in of_examples)
 
 
 class _Weighted(TrainingLoss):
-    """What they share: positive weights, of which a loss sees shares alone. Else they would be a learning rate too."""
+    """The base class of positive weights, normalised to a mean of 1 so that they do not act as a learning rate."""
 
     leaves_out = True
 
@@ -47,38 +47,38 @@ class _Weighted(TrainingLoss):
         names = None if isinstance(weights, int) else list(weights)
         count = weights if names is None else len(names)
         if count < 2:
-            raise ValueError(f"there are {count} weights, of which none says anything; pass two names or more.")
+            raise ValueError(f"there are {count} weights, but they are relative; pass two names or more.")
         self.weights = Learned([1.0] * count, range, names=names)
 
     def normalised(self, which: Tensor | None = None) -> Tensor:
-        """The weights of these, or of all; their mean is 1."""
+        """Return these weights, or all, divided by their mean."""
         if which is not None:
             _check_alone()
         weights = self.weights() if which is None else self.weights()[which]
         return weights / weights.mean()
 
     def values(self) -> dict[str, float]:
-        """The weights, of which the mean is 1."""
+        """Return the weights, divided by their mean."""
         found = self.weights.values("weights")
         mean = sum(found.values()) / len(found)
         return {name: value / mean for name, value in found.items()}
 
 
 class LossWeights(_Weighted):
-    """Weighs the terms of a loss: of several tasks, or of a task and what helps to learn it.
+    """A weighted sum of loss terms: of several tasks, or of a task and auxiliary losses.
 
     Args:
         loss: loss(output, y), which returns a term for each name: a dict, or a list or tuple in the order of the names.
-            A term is a mean, or the losses themselves, whose mean is taken.
-        terms: their names.
-        judge: of the term by which unseen data are judged, as the task that matters; the first if None.
-        range: of the weights over each other.
+            A term is a mean or a tensor of losses, which is averaged.
+        terms: the names of the terms.
+        judge: the name of the term that judges held-out data; the first if None.
+        range: range of the weights relative to each other.
 
     Attributes:
-        weights: hyper.Learned, one for each term; values() has them with a mean of 1.
+        weights: hyper.Learned, one for each term; values() normalises them to a mean of 1.
 
     Raises:
-        ValueError: there are less than two terms, judge is none of them, or the loss gives other terms.
+        ValueError: there are fewer than two terms, judge is not one of them, or the loss returns other terms.
 
     Example:
         >>> terms = LossWeights(lambda output, y: (F.mse_loss(output, y), output.square().mean()), ("error", "size"))
@@ -100,7 +100,7 @@ class LossWeights(_Weighted):
         return (torch.stack([term.mean() for term in self._terms(output, y).values()]) * self.normalised()).sum()
 
     def plain(self, output: Any, y: Any) -> Tensor:
-        """The term that judges."""
+        """Return the term that judges held-out data."""
         return self._terms(output, y)[self.judge]
 
     def _terms(self, output: Any, y: Any) -> dict[str, Tensor]:
@@ -113,22 +113,22 @@ class LossWeights(_Weighted):
 
 
 class ClassWeights(_Weighted):
-    """The cross-entropy as a training loss, in which each class has a weight: for rare or mislabelled ones.
+    """The cross-entropy with a learned weight for each class, for rare or mislabelled classes.
 
-    In each batch the mean weight of the labels is 1, as torch's own mean has it.
+    In each batch the mean weight of the labels is 1, as in torch's mean with class weights.
 
     Args:
-        classes: how many, or their names.
-        range: of the weights over each other.
+        classes: the number of classes, or their names.
+        range: range of the weights relative to each other.
 
     Attributes:
-        weights: hyper.Learned, one for each class; values() has them with a mean of 1.
+        weights: hyper.Learned, one for each class; values() normalises them to a mean of 1.
 
     Shapes:
-        logits [batch, classes, ...] and labels [batch, ...] to the losses of all labels that are not -100, a vector.
+        logits [batch, classes, ...] and labels [batch, ...]; returns a vector of losses, without labels of -100.
 
     Raises:
-        ValueError: there are less than two classes.
+        ValueError: there are fewer than two classes.
 
     Example:
         >>> weights = ClassWeights(("cat", "dog"))
@@ -148,24 +148,25 @@ class ClassWeights(_Weighted):
 
 
 class SourceWeights(_Weighted):
-    """A training loss in which each source of data has a weight: how much web text beside books, noisy labels or clean.
+    """A training loss with a learned weight per data source, such as web text and books, or clean and noisy labels.
 
-    The data have with each example where it is from: (x, (targets, source)), with source an int from 0 on. In each
-    batch the mean weight of the examples is 1: how much a large source counts is then no learning rate of all.
+    The data must name each example's source: (x, (targets, source)), with source an int from 0. The mean weight of the
+    examples is 1 in each batch, so that the weight of a large source does not act as a learning rate.
 
     Args:
-        sources: how many, or their names.
+        sources: the number of sources, or their names.
         loss: see TrainingLoss.
-        range: of the weights over each other.
+        range: range of the weights relative to each other.
 
     Attributes:
-        weights: hyper.Learned, one for each source; values() has them with a mean of 1.
+        weights: hyper.Learned, one for each source; values() normalises them to a mean of 1.
 
     Shapes:
-        output [batch, ...] and (targets, source int64 [batch]) to the losses of the examples of which a target counts.
+        output [batch, ...] and (targets, source int64 [batch]); returns the losses of the examples that are not
+        ignored, a vector.
 
     Raises:
-        ValueError: there are less than two sources, or not one of them for each example; or as TrainingLoss.losses.
+        ValueError: there are fewer than two sources, an example has no valid source, or see TrainingLoss.losses.
 
     Example:
         >>> weights = SourceWeights(("books", "web"))
@@ -194,28 +195,29 @@ class SourceWeights(_Weighted):
 
 
 class ExampleWeights(Precise, TrainingLoss):
-    """A training loss in which each example has a weight of its own: for labels of which many are wrong.
+    """A training loss with a learned weight for each example, for data with many wrong labels.
 
-    Either a small network makes it of the example's loss (Shu et al. 2019), the same for all data, or each example has
-    a number (Ren et al. 2018): then the data have which one it is, (x, (targets, index)). Those of the last chunk
-    train the last partition alone, which nothing judges: their numbers stay. In each batch the mean weight is 1.
+    The weight is either computed from the example's loss by a small network (Shu et al. 2019), the same for all data,
+    or a separate number for each example (Ren et al. 2018). In the second case, the data must include each example's
+    index: (x, (targets, index)). Numbers of the last chunk keep their initial values: it trains only the last
+    partition, which no later chunk judges. In each batch the mean weight is 1.
 
     Args:
-        examples: how many there are, each with a number of its own; None for a network.
+        examples: the number of examples, each with a separate number; None for a network.
         loss: see TrainingLoss.
-        network: from losses [batch, 1] to numbers [batch, 1], of which the sigmoid is the weight; one hidden layer of
-            100 units if None.
+        network: maps losses [batch, 1] to numbers [batch, 1], the logits of the weights; by default it has one hidden
+            layer of 100 units.
 
     Attributes:
         network: the nn.Module, or None.
-        scores: the parameter [examples], of which the sigmoids are the weights; or None.
+        scores: the logits of the weights, a parameter [examples], or None.
 
     Shapes:
-        output [batch, ...] and targets, or (targets, index int64 [batch]), to the losses of the examples of which a
-        target counts.
+        output [batch, ...] and targets, or (targets, index int64 [batch]); returns the losses of the examples that are
+        not ignored, a vector.
 
     Raises:
-        ValueError: examples and network are both given, or examples is below 1; or as TrainingLoss.losses.
+        ValueError: examples and network are both given, examples is below 1, or see TrainingLoss.losses.
 
     Example:
         >>> weights = ExampleWeights(examples=5)
@@ -239,7 +241,7 @@ class ExampleWeights(Precise, TrainingLoss):
         if (examples is not None and network is not None) or (examples is not None and examples < 1):
             raise ValueError(f"examples={examples}, network={network}; pass a number of at least 1, or a network.")
         self.scores = None if examples is None else nn.Parameter(torch.zeros(examples))
-        self.detaches = examples is None  # the losses, of which the network makes weights
+        self.detaches = examples is None  # detaches the losses, the network's input
         if examples is None and network is None:
             network = nn.Sequential(nn.Linear(1, HIDDEN), nn.ReLU(), nn.Linear(HIDDEN, 1))
         self.network = network
@@ -260,7 +262,7 @@ class ExampleWeights(Precise, TrainingLoss):
         return losses * (weights / weights.mean())
 
     def values(self) -> dict[str, float]:
-        """The lowest and the highest weight of the examples; or those of losses 0 and 5."""
+        """Return the lowest and the highest weight of the examples, or the weights of losses 0 and 5."""
         if self.scores is not None:
             ends = torch.stack([self.scores.min(), self.scores.max()]).sigmoid().tolist()
             return dict(zip(("lowest weight", "highest weight"), ends, strict=True))
@@ -269,5 +271,5 @@ class ExampleWeights(Precise, TrainingLoss):
         return {"weight of loss 0": low, "weight of loss 5": high}
 
     def _parameter(self) -> nn.Parameter:
-        """One of the network's, whose dtype and device it computes in."""
+        """Return a parameter of the network, for its dtype and device."""
         return next(self.network.parameters())

@@ -1,4 +1,4 @@
-"""Mixup: examples that are mixed with each other in training, and how much, learned."""
+"""Mixup: random mixing of training examples, in a learned proportion."""
 
 from __future__ import annotations
 
@@ -17,31 +17,31 @@ from partnets.hyper.ranges import Range, logarithmic
 from partnets.utils.in_thread import InThread
 from partnets.utils.likelihood import Loss, check_mean, of_each_that_counts, plain
 
-# What is tried in practice, and more.
+# Wider than the range used in practice.
 ALPHAS = logarithmic(0.01, 10.0)
 
 
 class Mixup(Hyperparameter):
-    """In training, makes x of an example λ x + (1 - λ) x' with another one of the batch (Zhang et al. 2018).
+    """A layer that replaces x in training by λ x + (1 - λ) x', with another x' of the batch (Zhang et al. 2018).
 
-    λ ~ Beta(α, α), one for a batch; α learns by looking ahead, through the draw. Put it in front of the network, and
-    pass its `loss` as the training loss: λ times the loss of the example's own targets and (1 - λ) times that of the
-    other's. In evaluation mode nothing is mixed.
+    λ ~ Beta(α, α), one per batch; α learns by lookahead, through the draw. Put the module in front of the network, and
+    pass its `loss` as the training loss: λ times the loss of the example's targets plus (1 - λ) times that of the other
+    example's targets. In evaluation mode nothing is mixed.
 
     Args:
-        alpha: the initial α: 0.2 mixes little, 1 evenly.
-        loss: loss(output, targets), the mean or the loss of each.
-        range: of α.
+        alpha: the initial α: 0.2 mixes little; with 1, λ is uniform.
+        loss: loss(output, targets), which returns the mean or the loss of each target.
+        range: range of α.
 
     Attributes:
         alpha: hyper.Learned, a single value.
 
     Shapes:
-        x [batch, ...], floating point, to the same.
+        x [batch, ...], floating point; returns the same shape.
 
     Raises:
-        ValueError: alpha is not inside the range, or the loss is a sum over the batch.
-        RuntimeError: loss is asked for where nothing was mixed, or of another batch.
+        ValueError: alpha is outside the range, or the loss is a sum over the batch.
+        RuntimeError: loss is called before a batch was mixed, or for another batch size.
 
     Example:
         >>> mixup = Mixup(1.0)
@@ -69,7 +69,7 @@ class Mixup(Hyperparameter):
         check_real(self, x)
         if not self.training:
             return x
-        if torch.compiler.is_compiling():  # a graph would not keep what was mixed
+        if torch.compiler.is_compiling():  # a compiled graph would not store the draw for the loss
             return torch.compiler.disable(self._of_others)(x)
         return self._of_others(x)
 
@@ -83,9 +83,9 @@ class Mixup(Hyperparameter):
 
     @property
     def loss(self) -> Loss:
-        """loss(output, targets): that of training, of what was mixed last in this thread.
+        """Return the training loss(output, targets), for the batch that this thread mixed last.
 
-        In evaluation mode it is the loss inside; so is its `plain`, of each target that counts.
+        In evaluation mode it is the inner loss; so is its `plain`, for each target that counts.
         """
         return _OfMixed(self)
 
@@ -105,7 +105,7 @@ class Mixup(Hyperparameter):
 
 @dataclass(frozen=True)
 class _OfMixed:
-    """A Mixup's loss."""
+    """The loss of a Mixup."""
 
     mixup: Mixup
     acts_in_loss = True

@@ -1,4 +1,4 @@
-"""ObservationNoise: regression with a Gaussian likelihood, whose standard deviation is learned."""
+"""ObservationNoise: regression with a Gaussian likelihood of learned standard deviation."""
 
 from __future__ import annotations
 
@@ -14,27 +14,26 @@ from partnets.hyper.ranges import positive
 
 
 class Gaussian(NamedTuple):
-    """The distribution that a regression predicts; both of the shape of the targets."""
+    """The predicted distribution of a regression; both tensors have the shape of the targets."""
 
     mean: Tensor
     variance: Tensor
 
 
 class ObservationNoise(Hyperparameter):
-    """Makes a normal distribution of what a network predicts: p(y | x) = N(y; network(x), std^2), with a learned std.
+    """A layer that makes the prediction of a regression network Gaussian: p(y | x) = N(y; network(x), std^2).
 
-    Put it behind a network for regression and train with hyper.gaussian_nll: a squared error alone is no likelihood,
-    and says nothing of how large an error counts. Trained on unseen chunks, std is the error that the network makes
-    there.
+    Put it at the end of the network and train with hyper.gaussian_nll. A squared error is not a likelihood, as it does
+    not define the scale of errors. Trained on held-out chunks, std is the network's error there.
 
     Args:
-        std: the initial standard deviation, in the units of the targets; or one for each entry of their last dimension.
+        std: the initial standard deviation, in units of the targets; or one for each entry of their last dimension.
 
     Attributes:
         std: hyper.Learned, a number or n of them.
 
     Shapes:
-        mean [batch, ...] to a Gaussian of mean and variance, both [batch, ...].
+        mean [batch, ...]; returns a Gaussian with mean and variance, both [batch, ...].
 
     Raises:
         ValueError: a std is not positive.
@@ -59,7 +58,7 @@ class ObservationNoise(Hyperparameter):
         return Gaussian(mean, self.std(mean).to(mean.dtype).square().expand_as(mean))
 
     def to_ordinary(self) -> nn.Module:
-        """What is deployed predicts the mean; its buffer `std` has the standard deviation that was learned.
+        """Return a module that passes the mean through, with the learned standard deviation in its buffer `std`.
 
         Example:
             >>> ObservationNoise(0.5).to_ordinary().std
@@ -71,12 +70,12 @@ class ObservationNoise(Hyperparameter):
 
 
 def gaussian_nll(output: Gaussian, y: Tensor) -> Tensor:
-    """The negative log-likelihood of targets under hyper.ObservationNoise's output, the mean over examples, in nats.
+    """Return the negative log-likelihood of targets under a Gaussian, in nats, as the mean over examples.
 
-    Entries of one example add up.
+    The entries of an example are summed.
 
     Raises:
-        ValueError: y has another shape than the mean: torch would broadcast [n] and [n, 1] to [n, n].
+        ValueError: y and the mean have different shapes; torch would broadcast [n] and [n, 1] to [n, n].
 
     Example:
         >>> import torch

@@ -1,4 +1,4 @@
-"""Penalty: what regularises training by a term of its own in the loss."""
+"""Penalty: a regulariser that adds its own term to the training loss."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _gathering = InThread()
 
 @contextmanager
 def penalties() -> Iterator[list[Tensor]]:
-    """Inside, in this thread, Penalty modules append their terms of the training loss to this list: add their means.
+    """Collect the terms of Penalty modules in this thread in a list; the caller adds their means to the training loss.
 
     Example:
         >>> from partnets import hyper
@@ -36,7 +36,7 @@ def penalties() -> Iterator[list[Tensor]]:
 
 @contextmanager
 def weighed_penalties(weight: float) -> Iterator[None]:
-    """Inside, in this thread, what Penalty modules append counts by so much.
+    """Multiply the terms that Penalty modules add inside this context, in this thread, by a weight.
 
     Example:
         >>> from partnets import hyper
@@ -54,7 +54,7 @@ def weighed_penalties(weight: float) -> Iterator[None]:
 
 
 def with_terms(loss: Tensor, found: list[Tensor]) -> Tensor:
-    """A loss with what hyper.Penalty modules gave meanwhile: the mean of each.
+    """Return a loss plus the mean of each term that hyper.Penalty modules added.
 
     Example:
         >>> with_terms(torch.tensor(1.0), [torch.tensor([2.0, 4.0])])
@@ -64,7 +64,7 @@ def with_terms(loss: Tensor, found: list[Tensor]) -> Tensor:
 
 
 def penalised(loss: Callable[[Any], Tensor], batch: Any) -> tuple[Tensor, Tensor]:
-    """The loss of a batch, and with it all that hyper.Penalty modules give meanwhile.
+    """Return the loss of a batch, without and with the terms that hyper.Penalty modules add.
 
     Example:
         >>> from partnets import hyper
@@ -78,19 +78,19 @@ def penalised(loss: Callable[[Any], Tensor], batch: Any) -> tuple[Tensor, Tensor
 
 
 def _is_computed_again() -> bool:
-    """Whether a checkpoint computes a part anew by hooks; a reentrant one has none, and gathered nothing before."""
+    """Return whether a non-reentrant checkpoint recomputes this part; a reentrant one would have gathered nothing."""
     return torch._C._current_graph_task_id() != -1 and _top_saved_tensors_default_hooks(False) is not None
 
 
 class Penalty(Hyperparameter):
-    """The base class of layers that pass x through, and in training add a term to the loss: `penalty(x)`.
+    """The base class of layers that pass x through and add a term, `penalty(x)`, to the training loss.
 
-    Trainers add it; in loops of your own do so inside of hyper.penalties. It acts on training alone, so that ψ cannot
-    learn it from unseen data through the forward pass: partnets.Trainer looks ahead for it, and partnets.stn learns it
-    through the best response.
+    Trainers add the term; in custom training loops, use hyper.penalties. The penalty acts only in training, so ψ has
+    no gradient through the forward pass of held-out data: partnets.Trainer learns it by lookahead, partnets.stn through
+    the best response.
 
     Raises:
-        RuntimeError: in training, where a gradient is computed, nobody gathers what it gives.
+        RuntimeError: in training, a gradient is computed outside of hyper.penalties.
     """
 
     hyper_gradient = "lookahead"
@@ -104,12 +104,12 @@ class Penalty(Hyperparameter):
             if found is None:
                 raise RuntimeError(
                     f"the penalty of this {type(self).__name__} would be lost: compute the loss inside of"
-                    " `with hyper.penalties() as found`, and add the mean of each to it; partnets.step_weights and"
-                    " trainers do so. Activation checkpoints around it need use_reentrant=False."
+                    " `with hyper.penalties() as found` and add the mean of each term, as partnets.step_weights and the"
+                    " trainers do. Activation checkpoints around it need use_reentrant=False."
                 )
             found.append(lifted(self.penalty(lifted(x))))
         return x
 
     def penalty(self, x: Tensor) -> Tensor:
-        """The term for x, of which the mean counts: of any shape."""
+        """Return the term for x, of any shape; its mean is added to the loss."""
         raise NotImplementedError(f"{type(self).__name__} has no penalty(x); define it.")

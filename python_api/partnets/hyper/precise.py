@@ -1,4 +1,4 @@
-"""Precise: modules whose parameters learn in single precision at least."""
+"""Precise: modules with parameters of at least single precision."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from torch import Tensor, nn
 
 
 class Precise(nn.Module):
-    """A module whose parameters, and those in it, stay of single precision where a model goes to a lower one.
+    """A module that keeps its parameters in single precision if the model is converted to a lower one.
 
-    In a lower one steps of the size that ψ takes are none.
+    In lower precision, updates of ψ round to zero.
 
     Example:
         >>> import torch

@@ -1,4 +1,4 @@
-"""Ranges: where a hyperparameter may lie, and the map from an unconstrained parameter to there."""
+"""Ranges of hyperparameters, each with a map from an unconstrained parameter."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from torch.distributions.transforms import (
 
 @dataclass(frozen=True)
 class Range:
-    """An open interval (low, high) of numbers, and the map to it from the real line.
+    """An open interval (low, high) with a map to it from the real line.
 
     Attributes:
         low, high: the borders, excluded.
-        transform: from the unconstrained parameter to the value, of torch.distributions.
+        transform: a torch.distributions transform from the unconstrained parameter to the value.
 
     Example:
         >>> above_one = Range(1.0, math.inf, ComposeTransform([SoftplusTransform(), AffineTransform(1.0, 1.0)]))
@@ -38,10 +38,10 @@ class Range:
     transform: Transform
 
     def check(self, name: str, value: float, unit: float = 1.0) -> None:
-        """Raises unless value * unit, rounded to torch's default dtype, lies inside.
+        """Raise unless value * unit, rounded to torch's default dtype, lies inside.
 
         Raises:
-            ValueError: with the name, the value and the borders in the user's units.
+            ValueError: the value is outside; names it and the borders in user units.
 
         Example:
             >>> probability.check("rate", 1.5)
@@ -73,7 +73,7 @@ class _Clamp(Transform):
 
 
 def interval(low: float, high: float) -> Range:
-    """(low, high), by a scaled sigmoid.
+    """Return the range (low, high), mapped by a scaled sigmoid.
 
     Raises:
         ValueError: the borders are not finite, or low is not below high.
@@ -87,10 +87,10 @@ def interval(low: float, high: float) -> Range:
 
 
 def logarithmic(low: float, high: float) -> Range:
-    """(low, high), by a scaled sigmoid of the logarithm: for strengths whose order of magnitude is unknown.
+    """Return the range (low, high), mapped by a scaled sigmoid of the logarithm: for strengths of unknown magnitude.
 
     Raises:
-        ValueError: as interval, or low is not positive.
+        ValueError: as in interval, or low is not positive.
 
     Example:
         >>> logarithmic(1e-6, 1e-2).transform(torch.tensor(0.0))
@@ -98,16 +98,16 @@ def logarithmic(low: float, high: float) -> Range:
     """
     _check_borders(low, high)
     if low <= 0:
-        raise ValueError(f"low={low}; pass a positive number, or hyper.interval.")
+        raise ValueError(f"low={low}; pass a positive number, or use hyper.interval.")
     over = AffineTransform(math.log(low), math.log(high / low))
     return Range(low, high, ComposeTransform([SigmoidTransform(), over, ExpTransform()]))
 
 
 def clamped(low: float, high: float) -> Range:
-    """The parameter itself, clamped to [low, high]: beyond a border the gradient is 0.
+    """Return the range [low, high], mapped by clamping: beyond a border the gradient is 0.
 
     Raises:
-        ValueError: as interval.
+        ValueError: as in interval.
 
     Example:
         >>> clamped(-1.0, 1.0).transform(torch.tensor([0.5, 2.0]))
@@ -122,9 +122,9 @@ def _check_borders(low: float, high: float) -> None:
         raise ValueError(f"low={low} and high={high}; pass two finite numbers, the lower one first.")
 
 
-# Without a constraint.
+# Unconstrained.
 real = Range(-math.inf, math.inf, identity_transform)
-# Above 0, by the softplus, as Benton et al. (2020).
+# Above 0, by the softplus, as in Benton et al. (2020).
 positive = Range(0.0, math.inf, SoftplusTransform())
 # (0, 1), by the sigmoid: the parameter is the logit.
 probability = Range(0.0, 1.0, SigmoidTransform())

@@ -1,4 +1,4 @@
-"""SchwobelAffine: random affine transformations of images, whose minima and maxima are learned separately."""
+"""SchwobelAffine: random affine transformations of images, with separately learned minima and maxima."""
 
 from __future__ import annotations
 
@@ -11,38 +11,38 @@ from partnets.hyper.learned import Learned
 from partnets.hyper.ranges import real
 from partnets.hyper.warp import Warp
 
-# What one of the user's units is in the matrix: degrees, fractions of the image's width.
+# Factors from user units to matrix entries: degrees, fractions of the image's width.
 UNITS = {"rotation": math.pi / 180, "translate_x": 2.0, "translate_y": 2.0}
-# What leaves an image as it is, where it isn't 0.
+# Values of the identity transformation, if not 0.
 IDENTITY = {"scale_x": 1.0, "scale_y": 1.0}
 
 Pair = tuple[float, float]
 
 
 class SchwobelAffine(Warp):
-    """Moves each image by a random affine transformation between minima and maxima that are learned separately.
+    """A random affine transformation of each image, with separately learned minima and maxima.
 
-    The parametrisation of Schwöbel et al. (2021, last-layer marginal likelihood), which the partitioned networks' paper
-    has on MNIST (Appendix I.4). Each of seven numbers is uniform between its minimum and its maximum, drawn for each
-    image anew at each call, in training and inference. Together they make one matrix: a pixel at q takes the image's
-    value at R H_y H_x S (q - p), with the rotation R, the shears H along y and x, the scales S and the translation p.
-    Minima and maxima are unconstrained; should they cross, the numbers are uniform between them still.
+    This is the parametrisation of Schwöbel et al. (2021, last-layer marginal likelihood), used by the partitioned
+    networks' paper on MNIST (Appendix I.4). Each call draws seven numbers for each image, uniformly between their
+    minimum and maximum, in training and inference. A pixel at q takes the image's value at R H_y H_x S (q - p), with
+    rotation R, shears H along y and x, scales S and translation p. Minima and maxima are unconstrained; the numbers
+    remain uniform between them if they cross.
 
     Args:
         rotation: initial (minimum, maximum) in degrees, anticlockwise.
-        scale_x, scale_y: factors of the distances between the places read: 2 makes the content half as wide or high.
-        shear_x, shear_y: slopes: each place read lies so many times its y (x) further right (down).
-        translate_x, translate_y: how far the content moves right and down, as fractions of the image's width.
+        scale_x, scale_y: factors of the sampling distances: 2 makes the content half as wide or high.
+        shear_x, shear_y: slopes: sampling positions move right by shear_x * y, and down by shear_y * x.
+        translate_x, translate_y: motion of the content to the right and down, as fractions of the image's width.
         For each: None leaves this transformation out.
 
     Attributes:
-        minima, maxima: hyper.Learned, a value each for each transformation that is not left out.
+        minima, maxima: hyper.Learned, one value for each transformation in use.
 
     Shapes:
-        x [batch, channels, height, width], floating point, to the same.
+        x [batch, channels, height, width], floating point; returns the same shape.
 
     Raises:
-        ValueError: one is no pair of finite numbers, the smaller one first, or all are None.
+        ValueError: a pair is not two finite numbers, the smaller one first, or all are None.
 
     Example:
         >>> augmentation = SchwobelAffine(rotation=(-10.0, 30.0), translate_x=None, translate_y=None)
@@ -90,7 +90,7 @@ class SchwobelAffine(Warp):
         )
 
     def matrices(self, draws: Tensor) -> Tensor:
-        """For draws in [-1, 1], [batch, n]: -1 gives the minimum, 1 the maximum.
+        """Return matrices for draws in [-1, 1], [batch, n]: -1 gives the minimum, 1 the maximum.
 
         Example:
             >>> others = ("scale_x", "scale_y", "shear_x", "shear_y", "translate_x", "translate_y")

@@ -11,20 +11,20 @@ from partnets.hyper.hyperparameter import Hyperparameter
 
 
 class Submodule(Hyperparameter):
-    """Makes all parameters of a module hyperparameters: they learn from the out-of-chunk loss alone (Table 3).
+    """A module with all its parameters as hyperparameters, which learn only from the out-of-chunk loss (Table 3).
 
-    partnets.partition leaves it whole. Use it like the module: arguments and results pass through. values() gives the
-    root mean square of all its parameters, as 'rms': a single number to follow in a History.
+    partnets.partition leaves it unchanged. Call it like the module. values() returns the root mean square of all
+    parameters as 'rms', a single number for History.
 
     Args:
-        module: with at least one parameter, all of which its forward uses.
+        module: a module with parameters, all of which its forward must use.
 
     Attributes:
         module: the same object.
 
     Raises:
-        ValueError: the module has no parameters, or a normalisation in it keeps running statistics. Those would see
-            every chunk through all steps, and partnets.Trainer would hold them fixed.
+        ValueError: the module has no parameters, or a normalisation layer in it has running statistics. Those would be
+            updated from every chunk, and partnets.Trainer would freeze them.
 
     Example:
         >>> import torch
@@ -47,7 +47,7 @@ class Submodule(Hyperparameter):
         if running:
             raise ValueError(
                 f"running statistics would carry data between chunks: {', '.join(running)}; use nn.GroupNorm or"
-                " nn.LayerNorm, which have none."
+                " nn.LayerNorm instead."
             )
         self.module = module
 
@@ -55,11 +55,11 @@ class Submodule(Hyperparameter):
         return self.module(*args, **kwargs)
 
     def to_ordinary(self) -> nn.Module:
-        """The module itself."""
+        """Return the wrapped module."""
         return self.module
 
     def values(self) -> dict[str, float]:
-        """The root mean square of all parameters."""
+        """Return the root mean square of all parameters."""
         parameters = [parameter.detach() for parameter in self.parameters()]
         count = sum(parameter.numel() for parameter in parameters)
         return {"rms": nn.utils.get_total_norm(parameters).item() / math.sqrt(count)}

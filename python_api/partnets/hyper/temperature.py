@@ -1,4 +1,4 @@
-"""Temperature: how sure predictions are, learned."""
+"""Temperature: a learned temperature of logits, for calibrated predictions."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ from partnets.hyper.ranges import Range, positive
 
 
 class Temperature(Hyperparameter):
-    """Divides logits by T (Guo et al. 2017), which learns from unseen data how sure predictions may be.
+    """A layer that divides logits by T (Guo et al. 2017), learned from held-out data.
 
-    Put it behind a classifier. It learns directly, as it has a part in predictions.
+    Put it at the end of a classifier. It learns directly, as it affects predictions.
 
     Args:
         temperature: the initial T.
-        range: of it.
+        range: range of T.
 
     Attributes:
         temperature: hyper.Learned, a single value.
 
     Shapes:
-        logits [batch, classes, ...] to the same.
+        logits [batch, classes, ...]; returns the same shape.
 
     Raises:
-        ValueError: temperature is not inside the range.
+        ValueError: temperature is outside the range.
 
     Example:
         >>> import torch

@@ -1,4 +1,4 @@
-"""traced: what a module computes in evaluation mode, as a module of torch alone."""
+"""traced: a module's evaluation mode as a torch.fx graph that needs only torch."""
 
 from __future__ import annotations
 
@@ -10,18 +10,17 @@ from torch import Tensor, fx, nn
 
 from partnets.hyper.learned import Learned
 
-CURE = "give its class a to_ordinary() that returns a module of torch which computes the same in evaluation mode"
+CURE = "give its class a to_ordinary() that returns a torch.nn module with the same output in evaluation mode"
 
 
 def traced(module: nn.Module) -> fx.GraphModule:
-    """A torch.fx.GraphModule that computes what this module does in evaluation mode, its numbers as buffers.
+    """Return a torch.fx.GraphModule that computes this module's evaluation mode, with its numbers as buffers.
 
-    It needs torch alone: pickling, torch.export, torch.jit and ONNX find no class of ours in it. Layers of torch.nn in
-    the module stay layers, frozen.
+    Only torch is needed to pickle it, and for torch.export, torch.jit and ONNX: it contains no class of partnets.
+    torch.nn layers in the module are kept as layers, frozen.
 
     Raises:
-        ValueError: forward draws random numbers, or decides by the values, the shape or the type of its input what it
-            does.
+        ValueError: forward draws random numbers, or branches on the values, the shape or the type of its input.
 
     Example:
         >>> from partnets import hyper
@@ -39,14 +38,14 @@ def traced(module: nn.Module) -> fx.GraphModule:
     module = _Value(module) if isinstance(module, Learned) else module
     module = copy.deepcopy(module).eval().requires_grad_(False)
     asked = {"isinstance", "hasattr"} & set(getattr(getattr(type(module).forward, "__code__", None), "co_names", ()))
-    if asked:  # of torch.fx's stand-ins they say another thing than of tensors
-        raise ValueError(f"forward of this {kind} calls {' and '.join(sorted(asked))}, which no trace follows; {CURE}.")
+    if asked:  # they return something else for torch.fx's proxies than for tensors
+        raise ValueError(f"forward of this {kind} calls {' and '.join(sorted(asked))}, which cannot be traced; {CURE}.")
     try:
         module = _without_optional_arguments(module)
         first, second = _graph_module(module), _graph_module(module)
-    except Exception as error:  # forward is anybody's, and gets torch.fx's stand-ins for tensors
+    except Exception as error:  # forward may be user code, and torch.fx calls it with proxies instead of tensors
         raise ValueError(f"torch.fx cannot trace this {kind} ({error}); {CURE}.") from error
-    # A number that was drawn while tracing differs the second time; others are drawn at each call.
+    # A number drawn during tracing differs in the second trace. Numbers drawn at each call are nodes of the graph.
     constants = zip(first.buffers(), second.buffers(), strict=True)
     if (
         first.code != second.code
@@ -58,7 +57,7 @@ def traced(module: nn.Module) -> fx.GraphModule:
 
 
 def _without_optional_arguments(module: nn.Module) -> nn.Module:
-    """The module as one whose forward takes what it must: of the rest torch.fx's stand-ins are never None."""
+    """Return the module with a forward of required arguments only, as torch.fx passes proxies for optional ones."""
     cls = type(module)
     parameters = list(inspect.signature(cls.forward).parameters.values())[1:]
     if not any(each.default is not each.empty for each in parameters):
@@ -73,7 +72,7 @@ def _without_optional_arguments(module: nn.Module) -> nn.Module:
 
 
 class _Value(nn.Module):
-    """For a Learned alone, whose value is a constant only where it is called."""
+    """A module around a single Learned, which traces as a constant only if a parent calls it."""
 
     def __init__(self, value: Learned) -> None:
         super().__init__()
@@ -87,16 +86,16 @@ class _Tracer(fx.Tracer):
     proxy_buffer_attributes = True
 
     def call_module(self, m, forward, args, kwargs):
-        if isinstance(m, Learned):  # its value is what counts, not how it is parametrised
+        if isinstance(m, Learned):  # trace its value as a constant, not its parametrisation
             return self.create_proxy("get_attr", self.path_of_module(m), (), {})
         return super().call_module(m, forward, args, kwargs)
 
 
 def _graph_module(module: nn.Module) -> fx.GraphModule:
-    graph = fx.Graph()  # one without a tracer, which a pickle would name
+    graph = fx.Graph()  # a new graph without a reference to the tracer, which pickling would include
     graph.output(graph.graph_copy(_Tracer().trace(module), {}))
     for node in graph.nodes:
-        node.type = None  # annotations, which cannot be pickled where they are strings
+        node.type = None  # string annotations cannot be pickled
     paths = [node.target for node in graph.nodes if node.op in ("get_attr", "call_module")]
     used = {path: _attribute(module, path) for path in paths}
     new = fx.GraphModule(used, graph, type(module).__name__)
@@ -108,7 +107,7 @@ def _graph_module(module: nn.Module) -> fx.GraphModule:
 
 
 def _attribute(module: nn.Module, path: str) -> nn.Module | Tensor:
-    """A module, or the value of a hyper.Learned, a parameter or a buffer."""
+    """Return a submodule, or a copy of the value of a hyper.Learned, a parameter or a buffer."""
     owner, _, name = path.rpartition(".")
     found = getattr(module.get_submodule(owner), name)
     if isinstance(found, Learned):
@@ -124,4 +123,4 @@ def _is_random(node: fx.Node) -> bool:
     tagged = overloads is not None and any(
         torch.Tag.nondeterministic_seeded in getattr(overloads, each).tags for each in overloads.overloads()
     )
-    return tagged or "dropout" in name or name == "gumbel_softmax"  # those that torch.ops.aten has not
+    return tagged or "dropout" in name or name == "gumbel_softmax"  # functions that torch.ops.aten does not have

@@ -1,4 +1,4 @@
-"""TrainingLoss: the base class of training losses that have something to learn."""
+"""TrainingLoss: the base class of training losses with learned parameters."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from partnets.utils.likelihood import check_mean, counted, of_each, of_each_that
 
 
 class TrainingLoss(Hyperparameter):
-    """A loss by which weights are trained, around one by which they are judged.
+    """A loss with hyperparameters that trains weights, around a loss that judges held-out data.
 
-    Pass it as `loss`, and put it into the model as well, at its end: there it passes the output through. In evaluation
-    mode it is the loss inside, of the targets alone; so is its `plain`, by which partnets.Trainer judges. Derive from
-    it and define trained(output, y), with y as the data have it, and targets(y) if that is more than the targets.
+    Pass it as `loss`, and also put it at the end of the model, where it passes the output through. In evaluation mode
+    it is the inner loss of the targets; so is its `plain`, by which partnets.Trainer judges. Derive from it and define
+    trained(output, y), with y as in the data, and targets(y) if y has more than the targets.
 
     Args:
-        loss: loss(output, targets): torch's, or one of your own that returns the loss of each example, [batch].
+        loss: the inner loss(output, targets): torch's, or a custom one that returns the loss of each example, [batch].
 
     Shapes:
-        output and y to a mean, or to the loss of each example [batch]; output alone to itself.
+        output and y; returns a mean, or the loss of each example, [batch]. A call with output only returns it.
 
     Raises:
-        ValueError: the loss is a sum over the batch.
+        ValueError: the inner loss is a sum over the batch.
 
     Example:
         >>> import torch
@@ -48,7 +48,7 @@ class TrainingLoss(Hyperparameter):
 
     hyper_gradient = "lookahead"
     acts_in_loss, acts_on_inputs = True, False
-    # Whether `trained` itself leaves out the examples that do not count.
+    # Whether `trained` itself leaves out ignored examples.
     leaves_out = False
 
     def __init__(self, loss: Callable[[Any, Any], Tensor] = F.cross_entropy) -> None:
@@ -67,32 +67,32 @@ class TrainingLoss(Hyperparameter):
         return self.plain(output, y) if has_own else plain(self.loss)(output, self.targets(y))
 
     def trained(self, output: Any, y: Any) -> Tensor:
-        """The loss of a batch, or the losses of its examples, [batch], by which weights are trained."""
+        """Return the training loss of a batch, or of each example, [batch]."""
         raise NotImplementedError(f"{type(self).__name__} has no trained(output, y); define it.")
 
     def targets(self, y: Any) -> Any:
-        """What of y the loss inside takes."""
+        """Return the part of y that the inner loss takes."""
         return y
 
     def plain(self, output: Any, y: Any) -> Tensor:
-        """The loss inside of each target that counts, or the mean if it gives no other: by it unseen data are judged.
+        """Return the inner loss of each target that counts, or its mean if it gives no other; it judges held-out data.
 
-        Torch's without what regularises it.
+        Torch's losses are used without label smoothing and class weights.
         """
         return of_each_that_counts(plain(self.loss), output, self.targets(y))
 
     def losses(self, output: Any, y: Any) -> Tensor:
-        """The loss inside of each example, [batch]; where an example has several targets, the mean of those that count.
+        """Return the inner loss of each example, [batch]; with several targets, the mean of those not ignored.
 
         Raises:
-            ValueError: the loss gives its mean alone.
+            ValueError: the inner loss returns only a mean.
         """
         targets = self.targets(y)
         found = self._of_each_target(output, targets)
         if not found.dim():
             raise ValueError(
-                "the loss gives a mean, and here each example has a weight; pass one of torch's, or of your own that"
-                " returns the loss of each example."
+                "the loss gives a mean, but each example has a weight; pass one of torch's losses, or one that returns"
+                " the loss of each example."
             )
         if found.dim() == 1:
             return found
@@ -102,7 +102,7 @@ class TrainingLoss(Hyperparameter):
         return found.flatten(1).sum(1) / which.flatten(1).sum(1).clamp(min=1)
 
     def counted(self, output: Any, y: Any) -> Tensor | None:
-        """Return which examples count, bool [batch]: those of which a target does; None if all do."""
+        """Return which examples have a target that is not ignored, bool [batch]; None if all do."""
         targets = self.targets(y)
         with torch.no_grad():
             which = counted(self.loss, partial(self._of_each_target, output, targets), output, targets)
@@ -113,7 +113,7 @@ class TrainingLoss(Hyperparameter):
 
 
 def check_numbers(what: str, numbers: Any, losses: Tensor, count: int) -> None:
-    """Raises ValueError unless there is a number in 0..count - 1 for each example."""
+    """Raise ValueError unless numbers has one integer in 0..count - 1 for each example."""
     shown = list(numbers.shape) if isinstance(numbers, Tensor) else f"a {type(numbers).__name__}"
     if not isinstance(numbers, Tensor) or numbers.shape != losses.shape or numbers.is_floating_point():
         raise ValueError(

@@ -1,4 +1,4 @@
-"""WeightDecay: the squared norm of weights, times a strength that is learned."""
+"""WeightDecay: the squared norm of weights, times a learned strength."""
 
 from __future__ import annotations
 
@@ -12,35 +12,36 @@ from partnets.hyper.learned import Learned
 from partnets.hyper.penalty import Penalty
 from partnets.hyper.ranges import Range, logarithmic
 
-# What is tried in practice, and more.
+# Wider than the range used in practice.
 DECAYS = logarithmic(1e-7, 1.0)
 
 
-# Their scales may have as many dimensions as what they normalise.
+# Their scales may have as many dimensions as their input.
 NORMS = (nn.LayerNorm, nn.RMSNorm, nn.GroupNorm, _NormBase)
 
 
 class WeightDecay(Penalty):
-    """Adds decay / 2 times the sum of all squared weights to the training loss, each example with its own decay.
+    """A penalty of decay / 2 times the sum of all squared weights, added to the training loss.
 
-    Of layers of partnets.stn the weights are those of each example, of partitioned layers those of the live subnetwork;
-    they are never made for it. A weight is a parameter of two dimensions or more; biases and scales of norms are left
-    out. Put it anywhere in the model: a layer that passes x through.
+    In layers of partnets.stn these are each example's weights, computed without materialising them, and each example
+    may have its own decay. In partitioned layers they are the weights of the active subnetwork. A weight is a parameter
+    of two dimensions or more; biases and scales of norms are left out. Put the module anywhere in the model; it passes
+    x through.
 
     Args:
-        of: the module whose weights are meant, or several: the network, for one decay, or a layer.
-        decay: the initial one; what torch.optim.SGD calls weight_decay.
-        range: of it.
+        of: the module or modules with these weights: the network, for one decay, or a layer.
+        decay: the initial decay, in the convention of torch.optim.SGD's weight_decay.
+        range: range of the decay.
 
     Attributes:
         decay: hyper.Learned, a single value.
 
     Shapes:
-        x [batch, ...] to itself.
+        x [batch, ...], returned unchanged.
 
     Raises:
-        ValueError: decay is not inside the range, or there are no weights.
-        RuntimeError: as of hyper.Penalty.
+        ValueError: decay is outside the range, or there are no weights.
+        RuntimeError: see hyper.Penalty.
 
     Example:
         >>> import torch
@@ -58,24 +59,24 @@ class WeightDecay(Penalty):
     def __init__(self, of: nn.Module | Iterable[nn.Module], decay: float = 1e-4, *, range: Range = DECAYS) -> None:
         super().__init__()
         range.check("decay", decay)
-        # In a list: these are no parts of this module.
+        # In a list, so that these do not become submodules.
         self.of = [of] if isinstance(of, nn.Module) else list(of)
         if not any(True for _ in self._weights()):
             raise ValueError("there are no weights to decay; pass of=, a module with parameters of two dimensions.")
         self.decay = Learned(decay, range)
 
     def penalty(self, x: Tensor) -> Tensor:
-        # Not of x's dtype, in which its derivative would be rounded.
+        # Not in x's dtype, which would round its derivative.
         decay = self.decay.range.transform(self.decay.unconstrained(x))
         squares = sum(_squared_norm(layer, name) for layer, name in self._weights())
         return (decay.reshape(-1) if decay.dim() else decay) * squares / 2
 
     def decayed(self) -> list[nn.Parameter]:
-        """The weights that it decays."""
+        """Return the decayed weights."""
         return [layer._parameters[name] for layer, name in self._weights()]
 
     def _weights(self) -> Iterator[tuple[nn.Module, str]]:
-        """Each layer and the name of its weight, each once."""
+        """Yield each layer with the name of its weight; a shared weight only once."""
         seen: set[nn.Parameter] = set()
         for module in self.of:
             hyper = {part for one in module.modules() if isinstance(one, Hyperparameter) for part in one.modules()}
@@ -89,17 +90,17 @@ class WeightDecay(Penalty):
 
 
 def _dims(layer: nn.Module, name: str) -> int:
-    """How many dimensions a parameter has, or had before it got a row for each partition."""
+    """Return a parameter's number of dimensions, without the one that partitioning added."""
     in_rows = name in (*getattr(layer, "shifts", ()), *getattr(layer, "scales", ()))
     divided = in_rows and getattr(layer, "count", 1) > 1 and name not in getattr(layer, "partitions", ())
     return layer._parameters[name].dim() - divided
 
 
 def _names(layer: nn.Module) -> list[str]:
-    """The names of a layer's parameters; of a best response those that it has in place of torch's."""
+    """Return the names of a layer's parameters; for layers of partnets.stn, those that replace torch's."""
     return list(layer.names() if hasattr(layer, "squared_norm") else layer._parameters)
 
 
 def _squared_norm(layer: nn.Module, name: str) -> Tensor:
-    """[], or [batch] where each example has its own weight."""
+    """Return the squared norm: [], or [batch] if each example has its own weight."""
     return layer.squared_norm(name) if hasattr(layer, "squared_norm") else getattr(layer, name).square().sum()

@@ -1,4 +1,4 @@
-"""expected_error: how often a classifier that draws from its own probabilities would be wrong."""
+"""expected_error: the expected error rate of a classifier that samples its predictions."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from partnets.utils.likelihood import IGNORED
 
 
 def expected_error(logits: Tensor, labels: Tensor) -> Tensor:
-    """The mean of 1 - p(y | x), as a `hyper_loss` where labels of unseen data may be wrong as well.
+    """Return the mean of 1 - p(y | x), a `hyper_loss` for held-out data that may have wrong labels.
 
-    Labels that are replaced at random, by any class alike, change it by a factor and a constant, and so neither where
-    it is least nor the direction of its gradient (Ghosh, Kumar and Sastry 2017). A likelihood they do change: it is
-    highest where the network is as unsure as the labels are wrong.
+    If labels are replaced uniformly at random, this loss changes only by a factor and a constant, so its minimum and
+    the direction of its gradient stay the same (Ghosh, Kumar and Sastry 2017). The likelihood, in contrast, is then
+    highest for a network that is as uncertain as the labels are.
 
     Args:
         logits: [batch, classes].
-        labels: int64 [batch]; those that are -100 do not count.
+        labels: int64 [batch]; -100 is ignored.
 
     Returns:
         A scalar in [0, 1].

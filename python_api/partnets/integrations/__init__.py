@@ -1,1 +1,1 @@
-"""Partitioned models in the training loops of other libraries, which must be installed: lightning, hugging_face."""
+"""Partitioned models in training loops of other libraries, which must be installed: lightning, hugging_face."""

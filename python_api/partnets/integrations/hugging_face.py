@@ -1,4 +1,4 @@
-"""PartitionedTrainer: transformers.Trainer whose weights and hyperparameters learn together (Appendix I.1)."""
+"""PartitionedTrainer: a transformers.Trainer that trains weights and hyperparameters together (Appendix I.1)."""
 
 from __future__ import annotations
 
@@ -42,19 +42,19 @@ except ImportError as error:
         " partkernels' extra 'transformers'."
     ) from error
 
-# What partnets.optim.AdamW does as well.
+# transformers' names of optimisers that partnets.optim.AdamW replaces.
 ADAMW = {"adamw_torch", "adamw_torch_fused"}
 
-# Safetensors hold tensors alone, and a layer's partition is more than that.
+# The partitioned model's file; safetensors hold only tensors, but a layer's partition has more than tensors.
 PARTITIONED = "partitioned.pt"
 
 
-# For BatchNorm's statistics a model computes on batches as transformers makes them.
+# To estimate BatchNorm's statistics, the model is called with batches as the data collator makes them.
 HOW = {"forward": lambda model, batch: (model(**batch), None)}
 
 
 class _StepsOnePartition:
-    """For a loop that calls step() without saying which: `update` is what the last batch was for."""
+    """A mixin for loops that call step() without a partition: `update` is that of the last batch."""
 
     update: int
 
@@ -63,7 +63,7 @@ class _StepsOnePartition:
 
 
 class PartitionedTrainerMixin:
-    """Put it before transformers.Trainer, or a subclass of that, among the bases; see PartitionedTrainer."""
+    """A mixin to put before transformers.Trainer, or a subclass of it, in the bases; see PartitionedTrainer."""
 
     _judges = False
 
@@ -81,8 +81,8 @@ class PartitionedTrainerMixin:
             raise ValueError(f"train_dataset is a {type(chunks).__name__}; pass partnets.chunk(dataset, proportions).")
         if options.get("model_init") is not None:
             raise ValueError(
-                "model_init is given, whose model a search makes anew, with other partitions; pass the model itself,"
-                " and let ψ be learned in its one run."
+                "model_init is given, but a search would construct models with other partitions; pass the model itself,"
+                " and learn ψ in one run."
             )
         super().__init__(*args, eval_dataset=chunks if eval_dataset is None else eval_dataset, **options)
         check_counts(self.model, chunks)
@@ -94,7 +94,7 @@ class PartitionedTrainerMixin:
         }
         for name, value in several.items():
             if value != 1:
-                raise ValueError(f"{name} is {value}; each batch is for a partition of its own: train with 1.")
+                raise ValueError(f"{name} is {value}, but each batch trains another partition; train with 1.")
         cure = "pass one of partnets.optim as optimizers=(optimizer, None)."
         optim = getattr(self.args.optim, "value", self.args.optim)
         if optim not in ADAMW and self.optimizer is None:
@@ -103,15 +103,15 @@ class PartitionedTrainerMixin:
             raise ValueError(f"optim_args={self.args.optim_args!r} are for an optimiser of transformers; {cure}")
         if self.optimizer_cls_and_kwargs is not None:
             name = self.optimizer_cls_and_kwargs[0].__name__
-            raise ValueError(f"optimizer_cls_and_kwargs has {name}, an optimiser of all partitions at once; {cure}")
-        strategy = getattr(self.args, "train_sampling_strategy", "random")  # transformers 5.0 has none
+            raise ValueError(f"optimizer_cls_and_kwargs has {name}, which steps all partitions at once; {cure}")
+        strategy = getattr(self.args, "train_sampling_strategy", "random")  # absent in transformers 5.0
         if strategy != "random":
             raise ValueError(
-                f"train_sampling_strategy is {strategy}, and partnets.Loader draws at random; leave it 'random'."
+                f"train_sampling_strategy is {strategy}, but partnets.Loader draws at random; leave it 'random'."
             )
         if self.args.fp16:
             raise ValueError(
-                "fp16=True scales gradients, which a step of ψ would not undo; train with bf16 or float32."
+                "fp16=True scales gradients, but a step of ψ does not unscale them; train with bf16 or float32."
             )
         if self.optimizer is not None:
             self.optimizer = _stepping(self.optimizer)
@@ -124,29 +124,29 @@ class PartitionedTrainerMixin:
         config = getattr(self.model, "config", None)
         if getattr(config, "problem_type", None) == "regression" or getattr(config, "num_labels", 2) == 1:
             warnings.warn(
-                "the model's loss is a squared error, no negative log-likelihood: L_ML is in no nats, and a step of ψ"
-                " weighs nothing by it. Pass compute_loss_func, which returns one.",
+                "the model's loss is a squared error, not a negative log-likelihood, so L_ML has no unit and the size"
+                " of ψ's gradient is arbitrary; pass a compute_loss_func that returns a negative log-likelihood.",
                 stacklevel=3,
             )
 
     def ordinary_model(self) -> nn.Module:
-        """What is saved for from_pretrained: torch's layers, of the whole network.
+        """Return the model to save for from_pretrained, with torch's layers of the whole network.
 
-        Modules of partnets.hyper are still inside, and from_pretrained knows nothing of them. Override this to return
-        partnets.finalize(self.model, "deploy"), and to put what was learned where the architecture has a place for it,
-        as a dropout rate into the configuration.
+        It still contains modules of partnets.hyper, which from_pretrained does not know. Override this to return
+        partnets.finalize(self.model, "deploy") and to store learned values in the architecture, such as a dropout rate
+        in the configuration.
         """
         return merge(self.model)
 
     def values(self) -> dict[str, float]:
-        """The present value of each hyperparameter, in its units, under its module's path."""
+        """Return the present value of each hyperparameter in its units, by its module's path."""
         named = self.model.named_modules()
         return values_by_path({path: module for path, module in named if isinstance(module, Hyperparameter)})
 
     def create_optimizer(self, model=None) -> PartitionedOptimizer:
-        """AdamW of partnets.optim with the arguments' settings, unless `optimizers` was given.
+        """Create partnets.optim.AdamW with the arguments' settings, unless `optimizers` was given.
 
-        As transformers has it, biases and the scales of norms do not decay.
+        As in transformers, biases and the weights of norms do not decay.
         """
         if self.optimizer is None:
             given = self.args
@@ -160,7 +160,7 @@ class PartitionedTrainerMixin:
         return self.optimizer
 
     def get_train_dataloader(self):
-        """Draws of chunks; an epoch has as many as it takes to see as many examples as there are."""
+        """Return a partnets.Loader; the batches of an epoch have as many examples as the chunks, rounded up."""
         chunks, size = self._collated(self.train_dataset), self.args.train_batch_size
         check_same_chunks(self.model, chunks)
         remember_chunks(self.model, chunks)
@@ -176,19 +176,19 @@ class PartitionedTrainerMixin:
         return self.accelerator.prepare(loader)
 
     def _collated(self, chunks: Chunks) -> Chunks:
-        """The same chunks, whose batches are what transformers makes of examples."""
+        """Return the chunks with transformers' data collator, unless they have their own collate."""
         chunks = copy.copy(chunks)
-        if chunks.collate is default_collate:  # otherwise partnets.chunk was told how
+        if chunks.collate is default_collate:  # otherwise collate was passed to partnets.chunk
             chunks.collate = self._get_collator_with_removed_columns(self.data_collator, "training")
         return chunks
 
     def training_step(self, model: nn.Module, inputs: Draw, num_items_in_batch=None) -> Tensor:
-        """A step of ψ, and the gradient of w_k, which transformers' loop clips and steps."""
+        """Take a step of ψ and compute the gradient of w_k, which transformers' loop clips and steps."""
 
         def compute(batch: Any) -> Tensor:
             still = [module for module in self.model.modules() if not module.training]
-            with _in_evaluation(still):  # transformers' training_step puts the whole model into training mode
-                return super(PartitionedTrainerMixin, self).training_step(model, batch)  # backward pass included
+            with _in_evaluation(still):  # transformers' training_step sets the whole model to training mode
+                return super(PartitionedTrainerMixin, self).training_step(model, batch)  # includes the backward pass
 
         self.model.train()
         for module in self._still:
@@ -197,7 +197,7 @@ class PartitionedTrainerMixin:
             check_leaks(self.model, self._collated(self.train_dataset), self.args.train_batch_size, self._audited)
             self._to_audit = False
         k, batch, hyper_k, hyper_batch = inputs
-        optimizer = getattr(self.optimizer, "optimizer", self.optimizer)  # accelerate's has it inside
+        optimizer = getattr(self.optimizer, "optimizer", self.optimizer)  # inside accelerate's wrapper, if any
         if hyper_k is not None:
             batches = {hyper_k: hyper_batch}
             if self._steps_ahead:
@@ -208,14 +208,14 @@ class PartitionedTrainerMixin:
                 with self._plain_loss():
                     loss = step_hyper(self.model, self.hyper_optimizer, batches, compute)
             self._hyper_losses.append(loss)
-            self.hyper_optimizer.zero_grad()  # or it would count when the loop clips
+            self.hyper_optimizer.zero_grad()  # otherwise the loop's clipping would include ψ's gradient
         with weights_learning(self.model, k):
             loss = compute(batch)
         optimizer.update = k
         return loss
 
     def _computed(self, batch: Any) -> Tensor:
-        """As transformers' training_step computes it, without a backward pass."""
+        """Return the loss as transformers' training_step computes it, without a backward pass."""
         with self.compute_loss_context_manager():
             return self.compute_loss(self.model, self._prepare_inputs(batch))
 
@@ -228,9 +228,9 @@ class PartitionedTrainerMixin:
         return loss, loss
 
     def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
-        """As transformers', of each batch its own mean: it counts more labels than some models have losses for.
+        """Return transformers' loss as a mean over this batch, plus the terms of hyper.Penalty modules.
 
-        What hyper.Penalty modules give is added to it.
+        transformers' count of labels, num_items_in_batch, is not used: it exceeds the number of losses of some models.
         """
         with penalties() as found:
             loss, outputs = super().compute_loss(model, inputs, return_outputs=True)
@@ -238,24 +238,24 @@ class PartitionedTrainerMixin:
         return (loss, outputs) if return_outputs else loss
 
     def _plain_loss(self) -> AbstractContextManager:
-        """Inside, no labels are smoothed: that only regularises the weights."""
+        """Disable label smoothing in the context, as it only regularises the weights."""
         return _set(self, label_smoother=None)
 
     def _mean_loss(self, chunk: Dataset, ignore_keys: list[str] | None) -> float:
-        """The mean loss of all examples of a chunk, of which training's options leave none out."""
+        """Return the mean loss of all examples of a chunk, including those that training's options would drop."""
         whole = _set(self.args, dataloader_drop_last=False, prediction_loss_only=True)
         with whole, _set(self, compute_metrics=None, _judges=True), self._plain_loss():
             metrics = self.predict(chunk, ignore_keys).metrics
         if "test_loss" not in metrics:
             raise ValueError(
-                f"the model gives no loss for examples of a chunk, whose labels are looked for under"
-                f" {', '.join(map(repr, self.label_names))}; have all of these in the examples, or pass label_names= to"
+                f"the model gives no loss for examples of a chunk; their labels are expected under"
+                f" {', '.join(map(repr, self.label_names))}: add all of these to the examples, or pass label_names= to"
                 " the arguments."
             )
         return metrics["test_loss"]
 
     def log(self, logs: dict[str, float], *args, **options) -> None:
-        """As transformers', with the mean loss of ψ's steps and the present values of ψ beside a training loss."""
+        """Log as transformers does; add the mean loss of ψ's steps and the present ψ to a training loss."""
         if "loss" in logs:
             if self._hyper_losses:
                 logs = logs | {"hyper_loss": torch.stack(self._hyper_losses).mean().item()}
@@ -266,9 +266,10 @@ class PartitionedTrainerMixin:
     def evaluate(
         self, eval_dataset=None, ignore_keys=None, metric_key_prefix: str = "eval", **options
     ) -> dict[str, float]:
-        """Of chunks L_ML in nats (Eq. 2), as "eval_lml", with the values of ψ; of other data as transformers does.
+        """Return L_ML of chunks in nats (Eq. 2) as "eval_lml", with the values of ψ.
 
-        The mean loss of each unseen chunk counts once for each of its examples. compute_metrics is for other data.
+        L_ML is minus the sum over unseen chunks of mean loss times number of examples. Other data, and compute_metrics,
+        are evaluated as in transformers.
         """
         data = self.eval_dataset if eval_dataset is None else eval_dataset
         if isinstance(data, str):
@@ -279,7 +280,7 @@ class PartitionedTrainerMixin:
         check_same_chunks(self.model, data)
         with preserved(device_of(self.model)):
             for k in range(2, data.count + 1):
-                torch.manual_seed(self.args.seed)  # the same noise each time
+                torch.manual_seed(self.args.seed)  # the same noise in each evaluation
                 with subnetwork(self.model, active=k - 1):
                     lml -= data.sizes[k - 1] * self._mean_loss(data[k], ignore_keys)
         values = {f"{metric_key_prefix}_{name}": value for name, value in self.values().items()}
@@ -289,14 +290,14 @@ class PartitionedTrainerMixin:
         return metrics
 
     def evaluation_loop(self, *args, **options):
-        """As transformers', which evaluate and predict call, with BatchNorm's statistics of the present weights."""
+        """Run transformers' loop for evaluate and predict, after estimating BatchNorm's statistics."""
         estimate_statistics(self.model, self._collated(self.train_dataset), **HOW)
-        if self._judges:  # Seq2SeqTrainer has another, by which a last batch that is not full counts as a full one
+        if self._judges:  # by Seq2SeqTrainer's gather_function an incomplete last batch would count as a full one
             self.gather_function = self.accelerator.gather_for_metrics
         return super().evaluation_loop(*args, **options)
 
     def _save(self, output_dir: str | None = None, state_dict: dict | None = None) -> None:
-        """An ordinary model for from_pretrained, and beside it the partitioned one, to go on with."""
+        """Save ordinary_model() for from_pretrained, and the partitioned model, to resume from."""
         estimate_statistics(self.model, self._collated(self.train_dataset), **HOW)
         partitioned, self.model = self.model, self.ordinary_model()
         try:
@@ -312,7 +313,7 @@ class PartitionedTrainerMixin:
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: nn.Module | None = None) -> None:
         path = Path(resume_from_checkpoint) / PARTITIONED
         if not path.exists():
-            raise ValueError(f"{path} is not there; resume from a checkpoint that a PartitionedTrainer saved.")
+            raise ValueError(f"{path} does not exist; resume from a checkpoint that a PartitionedTrainer saved.")
         states = sealed.load(path, f"{PARTITIONED} of a checkpoint; pass one that a PartitionedTrainer saved.")
         order, sizes = self.train_dataset.order, self.train_dataset.sizes
         try:
@@ -321,8 +322,8 @@ class PartitionedTrainerMixin:
                 self.hyper_optimizer.load_state_dict(states["hyper_optimizer"])
             if same:
                 self.model.load_state_dict(states["model"])
-        except Exception as error:  # each part has its own
-            raise ValueError(f"{path} is not of such a trainer: {error}") from error
+        except Exception as error:  # each part raises other types
+            raise ValueError(f"{path} does not fit this trainer: {error}") from error
         if not same:
             raise_other_chunks(path)
 
@@ -331,32 +332,32 @@ class PartitionedTrainerMixin:
 
 
 class PartitionedTrainer(PartitionedTrainerMixin, transformers.Trainer):
-    """transformers.Trainer for a partitioned model, in one process: no loop, no validation set.
+    """A transformers.Trainer for a partitioned model in one process, without a validation set.
 
-    A training step is a step of ψ (Eq. 4) and one of w_k (Eq. 3), as of partnets.Trainer; transformers clips the
-    gradient of w_k, steps and schedules. Batches are those of partnets.Loader, made by the data collator. Checkpoints
-    and save_model hold an ordinary model for from_pretrained and, in partitioned.pt, the partitioned one, from which
-    resume_from_checkpoint goes on to the same bits. With metric_for_best_model="lml" and greater_is_better=True,
-    load_best_model_at_end selects by L_ML. Labels are smoothed for the weights alone; a compute_loss_func counts for ψ
-    and L_ML as well, so let it be a negative log-likelihood.
+    A training step is a step of ψ (Eq. 4) and one of w_k (Eq. 3), as in partnets.Trainer; transformers clips the
+    gradient of w_k, steps and schedules. Batches are drawn by partnets.Loader and collated by the data collator.
+    Checkpoints and save_model contain a model of torch's layers for from_pretrained and, in partitioned.pt, the
+    partitioned model, from which resume_from_checkpoint resumes to the same bits. With metric_for_best_model="lml" and
+    greater_is_better=True, load_best_model_at_end selects by L_ML. Label smoothing applies only to the weights. A
+    compute_loss_func applies to ψ and L_ML too, so it should be a negative log-likelihood.
 
     Args:
-        model: of transformers, with partitioned layers, and modules of partnets.hyper in it.
-        train_dataset: partnets.Chunks, of as many chunks as the model has partitions.
-        eval_dataset: Chunks, for L_ML; the training's if None. Or another dataset, for transformers' own evaluation.
-        hyper_optimizer: called with the parameters of ψ, as functools.partial(torch.optim.Adam, lr=0.05) is; Adam with
-            a learning rate of 1e-3 if None.
-        hyper_gradient: how ψ learns, as of partnets.Trainer.
-        audit: as of partnets.Trainer.
-        optimizers: as of transformers.Trainer; the optimiser is one of partnets.optim.
-        others: of transformers.Trainer.
+        model: a model of transformers with partitioned layers and modules of partnets.hyper.
+        train_dataset: partnets.Chunks, as many chunks as the model has partitions.
+        eval_dataset: Chunks for L_ML, or another dataset for transformers' evaluation; train_dataset if None.
+        hyper_optimizer: a function of the parameters of ψ that returns their optimizer, such as
+            functools.partial(torch.optim.Adam, lr=0.05); Adam with a learning rate of 1e-3 if None.
+        hyper_gradient: how ψ learns, as for partnets.Trainer.
+        audit: as for partnets.Trainer.
+        optimizers: as for transformers.Trainer, with an optimiser of partnets.optim.
+        others: further arguments of transformers.Trainer.
 
     Raises:
-        ImportError: transformers is not installed; when this module is imported.
-        ValueError: train_dataset are no chunks or differ in C from the model, the optimiser is not of partnets.optim,
-            or the arguments ask for gradient accumulation, fp16, another train_sampling_strategy than "random", or
-            several processes or GPUs; or model_init is given. As training starts: the audit finds a leak. As it is
-            evaluated: the model gives no loss for examples of a chunk.
+        ImportError: transformers is not installed; at import of this module.
+        ValueError: train_dataset is not Chunks or differs in C from the model, the optimiser is not of partnets.optim,
+            the arguments ask for gradient accumulation, fp16, a train_sampling_strategy other than "random", or several
+            processes or GPUs, or model_init is given. When training starts: the audit finds a leak. In evaluation: the
+            model gives no loss for examples of a chunk.
 
     Example:
         >>> from partnets.integrations.hugging_face import PartitionedTrainer
@@ -366,7 +367,7 @@ class PartitionedTrainer(PartitionedTrainerMixin, transformers.Trainer):
 
 @contextmanager
 def _set(owner: Any, **values: Any) -> Iterator[None]:
-    """Inside, an object's attributes have these values."""
+    """Set an object's attributes in the context."""
     before = {name: getattr(owner, name) for name in values}
     try:
         vars(owner).update(values)
@@ -377,7 +378,7 @@ def _set(owner: Any, **values: Any) -> Iterator[None]:
 
 @contextmanager
 def _in_evaluation(modules: list[nn.Module]) -> Iterator[None]:
-    """Inside, these modules stay in evaluation mode, whoever calls train() of what they are in."""
+    """Keep modules in evaluation mode in the context, even if train() is called on a module that contains them."""
     try:
         for module in modules:
             module.__dict__["train"] = lambda mode=True, module=module: module
@@ -388,7 +389,7 @@ def _in_evaluation(modules: list[nn.Module]) -> Iterator[None]:
 
 
 def _stepping(optimizer: PartitionedOptimizer) -> PartitionedOptimizer:
-    """The same optimiser, which steps `update` where it is not told what to step."""
+    """Change an optimiser in place so that step() steps partition `update`; return it."""
     check_partitioned(optimizer, "optimizers[0]")
     cls = type(optimizer)
     optimizer.__class__ = type(cls.__name__, (_StepsOnePartition, cls), {})

@@ -1,4 +1,4 @@
-"""PartitionedModule: a LightningModule whose weights and hyperparameters learn together (Appendix I.1)."""
+"""PartitionedModule: a LightningModule that trains weights and hyperparameters together (Appendix I.1)."""
 
 from __future__ import annotations
 
@@ -28,34 +28,33 @@ except ImportError as error:
 
 
 class PartitionedModule(LightningModule):
-    """The base class of a LightningModule with a partitioned model in it, for the draws of a partnets.Loader.
+    """A base class for LightningModules with a partitioned model, trained on the draws of a partnets.Loader.
 
-    Derive from it instead of LightningModule: what was training_step(batch, batch_idx) becomes training_loss(batch),
-    and configure_optimizers returns an optimiser of partnets.optim, followed by one of torch.optim for ψ if the loader
-    has a hyper_batch_size. Everything else is Lightning's own.
+    In a subclass, define training_loss(batch) instead of training_step(batch, batch_idx), and let configure_optimizers
+    return an optimiser of partnets.optim, followed by one of torch.optim for ψ if the loader has a hyper_batch_size.
+    All else is as in Lightning.
 
-    A training step is a step of w_k (Eq. 3) and one of ψ (Eq. 4), as of partnets.Trainer. It logs "loss" and
-    "hyper_loss". Lightning's optimisation is manual: gradients are clipped by `clip`, schedulers stepped in a
-    training_step of your own, after super()'s, and global_step, and so max_steps, counts the steps of both optimisers.
-    Checkpoints have the random states as well, and resume to the same bits. Call super() where you override the hooks
-    below.
+    A training step is a step of w_k (Eq. 3) and one of ψ (Eq. 4), as in partnets.Trainer. It logs "loss" and
+    "hyper_loss". Optimisation is manual: `clip` clips gradients, and schedulers must be stepped in an override of
+    training_step, after super().training_step. global_step and max_steps count the steps of both optimisers.
+    Checkpoints include the random states and resume to the same bits. Overrides of the hooks below must call super().
 
-    ψ that acts on training alone looks ahead: give the loader as many steps_ahead. Unseen data judge by training_loss
-    too, with such modules in evaluation mode.
+    ψ that acts only in training learns by looking ahead, so the loader needs the same number of steps_ahead. Unseen
+    data are evaluated by training_loss too, with these modules in evaluation mode.
 
     Attributes:
         audit: whether training starts with partnets.audit.
-        clip: as of partnets.step_weights; None leaves gradients as they are.
-        hyper_gradient: how ψ learns, as of partnets.Trainer; None is as its classes say. To be set in __init__.
+        clip: as for partnets.step_weights; None does not clip gradients.
+        hyper_gradient: how ψ learns, as for partnets.Trainer; None uses the classes' own settings. Set it in __init__.
 
     Raises:
-        ImportError: Lightning is not installed; when this module is imported.
-        ValueError: the loader or the optimisers are not as above, the model and the chunks differ in C, there are
-            several processes, gradients are scaled (precision="16-mixed") with `clip` or ψ that looks ahead, or
+        ImportError: Lightning is not installed; at import of this module.
+        ValueError: the loader or the optimisers are not as above, the model and the chunks differ in C, training uses
+            several processes, gradients are scaled (precision="16-mixed") with `clip` or looking ahead, or
             partnets.audit finds a leak, unless the class has audit = False; when training starts.
-        RuntimeError: on_train_start was overridden without calling super()'s, or on_save_checkpoint or
-            on_load_checkpoint, of a training that resumes; before the first step. A training_step of your own stepped
-            no optimiser, and computed no gradient to step by; after the first batch.
+        RuntimeError: on_train_start, or in a resumed training on_save_checkpoint or on_load_checkpoint, was overridden
+            without a call of super(); before the first step. An override of training_step stepped no optimiser and
+            computed no gradient; after the first batch.
 
     Example:
         >>> import partnets, torch
@@ -86,15 +85,15 @@ class PartitionedModule(LightningModule):
         self._checked, self._noise, self._start = False, None, 0
 
     def training_loss(self, batch: Any) -> Tensor:
-        """The mean negative log-likelihood of a batch's examples, in nats; of the live subnetwork."""
+        """Return the mean negative log-likelihood of a batch's examples in nats, by the active subnetwork."""
         raise NotImplementedError(f"{type(self).__name__} has no training_loss(batch); define it.")
 
     def training_step(self, draw: Draw, batch_idx: int) -> None:
-        """A step of w_k, and one of ψ if the draw has a batch for it."""
+        """Take a step of w_k, and one of ψ if the draw has a batch for it."""
         if not self._checked:
             raise RuntimeError(
-                f"{type(self).on_train_start.__qualname__} left out what PartitionedModule checks as training starts,"
-                " the audit too; let it call super().on_train_start()."
+                f"{type(self).on_train_start.__qualname__} skipped the checks of PartitionedModule, including the"
+                " audit; let it call super().on_train_start()."
             )
         optimizers = self.optimizers()
         optimizer, hyper_optimizer = (optimizers, None) if draw.hyper_k is None else optimizers
@@ -111,26 +110,26 @@ class PartitionedModule(LightningModule):
         self.log("hyper_loss", loss)
 
     def on_fit_start(self) -> None:
-        """Refuses what needs another loader than the one that draws."""
+        """Raise ValueError for several processes and for overfit_batches."""
         if self.trainer.world_size > 1:
             raise ValueError(
-                f"{self.trainer.world_size} processes would all learn from the same batches; pass devices=1, or take"
-                " partnets.distributed.Trainer, whose processes share each batch."
+                f"{self.trainer.world_size} processes would all learn from the same batches; pass devices=1, or use"
+                " partnets.distributed.Trainer, which divides each batch among processes."
             )
         if self.trainer.overfit_batches:
             raise ValueError(
-                f"overfit_batches={self.trainer.overfit_batches} replaces the loader, which says what each batch is"
-                " for; leave it 0, and pass a partnets.Loader of chunks of few examples."
+                f"overfit_batches={self.trainer.overfit_batches} replaces the loader, which assigns batches to"
+                " partitions; leave it 0, and pass a partnets.Loader of chunks of few examples."
             )
 
     def on_train_start(self) -> None:
-        """Checks what is to be trained, and sets the random states of the checkpoint that training resumes from."""
+        """Check the model, the loader and the optimisers, and restore the random states of a resumed checkpoint."""
         loader, checkpoint = self.trainer.train_dataloader, self.trainer.ckpt_path
         self._check(loader, self.trainer.optimizers)
         if checkpoint is not None and self._noise is None:
             raise RuntimeError(
-                f"there are no random states of {checkpoint}: training would not go on to the same bits. When saving"
-                f" and now, let on_save_checkpoint and on_load_checkpoint of {type(self).__name__} call super()'s."
+                f"there are no random states of {checkpoint}: training would not resume to the same bits; let"
+                f" on_save_checkpoint and on_load_checkpoint of {type(self).__name__} call super()'s."
             )
         check_same_chunks(self, loader.chunks)
         if self.audit:
@@ -142,16 +141,16 @@ class PartitionedModule(LightningModule):
         self._checked, self._start = True, self.trainer.global_step
 
     def on_train_batch_end(self, outputs: Any, batch: Draw, batch_idx: int) -> None:
-        """Tells a training_step that trains nothing; one that adds up gradients may step later."""
+        """Raise if training_step neither stepped nor computed a gradient; it may accumulate gradients to step later."""
         if self.trainer.global_step == self._start and all(p.grad is None for p in self.parameters()):
             raise RuntimeError(
                 f"{type(self).training_step.__qualname__} stepped no optimiser and computed no gradient, so nothing is"
                 " learned: define training_loss(batch) instead, call super().training_step(draw, batch_idx), or step"
-                " those of self.optimizers()."
+                " the optimisers of self.optimizers()."
             )
 
     def estimate_statistics(self) -> None:
-        """partnets.estimate_statistics, of what the training's Loader draws from."""
+        """Call partnets.estimate_statistics on the chunks of the training's Loader."""
 
         def compute(model: PartitionedModule, batch: Any) -> tuple[Tensor, None]:
             return model._computed(batch), None
@@ -160,32 +159,32 @@ class PartitionedModule(LightningModule):
             estimate_statistics(self, self.trainer.train_dataloader.chunks, forward=compute)
 
     def _computed(self, batch: Any) -> Tensor:
-        """training_loss of a batch in the numbers that the trainer's precision is of."""
+        """Return training_loss of a batch converted to the trainer's precision."""
         return self.training_loss(self.trainer.precision_plugin.convert_input(batch))
 
     @contextmanager
     def _without_logs(self) -> Iterator[None]:
-        self.log = lambda *_, **__: None  # nothing is being trained
+        self.log = lambda *_, **__: None  # these passes are not training steps
         try:
             yield
         finally:
             del self.log
 
     def on_validation_start(self) -> None:
-        """Gives BatchNorm the statistics of the present weights, as on_train_end does."""
+        """Estimate BatchNorm's statistics for the present weights, as on_train_end does."""
         if isinstance(self.trainer.train_dataloader, Loader):
             self.estimate_statistics()
 
     def on_train_end(self) -> None:
-        """Gives BatchNorm the statistics of the present weights, for partnets.merge."""
+        """Estimate BatchNorm's statistics for the present weights, for partnets.merge."""
         self.estimate_statistics()
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Adds the random states."""
+        """Add the random states to the checkpoint."""
         checkpoint["noise"] = random_state.get_state(self.device)
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Keeps the random states until training starts."""
+        """Store the checkpoint's random states until training starts."""
         self._noise = checkpoint.get("noise")
 
     def _check(self, loader: Any, optimizers: list) -> None:
@@ -195,30 +194,30 @@ class PartitionedModule(LightningModule):
         if not isinstance(optimizers[0], PartitionedOptimizer):
             raise ValueError(
                 f"configure_optimizers gave {type(optimizers[0]).__name__} first, which steps all partitions at once;"
-                " return one of partnets.optim, followed by that of the hyperparameters."
+                " return an optimiser of partnets.optim first, then that of the hyperparameters."
             )
         size = loader.hyper_batch_size
         if len(optimizers) != (1 if size is None else 2):
             raise ValueError(
                 f"configure_optimizers gave {len(optimizers)} optimisers for hyper_batch_size={size}; return one of"
-                " partnets.optim, and a second one if partnets.Loader gives batches for ψ."
+                " partnets.optim, and a second one if partnets.Loader draws batches for ψ."
             )
         steps = steps_ahead(self, *optimizers[1:], by=self.hyper_gradient) if size is not None else 0
         if steps != loader.steps_ahead:
             raise ValueError(
-                f"ψ looks {steps} steps ahead, and the loader has batches for {loader.steps_ahead}; pass"
+                f"ψ looks {steps} steps ahead, but the loader has batches for {loader.steps_ahead}; pass"
                 f" partnets.Loader(steps_ahead={steps})."
             )
         if getattr(self.trainer.precision_plugin, "scaler", None) is None:
             return
-        # Lightning's plugin unscales within the optimiser's step, and raises where somebody has done so before.
+        # Lightning's plugin unscales within the optimiser's step, and raises if gradients are unscaled already.
         if self.clip is not None:
             raise ValueError(
-                f"clip={self.clip} would see gradients as the GradScaler of precision='16-mixed' scales them; pass"
-                " precision='bf16-mixed', or clip = None."
+                f"clip={self.clip} would apply to gradients scaled by the GradScaler of precision='16-mixed'; pass"
+                " precision='bf16-mixed', or set clip = None."
             )
         if steps:
             raise ValueError(
-                "ψ looks ahead, by a gradient that the GradScaler of precision='16-mixed' has not scaled; pass"
+                "ψ looks ahead, by a gradient that the GradScaler of precision='16-mixed' does not scale; pass"
                 " precision='bf16-mixed'."
             )

@@ -1,10 +1,10 @@
-"""check_positive: what the sizes of every architecture have in common."""
+"""check_positive: the check of all architectures' sizes."""
 
 from __future__ import annotations
 
 
 def check_positive(**sizes: int) -> None:
-    """Raises ValueError for the first size that is not a positive integer.
+    """Raise ValueError for the first size that is not a positive integer.
 
     Example:
         >>> check_positive(width=64, classes=0)

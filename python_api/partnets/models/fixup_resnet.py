@@ -15,13 +15,13 @@ from partnets.models.residual import blocks_per_stage, shortcut
 
 
 class Bias(nn.Module):
-    """Adds a learned number, at first 0.
+    """A layer that adds a learned number, initially 0.
 
     Attributes:
         bias: [1].
 
     Shapes:
-        any to the same.
+        x of any shape; returns the same shape.
 
     Example:
         >>> Bias()(torch.ones(2)).tolist()
@@ -33,7 +33,7 @@ class Bias(nn.Module):
         self.bias = nn.Parameter(torch.zeros(1))
 
     def reset_parameters(self) -> None:
-        """The number back to 0."""
+        """Reset the number to 0."""
         nn.init.zeros_(self.bias)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -41,13 +41,13 @@ class Bias(nn.Module):
 
 
 class Scale(nn.Module):
-    """Multiplies by a learned number, at first 1.
+    """A layer that multiplies by a learned number, initially 1.
 
     Attributes:
         scale: [1].
 
     Shapes:
-        any to the same.
+        x of any shape; returns the same shape.
 
     Example:
         >>> Scale()(torch.ones(2)).tolist()
@@ -59,7 +59,7 @@ class Scale(nn.Module):
         self.scale = nn.Parameter(torch.ones(1))
 
     def reset_parameters(self) -> None:
-        """The number back to 1."""
+        """Reset the number to 1."""
         nn.init.ones_(self.scale)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -69,28 +69,29 @@ class Scale(nn.Module):
 class FixupResNet(nn.Module):
     """The FixUp ResNet of the CIFAR and TinyImagenet experiments (Appendix I.3; Zhang et al. 2019); returns logits.
 
-    A convolution, three stages of residual blocks with 16, 32 and 64 channels, average pooling, a linear layer. Each
-    stage but the first halves the image. In each block the first convolution starts at
-    N(0, sqrt(2 / (9 channels)) / sqrt(number of blocks)), the second at 0, as does the linear layer; so the logits
-    start at 0. `partnets.partition` keeps this start; with defaults='seed' it draws from the same distributions.
+    It consists of a convolution, three stages of residual blocks with 16, 32 and 64 channels, average pooling and a
+    linear layer. Each stage but the first halves the image. In each block, the first convolution is initialised from
+    N(0, sqrt(2 / (9 channels)) / sqrt(number of blocks)). The second is initialised to 0, as is the linear layer, so
+    logits are initially 0. `partnets.partition` keeps these weights; with defaults='seed' it draws from the same
+    distributions.
 
-    Zhang et al. (2019) train the scalars, of Bias and Scale, at a tenth of the learning rate: see groups in
+    Zhang et al. (2019) train the scalars of Bias and Scale with a tenth of the learning rate: see groups in
     partnets.optim.SGD.
 
     Args:
-        depth: 6n + 2 for n blocks a stage: 8, 14, 20, ...; 74 827, 171 610 and 268 393 parameters by default.
-        width: multiplies the channels.
-        in_channels: of the images.
+        depth: 6n + 2 for n blocks per stage: 8, 14, 20, ...; 74 827, 171 610 and 268 393 parameters by default.
+        width: multiplier of the channels.
+        in_channels: channels of the images.
         classes: number of logits.
 
     Attributes:
-        stem, stage1, stage2, stage3: with scalars in between, the features; of 16, 16, 32 and 64 times width channels.
+        stem, stage1, stage2, stage3: the feature layers, with 16, 16, 32 and 64 times width channels.
 
     Shapes:
-        x [batch, in_channels, height, width], of any height and width, to [batch, classes].
+        x [batch, in_channels, height, width], of any height and width; returns [batch, classes].
 
     Raises:
-        ValueError: depth is no 6n + 2, or an argument is not positive.
+        ValueError: depth is not of the form 6n + 2, or an argument is not positive.
 
     Example:
         >>> FixupResNet(depth=8)(torch.rand(2, 3, 32, 32)).abs().max().item()

@@ -1,4 +1,4 @@
-"""MLP: fully connected layers."""
+"""MLP: a network of fully connected layers."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from partnets.models.check import check_positive
 class MLP(nn.Sequential):
     """The network of the input selection experiments (Appendix I.3), 74 242 parameters for 30 inputs; returns logits.
 
-    Weights start at U[-b, b] with b = sqrt(6 / fan_in), also where `partnets.partition` draws them from a seed, and
-    biases at 0 (He et al. 2015).
+    Initial weights are U[-b, b] with b = sqrt(6 / fan_in), also if `partnets.partition` draws them from a seed, and
+    initial biases are 0 (He et al. 2015).
 
     Args:
-        in_features: of each example.
+        in_features: features of each example.
         hidden: the width of each hidden layer.
         classes: number of logits.
-        activation: activation() is the module after each hidden layer.
+        activation: called without arguments for the module after each hidden layer.
 
     Shapes:
-        x [..., in_features] to [..., classes]. For images put a torch.nn.Flatten before it.
+        x [..., in_features]; returns [..., classes]. For images, put a torch.nn.Flatten in front.
 
     Raises:
         ValueError: a size is not positive.

@@ -1,4 +1,4 @@
-"""MnistCNN: two convolutions and three linear layers."""
+"""MnistCNN: a network of two convolutions and three linear layers."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ class MnistCNN(nn.Sequential):
     """The network of the MNIST experiments (Table 9), 1 276 630 parameters by default; returns logits.
 
     Args:
-        in_channels: of the images.
+        in_channels: channels of the images.
         classes: number of logits.
         image_size: height and width, at least 4.
 
     Shapes:
-        x [batch, in_channels, image_size, image_size] to [batch, classes].
+        x [batch, in_channels, image_size, image_size]; returns [batch, classes].
 
     Raises:
         ValueError: an argument is not positive, or image_size is below 4.

@@ -1,4 +1,4 @@
-"""What FixupResNet and WideResNet share: how depth is counted, and identity shortcuts."""
+"""Shared parts of FixupResNet and WideResNet: the count of layers, and identity shortcuts."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from torch import Tensor
 
 
 def blocks_per_stage(depth: int) -> int:
-    """n of a network of 6n + 2 layers: a convolution, three stages of n blocks of two, a linear layer.
+    """Return n for a network of 6n + 2 layers: a convolution, three stages of n blocks of two, and a linear layer.
 
     Raises:
-        ValueError: depth is no 6n + 2.
+        ValueError: depth is not of the form 6n + 2.
 
     Example:
         >>> blocks_per_stage(20)
@@ -23,12 +23,12 @@ def blocks_per_stage(depth: int) -> int:
 
 
 def shortcut(x: Tensor, channels: int, stride: int) -> Tensor:
-    """The identity, without parameters also where the shape changes: each stride-th pixel, and channels of zeros.
+    """Return x without learned parameters in another shape: every stride-th pixel, padded with channels of zeros.
 
     Args:
         x: [batch, in_channels, height, width].
         channels: at least in_channels.
-        stride: as the convolution's beside it, 3x3 with padding 1.
+        stride: stride of the parallel 3x3 convolution with padding 1.
 
     Returns:
         [batch, channels, ceil(height / stride), ceil(width / stride)].
@@ -42,6 +42,6 @@ def shortcut(x: Tensor, channels: int, stride: int) -> Tensor:
                  [[0., 0.],
                   [0., 0.]]]])
     """
-    # The paper has "2D average pooling" here (Appendix I.3). The implementations that it follows, of Zhang et al.
-    # (2019) and Immer et al. (2022), pool over windows of one pixel: that is to take each stride-th.
+    # The paper states "2D average pooling" here (Appendix I.3). The implementations that it follows, of Zhang et al.
+    # (2019) and Immer et al. (2022), pool over windows of one pixel, which selects every stride-th pixel.
     return F.pad(x[:, :, ::stride, ::stride], (0, 0, 0, 0, 0, channels - x.shape[1]))

@@ -1,4 +1,4 @@
-"""ResNet9: eight convolutions, two residual connections and a linear layer."""
+"""ResNet9: a network of eight convolutions, two residual connections and a linear layer."""
 
 from __future__ import annotations
 
@@ -13,13 +13,14 @@ class ResNet9(nn.Sequential):
     6 575 370 parameters by default.
 
     Args:
-        in_channels: of the images.
+        in_channels: channels of the images.
         classes: number of logits.
-        groups: of each GroupNorm, a divisor of 64. The paper gives none; by default those of Wu and He (2018).
-        dropout: the rate before the linear layer; by default Dys's.
+        groups: groups of each GroupNorm, a divisor of 64. The paper states no number; the default is from Wu and He
+            (2018).
+        dropout: the dropout rate before the linear layer; the default is from Dys.
 
     Shapes:
-        x [batch, in_channels, height, width], both from 32 to 63, to [batch, classes].
+        x [batch, in_channels, height, width], both from 32 to 63; returns [batch, classes].
 
     Raises:
         ValueError: in_channels, classes or groups is not positive, groups does not divide 64, or dropout is not in

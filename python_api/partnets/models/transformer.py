@@ -1,4 +1,4 @@
-"""Block, a transformer's layer; TransformerLM, a language model of a billion parameters."""
+"""Block, a transformer layer, and TransformerLM, a language model of a billion parameters."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from partnets.models.check import check_positive
 class Block(nn.Module):
     """A pre-norm transformer layer: x + attention(norm(x)), then x + mlp(norm(x)), with GELU.
 
-    With mlp_ratio=4 it has 12 width^2 + 13 width parameters, all but 13 width of them in four nn.Linear.
+    With mlp_ratio=4 it has 12 width^2 + 13 width parameters, all but 13 width of them in four nn.Linear layers.
 
     Args:
         width: features of each token.
         heads: a divisor of width.
         mlp_ratio: the MLP's hidden features are mlp_ratio * width.
-        causal: a token attends to itself and to earlier ones only.
+        causal: whether a token attends only to itself and to earlier ones.
 
     Shapes:
-        x [batch, length, width] to the same.
+        x [batch, length, width]; returns the same shape.
 
     Raises:
         ValueError: a size is not positive, or heads does not divide width.
@@ -58,21 +58,22 @@ class Block(nn.Module):
 
 
 class TransformerLM(nn.Module):
-    """A decoder-only language model in the manner of GPT-2; returns logits of the next token.
+    """A decoder-only language model similar to GPT-2; returns logits of the next token.
 
-    1 013 686 272 parameters by default: 805.7 million in 16 blocks, 102.9 million in the token embedding, as many in
-    the head, which does not share its weight, so that all matrix products can be partitioned, and 2.1 million in the
-    position embedding. In float32 they need 4 GB; `with torch.device("meta")` makes the model without them.
+    It has 1 013 686 272 parameters by default: 805.7 million in 16 blocks, 102.9 million in the token embedding, as
+    many in the head, and 2.1 million in the position embedding. Head and token embedding are not tied, so that all
+    matrix products can be partitioned. In float32 the parameters take 4 GB; `with torch.device("meta")` makes the model
+    without them.
 
     Args:
-        vocabulary: number of tokens, by default GPT-2's.
-        context: the longest sequence.
+        vocabulary: number of tokens; GPT-2's by default.
+        context: the maximum sequence length.
         width: features of each token.
         depth: number of blocks.
         heads: a divisor of width.
 
     Shapes:
-        tokens [batch, length], int64 in 0..vocabulary - 1, length at most context, to [batch, length, vocabulary].
+        tokens [batch, length], int64 in 0..vocabulary - 1, length at most context; returns [batch, length, vocabulary].
 
     Raises:
         ValueError: a size is not positive, heads does not divide width, or a sequence is longer than context.
@@ -93,7 +94,7 @@ class TransformerLM(nn.Module):
         self.blocks = nn.Sequential(*(Block(width, heads, causal=True) for _ in range(depth)))
         self.norm = nn.LayerNorm(width)
         self.head = nn.Linear(width, vocabulary, bias=False)
-        # As in GPT-2. From torch's N(0, 1), what the blocks add at the start would be lost beside the embeddings.
+        # As in GPT-2. With torch's N(0, 1), the embeddings would dominate the blocks' initial outputs.
         for embedding in (self.tokens, self.positions):
             nn.init.normal_(embedding.weight, std=0.02)
             embedding.seed_defaults = functools.partial(Normal, 0.02)

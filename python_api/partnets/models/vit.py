@@ -1,4 +1,4 @@
-"""ViT: a transformer over patches of an image."""
+"""ViT: a transformer over image patches."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from partnets.models.transformer import Block
 
 
 class ViT(nn.Module):
-    """A vision transformer (Dosovitskiy et al. 2021), by default of ViT-Tiny's width and depth; returns logits.
+    """A vision transformer (Dosovitskiy et al. 2021), with ViT-Tiny's width and depth by default; returns logits.
 
-    5 362 378 parameters by default.
+    It has 5 362 378 parameters by default.
 
     Args:
         image_size: height and width.
@@ -23,15 +23,15 @@ class ViT(nn.Module):
         width: features of each patch.
         depth: number of blocks.
         heads: a divisor of width.
-        in_channels: of the images.
+        in_channels: channels of the images.
         classes: number of logits.
 
     Shapes:
-        x [batch, in_channels, image_size, image_size] to [batch, classes].
+        x [batch, in_channels, image_size, image_size]; returns [batch, classes].
 
     Raises:
         ValueError: an argument is not positive, patch does not divide image_size, heads does not divide width, or the
-            images are not of image_size.
+            images have another size.
 
     Example:
         >>> ViT(width=32, depth=2, heads=2)(torch.zeros(3, 3, 32, 32)).shape
@@ -70,6 +70,6 @@ class ViT(nn.Module):
             )
         x = self.patches(x).flatten(2).transpose(1, 2)
         x = self.blocks(x + self.positions(torch.arange(x.shape[1], device=x.device)))
-        # The mean instead of a class token: as accurate (Beyer et al. 2022), and it keeps the number of tokens a power
+        # The mean instead of a class token is as accurate (Beyer et al. 2022), and the number of tokens remains a power
         # of two.
         return self.head(self.norm(x).mean(1))

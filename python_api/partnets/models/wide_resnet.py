@@ -1,4 +1,4 @@
-"""WideResNet, pre-activation; ThinResNet50, the deep and narrow one with GroupNorm."""
+"""WideResNet with pre-activation, and ThinResNet50, a deep and narrow one with GroupNorm."""
 
 from __future__ import annotations
 
@@ -14,24 +14,24 @@ from partnets.models.residual import blocks_per_stage, shortcut
 class WideResNet(nn.Module):
     """Wide ResNet-depth-width (Appendix I.3; Zagoruyko and Komodakis 2016); returns logits.
 
-    A convolution to 16 channels, three stages of pre-activation blocks (He et al. 2016) with 16, 32 and 64 times width
-    channels, a norm, ReLU, average pooling, a linear layer. Each stage but the first halves the image.
+    It consists of a convolution to 16 channels, three stages of pre-activation blocks (He et al. 2016) with 16, 32 and
+    64 times width channels, a norm, ReLU, average pooling, a linear layer. Each stage but the first halves the image.
 
     Args:
-        depth: 6n + 2 for n blocks a stage.
-        width: multiplies the stages' channels.
-        in_channels: of the images.
+        depth: 6n + 2 for n blocks per stage.
+        width: multiplier of the stages' channels.
+        in_channels: channels of the images.
         classes: number of logits.
-        norm: norm(channels) is a normalisation, BatchNorm2d by default; then there are 6 645 914 parameters.
+        norm: norm(channels) returns a normalisation layer, by default BatchNorm2d, with 6 645 914 parameters in all.
 
     Attributes:
-        stem, stage1, stage2, stage3: the features, one after the other.
+        stem, stage1, stage2, stage3: the feature layers, in order.
 
     Shapes:
-        x [batch, in_channels, height, width], of any height and width, to [batch, classes].
+        x [batch, in_channels, height, width], of any height and width; returns [batch, classes].
 
     Raises:
-        ValueError: depth is no 6n + 2, or an argument is not positive.
+        ValueError: depth is not of the form 6n + 2, or an argument is not positive.
 
     Example:
         >>> import torch
@@ -69,9 +69,9 @@ class WideResNet(nn.Module):
 
 
 class ThinResNet50(WideResNet):
-    """The paper's ResNet-50 (Appendix I.3): WideResNet of depth 50 and width 1 with GroupNorm of 2 groups.
+    """The paper's ResNet-50 (Appendix I.3): WideResNet of depth 50 and width 1 with 2-group GroupNorm.
 
-    Three stages of 8 blocks with 16, 32 and 64 channels, 755 802 parameters; not ImageNet's ResNet-50.
+    It has three stages of 8 blocks with 16, 32 and 64 channels and 755 802 parameters; it is not ImageNet's ResNet-50.
 
     Args:
         in_channels, classes: as in WideResNet.

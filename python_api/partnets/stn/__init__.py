@@ -1,4 +1,4 @@
-"""Self-tuning networks (MacKay et al. 2019): weights as a function of the hyperparameters, learned together with them.
+"""Self-tuning networks (MacKay et al. 2019): weights as a learned function of the hyperparameters.
 
 stn.convert(network, hyper=dropout)
 trainer = stn.Trainer(*baselines.held_out(network, data, validation=0.2), hyper=dropout)

@@ -14,21 +14,21 @@ from partnets.stn.vector import is_each
 
 
 class HyperMultiheadAttention(Attention, HyperLayer, nn.MultiheadAttention):
-    """torch.nn.MultiheadAttention as a best response: each projection is one.
+    """torch.nn.MultiheadAttention with projections that are best responses.
 
     Args:
         embed_dim ... dtype: as in torch.nn.MultiheadAttention.
-        hyper: the stn.HyperVector λ that it reads.
+        hyper: the stn.HyperVector λ that the layer reads.
 
     Attributes:
-        in_proj_weight, ...: as torch's; hyper_in_proj_weight, in_proj_weight_scale, ...: as of stn.HyperLinear.
+        in_proj_weight, ...: as torch's; hyper_in_proj_weight, in_proj_weight_scale, ...: as in stn.HyperLinear.
         out_proj: a HyperLinear.
 
     Shapes:
-        As torch.nn.MultiheadAttention; padded batches as nested tensors are not taken.
+        As in torch.nn.MultiheadAttention; nested tensors are not supported.
 
     Raises:
-        ValueError: where each example has its own λ, the inputs have other examples.
+        ValueError: each example has its own λ, and the inputs have another number of examples.
 
     Example:
         >>> from partnets import hyper, stn
@@ -50,15 +50,15 @@ class HyperMultiheadAttention(Attention, HyperLayer, nn.MultiheadAttention):
 
     @classmethod
     def serves(cls, layer):
-        # torch's has its output's projection inside.
+        # torch's layer contains the output projection as a submodule.
         return super().serves(layer) and HyperLinear.serves(layer.out_proj)
 
     def begin_response(self, vector):
         super().begin_response(vector)
-        # torch.nn.TransformerEncoderLayer asks this before it reads our parameters as if they were torch's.
+        # torch.nn.TransformerEncoderLayer checks this before its fast path, which would ignore the response.
         self._qkv_same_embed_dim = False
         self.out_proj = HyperLinear.from_ordinary(self.out_proj, vector)
-        self.out_proj.batch_dim = 0  # of what is attended, whatever it is outside
+        self.out_proj.batch_dim = 0  # inside attention, whatever the model's batch_dim
 
     def to_ordinary(self, hyper):
         new = super().to_ordinary(hyper)
@@ -84,7 +84,7 @@ class HyperMultiheadAttention(Attention, HyperLayer, nn.MultiheadAttention):
         )
 
     def _project(self, x: Tensor, name: str, start: int = 0, stop: int | None = None) -> Tensor:
-        """x by a weight and the bias, of which these rows of in_proj_weight and in_proj_bias."""
+        """Project x by these rows of a weight and of in_proj_bias; other weights than in_proj_weight have no slice."""
         x, hyper = self.given(x, -1, 0)
         of_weight = slice(start, stop) if name == "in_proj_weight" else slice(None)
         of_bias = slice(start, stop)
@@ -102,7 +102,7 @@ class HyperMultiheadAttention(Attention, HyperLayer, nn.MultiheadAttention):
         drawn = {}
         for name in self.names():
             like = self._parameters[name]
-            drawn[name] = torch.ones_like(like)  # in_proj_bias, which starts at 0
+            drawn[name] = torch.ones_like(like)  # for in_proj_bias, which starts at 0
             if name in ("bias_k", "bias_v"):
                 nn.init.xavier_normal_(drawn[name])
             elif like.dim() == 2:

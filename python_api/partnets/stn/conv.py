@@ -11,16 +11,16 @@ from torch import Tensor, nn
 from partnets.stn.layer import HyperLayer
 from partnets.stn.vector import is_each
 
-# Examples' own kernels are made where a row of a kernel has at most so many entries for each position of the output:
-# then one convolution with a group for each example costs less than two of the batch.
+# Examples' own kernels are formed if a row of a kernel has at most this many entries per output position: then one
+# convolution with a group for each example costs less than two of the batch.
 MERGED = 2.5
-# Bytes of kernels at a time: they are read three times, and a core's cache holds as many.
+# Bytes of kernels at a time: they are read three times, and a core's cache holds this many.
 MERGED_BYTES = 1 << 20
 
 
 @dataclass(frozen=True)
 class _Convolution:
-    """torch.convolution of x [batch, channels, *size]."""
+    """The product torch.convolution of x [batch, channels, *size]."""
 
     stride: tuple[int, ...]
     padding: tuple[int, ...]
@@ -69,23 +69,23 @@ class _Convolution:
 
 
 def _as_one(x: Tensor) -> Tensor:
-    """The examples' channels beside one another, as one example."""
+    """Reshape a batch to one example that has all examples' channels."""
     return x.reshape(1, -1, *x.shape[2:])
 
 
 class _HyperConvolution(HyperLayer):
-    """What the three have in common.
+    """The base of the three convolutions.
 
     Args:
-        in_channels ... dtype: as in torch's layer, every padding mode included.
-        hyper: the stn.HyperVector λ that it reads.
+        in_channels ... dtype: as in torch's layer, including every padding mode.
+        hyper: the stn.HyperVector λ that the layer reads.
 
     Attributes:
-        weight, hyper_weight, weight_scale, bias, hyper_bias, bias_scale: as of stn.HyperLinear; a row is an output
+        weight, hyper_weight, weight_scale, bias, hyper_bias, bias_scale: as in stn.HyperLinear; a row is an output
             channel.
 
     Raises:
-        ValueError: where each example has its own λ, x has other examples.
+        ValueError: each example has its own λ, and x has another number of examples.
     """
 
     def forward(self, input: Tensor) -> Tensor:
@@ -94,10 +94,10 @@ class _HyperConvolution(HyperLayer):
             return self._conv_forward(input, self.merged("weight", hyper), self.merged("bias", hyper))
         if input.dim() != len(self.kernel_size) + 2 or self.vector.batch_dim % input.dim() != 0:
             raise ValueError(
-                f"x is {list(input.shape)}, and each example has hyperparameters of its own; pass [batch,"
-                " channels, ...], and stn.convert batch_dim=0."
+                f"x is {list(input.shape)}, but each example has its own hyperparameters; pass x as [batch,"
+                " channels, ...], and batch_dim=0 to stn.convert."
             )
-        # In front of each dimension and behind it, the last dimension first.
+        # Padding before and after each dimension, the last dimension first.
         around = self._reversed_padding_repeated_twice
         front, behind = tuple(around[-2::-2]), tuple(around[::-2])
         if self.padding_mode != "zeros":

@@ -1,4 +1,4 @@
-"""convert and freeze: the layers of an ordinary model as best responses, and back again."""
+"""convert and freeze: conversion of a model's layers to best responses and back."""
 
 from __future__ import annotations
 
@@ -31,41 +31,40 @@ def convert(
     per_example: bool = True,
     batch_dim: int = 0,
 ) -> nn.Module:
-    """Replaces the layers of a model by best responses to its hyperparameters, in place (MacKay et al. 2019).
+    """Replace the layers of a model by best responses to its hyperparameters, in place (MacKay et al. 2019).
 
-    Linear, convolutions, Embedding, norms, RNN, LSTM, GRU and MultiheadAttention of torch, of exactly these types. Each
-    shares its parameters with the layer before, and has as many again, and a few. What stays as it is and goes on
-    learning, at all hyperparameters alike: other modules, layers whose parents read their parameters, and those that
-    share a parameter with one before. So do modules of partnets.hyper, and layers that require no gradient.
+    torch's Linear, convolutions, Embedding, norms, RNN, LSTM, GRU and MultiheadAttention are replaced, but no
+    subclasses. A new layer shares the parameters of the old one and has slightly more than twice as many. Other modules
+    keep the same weights for all hyperparameters; so do layers with parameters that a parent module reads, layers
+    that share a parameter with an earlier one, layers that require no gradient, and modules of partnets.hyper.
 
-    To learn from L_ML without a validation set, convert first and call partnets.partition then.
+    To learn from L_ML without a validation set, call partnets.partition after this.
 
     Args:
-        model: changed in place.
-        hyper: modules of partnets.hyper inside the model, whose numbers the layers respond to.
-        skip: dotted paths or modules that stay as they are, with everything inside them.
-        centred: the layers read how far the hyperparameters of an example are from their present value, so that W and b
-            are the network at the present ones, and the response starts at 0 (Bae and Grosse 2020, Δ-STN). Otherwise
-            they read the hyperparameters themselves.
-        linearised: with `centred`, the response learns by outputs of the model that are linear in it, and whatever
-            curves between is left out of its loss (Bae and Grosse 2020). By torch's forward mode: operators without it
-            raise, and so does a compiled model.
-        scale: σ at the start: each example's hyperparameters are perturbed by N(0, σ²), in units of the unconstrained
-            ones. Where σ is small, the response is right at the present ones alone, and its slope may be anything;
-            where it is wide, the network is not flexible enough for all of it. Published runs start at 0.5
+        model: the model, changed in place.
+        hyper: modules of partnets.hyper inside the model, with the numbers that the layers respond to.
+        skip: dotted paths or modules to leave unchanged, with everything inside them.
+        centred: whether layers read the difference of an example's hyperparameters from their present values. W and b
+            are then the network at the present values, and the response starts at 0 (Bae and Grosse 2020, Δ-STN).
+            Otherwise layers read the hyperparameters themselves.
+        linearised: with `centred`, whether the response learns from outputs of the model linearised in it (Bae and
+            Grosse 2020). This uses torch's forward mode: operators without it raise, and so does a compiled model.
+        scale: the initial σ: each example's hyperparameters are perturbed by N(0, σ²), in units of the unconstrained
+            hyperparameters. If σ is too small, the response is right only at the present values and its slope is
+            undetermined; if it is too large, the network cannot fit the whole range. Published runs start at 0.5
             (convolutional networks) and 1 (LSTMs).
-        learn_scale: whether σ learns, by the entropy term of stn.Trainer.
-        per_example: whether each example has its own perturbation, or each batch one, which costs less.
-        batch_dim: the dimension of the layers' inputs in which the examples are: 1 for sequences [length, batch, ...].
+        learn_scale: whether σ is learned, by the entropy term of stn.Trainer.
+        per_example: whether each example has its own perturbation; one for each batch costs less.
+        batch_dim: the dimension of the examples in the layers' inputs: 1 for sequences [length, batch, ...].
 
     Returns:
-        The model; if it is a layer itself, the new layer.
+        The model; the new layer if the model is a single layer.
 
     Raises:
         ValueError: no layer can respond, one does already, or the model is partitioned; a hyperparameter is outside of
-            the model; a path in skip does not exist; a layer is kept where it cannot be replaced. The model has not
-            changed then.
-        TypeError: hyper has something else than a Hyperparameter.
+            the model; a path in skip does not exist; or a reference to a layer cannot be replaced. The model has not
+            changed.
+        TypeError: hyper contains something other than a Hyperparameter.
 
     Example:
         >>> from partnets import hyper
@@ -81,20 +80,20 @@ def convert(
             " nn.Sequential(hyper, network)."
         )
     if any(isinstance(module, Partitioned) for module in inside):
-        raise ValueError("this model is partitioned already; call stn.convert first, and partnets.partition then.")
+        raise ValueError("this model is partitioned already; call stn.convert before partnets.partition.")
     if any(isinstance(module, HyperLayer) for module in inside):
-        raise ValueError("layers of this model respond to hyperparameters already; stn.freeze makes ordinary ones.")
+        raise ValueError("layers of this model respond to hyperparameters already; convert them back by stn.freeze.")
     found = _responding(model, named(model, skip, "skip"))
     if not found:
         names = ", ".join(layer_type.__name__ for layer_type in RULES)
         raise ValueError(
-            f"no layer of this {type(model).__name__} can respond to hyperparameters, which then get no gradient; known"
-            f" are {names}, with parameters that learn."
+            f"no layer of this {type(model).__name__} can respond to hyperparameters, which would get no gradient; use"
+            f" one of {names}, with parameters that learn."
         )
     if lost := out_of_reach(model, {path: module for path, module in model.named_modules() if module in found}):
         raise ValueError(
-            f"{lost[0] or 'the model'} is kept by an object, a function or a method too, which would go on with it as"
-            " it was; call it as a module's attribute, or name it in skip=."
+            f"{lost[0] or 'the model'} is also referenced by an object, a function or a method, which would keep using"
+            " the old layer; call it as a module's attribute, or name it in skip=."
         )
     options = {"learn_scale": learn_scale, "per_example": per_example, "batch_dim": batch_dim}
     vector = HyperVector(modules, centred=centred, linearised=linearised, scale=scale, **options)
@@ -103,7 +102,7 @@ def convert(
     new = {layer: RULES[type(layer)].from_ordinary(layer, vector) for layer in found}
     model = replace_modules(model, new)
     for module in model.modules():
-        # In evaluation these compute with their layers' parameters as if they were ordinary ones.
+        # In evaluation mode these would use their layers' W and b directly, without the response.
         if isinstance(module, nn.TransformerEncoderLayer):
             module.activation_relu_or_gelu = 0
         if isinstance(module, nn.TransformerEncoder):
@@ -112,7 +111,7 @@ def convert(
 
 
 def _responding(model: nn.Module, skipped: Collection[nn.Module]) -> list[nn.Module]:
-    """The layers that `convert` replaces."""
+    """Return the layers that `convert` replaces."""
     stays = set(skipped)
     for module in model.modules():
         if isinstance(module, Hyperparameter):
@@ -130,32 +129,32 @@ def _responding(model: nn.Module, skipped: Collection[nn.Module]) -> list[nn.Mod
 
 
 def vector_of(model: nn.Module) -> HyperVector:
-    """The λ that the layers of a model read.
+    """Return the HyperVector that the layers of a model read.
 
     Raises:
-        ValueError: no layer reads any, or they read several.
+        ValueError: no layer reads one, or they read several.
     """
     vectors = list({id(m.vector): m.vector for m in model.modules() if isinstance(m, HyperLayer)}.values())
     if len(vectors) != 1:
         found = "several vectors of hyperparameters" if vectors else "no hyperparameters"
         raise ValueError(
-            f"the layers of this {type(model).__name__} read {found}; call stn.convert(model, hyper), once."
+            f"the layers of this {type(model).__name__} read {found}; call stn.convert(model, hyper) once."
         )
     return vectors[0]
 
 
 def freeze(model: nn.Module, values: Mapping[str, float] | None = None) -> nn.Module:
-    """An ordinary model, of torch alone, which computes what this one computes at given hyperparameters.
+    """Return a model of torch modules only that computes the same function at fixed hyperparameters.
 
-    Layers have the weights W + (V λ) ⊙ W_hyper, each its own, also where W was tied to another's; and modules of
-    partnets.hyper become what their to_ordinary() gives, as torch's dropout. It is in evaluation mode.
+    Layers have the weights W + (V λ) ⊙ W_hyper; tied weights become separate ones. Modules of partnets.hyper are
+    replaced by the result of their to_ordinary(), such as torch's dropout. The new model is in evaluation mode.
 
     Args:
-        model: as of `convert`; it stays as it is. Of a partitioned one subnetwork C is frozen.
-        values: hyperparameters in their units, by their dotted names in the model; the others stay at present ones.
+        model: a model converted by `convert`, left unchanged. For a partitioned model, subnetwork C is frozen.
+        values: hyperparameters in their units, by their dotted names in the model; others keep their present values.
 
     Raises:
-        ValueError: no layer responds; a name is unknown, or a value outside of its range; or a hyperparameter has no
+        ValueError: no layer responds; a name is unknown, or a value is outside of its range; or a hyperparameter has no
             to_ordinary().
 
     Example:
@@ -169,7 +168,7 @@ def freeze(model: nn.Module, values: Mapping[str, float] | None = None) -> nn.Mo
         )
     """
     is_partitioned = any(isinstance(module, Partitioned) for module in model.modules())
-    model = (merge(model) if is_partitioned else copy.deepcopy(model)).eval()  # so that nothing is dropped
+    model = (merge(model) if is_partitioned else copy.deepcopy(model)).eval()  # eval, so that nothing is dropped
     vector = vector_of(model)
     before = vector.present().detach()
     assign(model, values or {})

@@ -1,4 +1,4 @@
-"""HyperEmbedding: torch's table of embeddings as a best response."""
+"""HyperEmbedding: torch's embedding layer as a best response."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from partnets.stn.vector import is_each
 
 @dataclass(frozen=True)
 class _Rows:
-    """Rows of a table, by their numbers."""
+    """The product that looks up rows of a table by their indices."""
 
     padding_idx: int | None
     scale_grad_by_freq: bool
@@ -41,11 +41,11 @@ class _Rows:
 class HyperEmbedding(HyperLayer, nn.Embedding):
     """torch.nn.Embedding as a best response: W_j + (V λ_i) ⊙ W_hyper,j for the word j of example i.
 
-    The columns are scaled, not the rows, since those are the outputs.
+    V λ scales the columns, not the rows, as the columns are the outputs.
 
     Args:
         num_embeddings ... dtype: as in torch.nn.Embedding; max_norm and sparse must be off.
-        hyper: the stn.HyperVector λ that it reads.
+        hyper: the stn.HyperVector λ that the layer reads.
 
     Attributes:
         weight, hyper_weight: W and W_hyper, [num_embeddings, embedding_dim].
@@ -55,7 +55,7 @@ class HyperEmbedding(HyperLayer, nn.Embedding):
         ids [...] to [..., embedding_dim].
 
     Raises:
-        ValueError: max_norm or sparse is on; where each example has its own λ, ids has other examples.
+        ValueError: max_norm or sparse is on; or each example has its own λ, and ids has another number of examples.
 
     Example:
         >>> from partnets import hyper, stn
@@ -78,8 +78,8 @@ class HyperEmbedding(HyperLayer, nn.Embedding):
         asked = [name for name in ("max_norm", "sparse") if getattr(self, name)]
         if asked:
             raise ValueError(
-                f"an Embedding with {' and '.join(asked)} has no best response: these change the table, or its"
-                " gradient, by whole rows; leave them out, or the layer with skip=."
+                f"an Embedding with {' and '.join(asked)} cannot be a best response, as these change the table or its"
+                " gradient by whole rows; turn them off, or name the layer in skip=."
             )
         super().begin_response(vector)
 

@@ -1,4 +1,4 @@
-"""HyperLayer: torch's layers, whose parameters are a function of the hyperparameters (MacKay et al. 2019)."""
+"""HyperLayer: torch's layers with parameters that are functions of the hyperparameters (MacKay et al. 2019)."""
 
 from __future__ import annotations
 
@@ -19,21 +19,22 @@ from partnets.stn.response import Product, respond
 from partnets.stn.vector import HyperVector, is_each
 from partnets.utils.linearised import lifted
 
-# Of V and C (the published code's); with centred hyperparameters they start at 0, so that the output does.
+# Initial standard deviation of V and C (the published code's). With centred hyperparameters V and C start at 0, so that
+# the response starts at 0.
 SCALE_STD = 0.01
 
-# What of a weight is the same at all λ.
+# The attributes of a weight that are the same at all λ.
 DESCRIPTIONS = {
     *("dtype", "device", "shape", "ndim", "layout", "is_cuda", "is_meta", "is_sparse", "is_quantized", "requires_grad"),
     *("size", "dim", "numel", "stride", "is_floating_point", "element_size", "itemsize", "nbytes", "__len__"),
 }
 
-# torch's layers, and what `convert` makes of each: of exactly this type, since a subclass may compute something else.
+# torch's layers and their replacements by `convert`; exact types, since a subclass may compute something else.
 RULES: dict[type[nn.Module], type[HyperLayer]] = {}
 
 
 class _Described(Tensor):
-    """A parameter at which one can look, as at its dtype, and with which nothing is computed."""
+    """A parameter that gives only its metadata, such as its dtype, and refuses computations."""
 
     @classmethod
     def of(cls, parameter: Tensor, what: str) -> Tensor:
@@ -48,40 +49,40 @@ class _Described(Tensor):
             return super().__torch_function__(function, types, args, kwargs or {})
         what = next(leaf.what for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, cls))
         raise RuntimeError(
-            f"{name} is called with the {what}, from outside of it and where hyperparameters are perturbed: that is not"
-            " what the layer computes with; name the layer in stn.convert skip=, so that it stays plain. For a penalty"
-            " of weights there is hyper.WeightDecay."
+            f"{name} is called with the {what} outside of the layer while hyperparameters are perturbed, but the layer"
+            " computes with another weight; name it in stn.convert skip= to keep torch's layer, or use"
+            " hyper.WeightDecay for a penalty of weights."
         )
 
 
 def alike(*descriptions: str) -> bool:
-    """Whether two vectors are the same function's input; one of a part of a model has shorter names."""
+    """Return whether two descriptions are of the same vector; names in a part of a model are shorter."""
     kinds, names = zip(*(each.split(": ") for each in descriptions), strict=True)
     pairs = zip_longest(*(each.split(", ") for each in names), fillvalue="")
     return len(set(kinds)) == 1 and all(f".{a}".endswith(f".{b}") or f".{b}".endswith(f".{a}") for a, b in pairs)
 
 
 class HyperLayer(nn.Module):
-    """A mixin for torch's layers, each of whose parameters p is the best response p + (V λ) ⊙ p_hyper.
+    """A mixin for torch's layers that replaces each parameter p by the best response p + (V λ) ⊙ p_hyper.
 
-    The rows of a weight, or what else `rows` says, are scaled by a linear function of λ. Put it before torch's layer
-    among the bases, name that layer in `ordinary` and the parameters in `responding`, and compute by `merged` and
-    `scale`.
+    A linear function of λ scales the rows of a weight, or the dimension that `rows` returns. In a subclass, put
+    HyperLayer before torch's layer in the bases, set `ordinary` to torch's layer and `responding` to the parameters'
+    names, and compute with `merged` and `scale`.
 
     Args:
-        *args, **kwargs: as torch's layer takes them.
+        *args, **kwargs: the arguments of torch's layer.
         hyper: the HyperVector that the layer reads.
 
     Attributes:
         NAME: the parameter itself, W_elem or b_elem, under torch's name.
-        hyper_NAME: W_hyper or b_hyper, of its shape.
+        hyper_NAME: W_hyper or b_hyper, of the same shape.
         NAME_scale: V or C, [rows, n].
         vector: the HyperVector.
     """
 
     ordinary: type[nn.Module]
     responding: tuple[str, ...] = ("weight", "bias")
-    # For partnets.finalize and partnets.Trainer, which know nothing of these layers.
+    # Named in errors of partnets.finalize and partnets.Trainer, which do not support these layers.
     made_ordinary_by, trained_by = "partnets.stn.freeze", "partnets.stn.Trainer"
 
     def __init_subclass__(cls, **kwargs) -> None:
@@ -98,15 +99,15 @@ class HyperLayer(nn.Module):
         self.begin_response(hyper)
 
     def rows(self, name: str) -> int:
-        """The dimension of a parameter whose entries are scaled alike."""
+        """Return the dimension of a parameter along which V λ scales it; entries with the same index share a scale."""
         return 0
 
     def names(self) -> Iterator[str]:
-        """The names of the parameters that respond."""
+        """Return the names of the parameters that respond."""
         return (name for name in self.responding if self._parameters.get(name) is not None)
 
     def begin_response(self, vector: HyperVector) -> None:
-        """Makes a function of λ of this layer, which is still an ordinary one inside."""
+        """Register the parameters of the response, which turn torch's layer into a function of λ."""
         self.vector = vector
         drawn = self._drawn()
         for name in list(self.names()):
@@ -120,13 +121,14 @@ class HyperLayer(nn.Module):
             self.register_parameter(f"{name}_scale", nn.Parameter(scale))
 
     def _drawn(self) -> dict[str, Tensor]:
-        """W_hyper and b_hyper: drawn as torch draws W and b; where W is far from that size, at the size of W.
+        """Draw W_hyper and b_hyper by torch's initialisation.
 
-        What torch sets to 0, as the bias of a norm, is 1 here: 0 times a scale of 0 would never learn.
+        W_hyper is rescaled to the root mean square of W if the two differ by a factor of 2 or more. Parameters that
+        torch sets to 0, such as the bias of a norm, are 1: 0 times a scale of 0 would never learn.
         """
         new = as_class(self, self.ordinary)
-        new._modules = {}  # torch's recurrent layers reset all that is inside them, a hyper.DropConnect as well
-        new._buffers = copy.deepcopy(new._buffers)  # and its norms their running statistics
+        new._modules = {}  # torch's recurrent layers also reset their submodules, such as a hyper.DropConnect
+        new._buffers = copy.deepcopy(new._buffers)  # torch's norms also reset their running statistics
         for name in self.names():
             like = self._parameters[name]
             new._parameters[name] = nn.Parameter(torch.empty_like(like, memory_format=torch.contiguous_format))
@@ -144,12 +146,12 @@ class HyperLayer(nn.Module):
 
     @classmethod
     def named_by(cls, layer: nn.Module) -> tuple[str, ...]:
-        """`responding` of what becomes of torch's layer."""
+        """Return the names that respond after torch's layer is converted."""
         return cls.responding
 
     @classmethod
     def serves(cls, layer: nn.Module) -> bool:
-        """Whether all parameters of a layer learn, and none is computed from others or has yet to be made."""
+        """Return whether all parameters of a layer are trainable and none is parametrized or lazy."""
         own = {name for name in cls.named_by(layer) if layer._parameters.get(name) is not None}
         parameters = set(layer.parameters()) - set(hyperparameters(layer))
         is_whole = own == {name for name, parameter in layer._parameters.items() if parameter is not None}
@@ -157,7 +159,7 @@ class HyperLayer(nn.Module):
 
     @classmethod
     def from_ordinary(cls, layer: nn.Module, hyper: HyperVector) -> HyperLayer:
-        """A layer of this class made of torch's, which stays as it is and shares its parameters.
+        """Return a layer of this class that shares the parameters of torch's layer, which is left unchanged.
 
         Raises:
             ValueError: the layer has other parameters than its class.
@@ -168,7 +170,7 @@ class HyperLayer(nn.Module):
         return new
 
     def to_ordinary(self, hyper: Tensor) -> nn.Module:
-        """torch's layer at one `input` of its hyperparameters, [n]; it shares no parameter with this one."""
+        """Return torch's layer at one `input` of the hyperparameters, [n]; no parameters are shared."""
         new = as_class(self, self.ordinary)
         vars(new).pop("vector")
         new._modules.pop("drop_connect", None)
@@ -181,7 +183,7 @@ class HyperLayer(nn.Module):
         return new
 
     def value(self, name: str) -> Tensor | None:
-        """A parameter of this layer, or None; a constant, if it is W or b and the response alone learns."""
+        """Return a parameter of this layer, or None; W and b are detached while only the response learns."""
         value = self.live(name)
         if value is not None and name in self.responding and self.vector.response_learns:
             return value.detach()
@@ -190,13 +192,13 @@ class HyperLayer(nn.Module):
     def given(
         self, x: Tensor, features: int | None = None, batch_dim: int | None = None
     ) -> tuple[Tensor, Tensor | None]:
-        """An input x, and what of the hyperparameters the layer reads for it: one λ, or [batch, n].
+        """Return an input x and the hyperparameters that the layer reads for it, [n] or [batch, n].
 
-        Where x has a single example for all, as position embeddings have it, it is one for each.
+        If x has one example for all, like position embeddings, it is expanded to the batch.
 
         Args:
-            features: the first dimension of x that is no example's place, if there is one.
-            batch_dim: where the examples are, if not where they are in the model.
+            features: the first feature dimension of x, if it has one; the examples are before it.
+            batch_dim: the dimension of the examples, if it differs from the model's.
 
         Raises:
             ValueError: x has other examples than those for which λ was given.
@@ -213,11 +215,11 @@ class HyperLayer(nn.Module):
         return x, hyper
 
     def live(self, name: str) -> Tensor | None:
-        """A parameter of this layer, or None; of a partitioned one that of the live subnetwork."""
+        """Return a parameter of this layer, or None; in a partitioned layer, that of the active subnetwork."""
         return self._parameters.get(name)
 
     def __getattr__(self, name: str):
-        """As torch's, but that nobody outside of the layer computes with W where W alone is not the weight."""
+        """Return the attribute; while λ is perturbed, return W only as metadata, because it is not the whole weight."""
         value, own = super().__getattr__(name), self.__dict__
         if f"hyper_{name}" not in own.get("_parameters", ()) or torch.compiler.is_compiling():
             return value
@@ -232,34 +234,34 @@ class HyperLayer(nn.Module):
         theirs, ours = metadata.get("responds"), self.vector.description()
         if theirs is not None and not alike(theirs, ours):
             raise RuntimeError(
-                f"{prefix[:-1]} was saved as a response to {theirs}, and is one to {ours}: its V means something else;"
-                " load it into a model that stn.convert has made with the same hyperparameters in the same order."
+                f"{prefix[:-1]} was saved as a response to {theirs}, but responds to {ours}; load it into a model that"
+                " stn.convert has converted with the same hyperparameters in the same order."
             )
         super()._load_from_state_dict(state_dict, prefix, metadata, *rest)
 
     def operands(self, name: str) -> tuple[Tensor, Tensor, Tensor]:
-        """W, W_hyper and V of a weight, with entries dropped where a hyper.DropConnect says so, alike of both."""
+        """Return W, W_hyper and V of a weight; a hyper.DropConnect drops the same entries of W and W_hyper."""
         weight, response = self.value(name), self.value(f"hyper_{name}")
         if (mask := self.dropped(name)) is not None:
             weight, response = weight * mask, response * mask
         return weight, response, self.value(f"{name}_scale")
 
     def dropped(self, name: str) -> Tensor | None:
-        """What hyper.DropConnect, as the attribute drop_connect, makes of a weight's entries: 0 or more; or None."""
+        """Return the factors of a weight's entries by the hyper.DropConnect in attribute drop_connect, or None."""
         drop_connect = self._modules.get("drop_connect")
         return drop_connect(self.value(name)) if drop_connect is not None and self.drops(name) else None
 
     def drops(self, name: str) -> bool:
-        """Whether it is this weight of which hyper.DropConnect drops entries."""
+        """Return whether hyper.DropConnect drops entries of this weight."""
         return name == "weight"
 
     def scale(self, name: str, hyper: Tensor) -> Tensor:
-        """V λ, [rows] or [batch, rows]."""
+        """Return V λ, [rows] or [batch, rows]."""
         scale = self.value(f"{name}_scale")
         return hyper.to(scale.dtype) @ scale.t()
 
     def merged(self, name: str, hyper: Tensor | None) -> Tensor | None:
-        """p + (V λ) ⊙ p_hyper for one λ, [n], and p for none; None if there is no such parameter."""
+        """Return p + (V λ) ⊙ p_hyper for one λ, [n], or p if hyper is None; None if the layer has no such p."""
         parameter = self.value(name)
         if parameter is None:
             return None
@@ -271,22 +273,22 @@ class HyperLayer(nn.Module):
         return parameter if mask is None else parameter * mask
 
     def responded(self, x: Tensor, hyper: Tensor, product: Product) -> Tensor:
-        """The output for x, [batch, ...], where each example has its own λ, [batch, n]."""
+        """Return the output for x, [batch, ...], with a λ for each example, [batch, n]."""
         return self.affine(hyper, product, "weight", "bias" if "bias" in self.responding else None)(x)
 
     def affine(self, hyper: Tensor, product: Product, weight: str, bias: str | None) -> Callable[[Tensor], Tensor]:
-        """W x + b as a function of x, by the parameters of these names: each example has its own; entries drop once."""
+        """Return x -> W x + b with each example's own W and b; entries are dropped once, not at each call."""
         operands, offset = self.operands(weight), ()
         if bias is not None and (value := self.value(bias)) is not None:
             offset = value, self.value(f"hyper_{bias}")[:, None] * self.value(f"{bias}_scale")
         return lambda x: respond(x, hyper, *operands, product, *offset)
 
     def squared_norm(self, name: str) -> Tensor:
-        """||p + (V λ) ⊙ p_hyper||², [] or [batch], without that parameter being made for each example."""
+        """Return ||p + (V λ) ⊙ p_hyper||², [] or [batch], without forming each example's parameter."""
         hyper = self.vector.input()
         if hyper is None:
             return self.value(name).square().sum()
-        # A quadratic function of the response, which needs no linear one.
+        # Quadratic in the response, so lifted: it need not be linear in the perturbation.
         parameter, response, scale = self.value(name), self.value(f"hyper_{name}"), self.scale(name, lifted(hyper))
         others = [dim for dim in range(parameter.dim()) if dim != self.rows(name)]
 
@@ -297,11 +299,11 @@ class HyperLayer(nn.Module):
         return (squares[0] + scale * (2 * squares[1] + scale * squares[2])).sum(-1)
 
     def responses(self) -> Iterator[nn.Parameter]:
-        """W_hyper, b_hyper, V and C."""
+        """Yield W_hyper, b_hyper, V and C."""
         for name in self.names():
             yield from (self._parameters[f"hyper_{name}"], self._parameters[f"{name}_scale"])
 
     def extra_repr(self) -> str:
-        with self.vector.unperturbed():  # torch looks at whether there is a bias
+        with self.vector.unperturbed():  # torch tests whether there is a bias
             own = super().extra_repr()
         return f"{own}, hyper={self.vector.size}" if own else f"hyper={self.vector.size}"

@@ -8,15 +8,15 @@ from partkernels.operators import dense
 from partnets.stn.layer import HyperLayer
 from partnets.stn.vector import is_each
 
-# From so many positions of an example on, as of a sequence, its own weight is made: that costs as much as the product
-# with some twenty positions, and saves one product forward, one for dx and two for what learns.
+# With at least this many positions in an example, such as a sequence's, the example's own weight is formed: this costs
+# as much as the product with some twenty positions, and saves one product forward, one for dx and two for parameters.
 MERGED = 48
-# Bytes of weights of examples' own at a time, where they are multiplied as a batch.
+# Bytes of examples' own weights at a time, where they are multiplied as a batch.
 MERGED_BYTES = 64 << 20
 
 
 class _Matmul:
-    """x W^T for x [batch, ..., in_features]."""
+    """The product x W^T for x [batch, ..., in_features]."""
 
     rows_dim = -1
 
@@ -26,7 +26,7 @@ class _Matmul:
     def add(self, y, x, weight):
         if dense.is_ours(x, weight):
             return y.add_(dense.linear(x, weight))
-        y.view(-1, len(weight)).addmm_(x.flatten(0, -2), weight.t())  # added by the product itself
+        y.view(-1, len(weight)).addmm_(x.flatten(0, -2), weight.t())  # fuses product and addition
         return y
 
     def gradients(self, grad, x, weight, needs):
@@ -39,7 +39,7 @@ class _Matmul:
         positions = x.shape[1:-1].numel()
         if positions < MERGED or len(x) == 0:
             return 0
-        # On CPUs a batch of products is slower than one after another: 1.2 to 2.1 times F.linear, and 1.06 to 1.23.
+        # On CPUs a batch of products takes 1.2 to 2.1 times F.linear's time, successive products 1.06 to 1.23 times.
         return 1 if x.device.type == "cpu" else max(1, MERGED_BYTES // (weight.numel() * weight.element_size()))
 
     def each(self, x, weights):
@@ -63,7 +63,7 @@ class HyperLinear(HyperLayer, nn.Linear):
 
     Args:
         in_features, out_features, bias, device, dtype: as in torch.nn.Linear.
-        hyper: the stn.HyperVector λ that it reads.
+        hyper: the stn.HyperVector λ that the layer reads.
 
     Attributes:
         weight, hyper_weight: W and W_hyper, [out_features, in_features].
@@ -74,7 +74,7 @@ class HyperLinear(HyperLayer, nn.Linear):
         x [..., in_features] to [..., out_features].
 
     Raises:
-        ValueError: where each example has its own λ, x has other examples.
+        ValueError: each example has its own λ, and x has another number of examples.
 
     Example:
         >>> from partnets import hyper, stn
@@ -87,7 +87,7 @@ class HyperLinear(HyperLayer, nn.Linear):
     """
 
     ordinary = nn.Linear
-    # Where the examples are in x, if not where they are in the rest of the model.
+    # The dimension of the examples in x, if it differs from the rest of the model.
     batch_dim: int | None = None
 
     def forward(self, input: Tensor) -> Tensor:

@@ -14,12 +14,12 @@ from partnets.stn.response import rows_of
 from partnets.stn.vector import is_each
 from partnets.utils.traced import is_traced
 
-# Before and after the name of a parameter: itself, its response, and V or C.
+# Prefixes and suffixes that name a parameter, its response, and V or C.
 PARTS = ("", ""), ("hyper_", ""), ("", "_scale")
 
 
 class _Anew(torch.autograd.Function):
-    """function(*tensors), of which the tensors alone are kept: the backward pass computes it anew, by `again`."""
+    """function(*tensors), saving only the tensors: the backward pass recomputes it by `again`."""
 
     @staticmethod
     def forward(ctx, function, again, *tensors):
@@ -42,18 +42,18 @@ class _Anew(torch.autograd.Function):
 
 
 class _HyperNorm(HyperLayer):
-    """What all norms have in common: each example has a scale and a shift of its own.
+    """The base of all norms, with a weight and a bias for each example.
 
     Args:
-        *args, **kwargs: as torch's layer takes them.
-        hyper: the stn.HyperVector λ that it reads.
+        *args, **kwargs: the arguments of torch's layer.
+        hyper: the stn.HyperVector λ that the layer reads.
 
     Attributes:
-        weight, hyper_weight, bias, hyper_bias: as torch's weight and bias; W_hyper and b_hyper start at 1.
+        weight, hyper_weight, bias, hyper_bias: shaped like torch's weight and bias; W_hyper and b_hyper start at 1.
         weight_scale, bias_scale: V and C, a row for each entry, or for the first dimension of normalized_shape.
 
     Raises:
-        ValueError: where each example has its own λ, x has other examples.
+        ValueError: each example has its own λ, and x has another number of examples.
     """
 
     def forward(self, input: Tensor) -> Tensor:
@@ -68,22 +68,22 @@ class _HyperNorm(HyperLayer):
         return _Anew.apply(partial(self._scaled, self.normalised), partial(self._scaled, self.normaliser()), *tensors)
 
     def features(self, x: Tensor) -> int:
-        """The first of the dimensions of x that the weight has."""
+        """Return the first dimension of x that the weight has."""
         return 1
 
     def drops(self, name):
         return False
 
     def normalised(self, x: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
-        """torch's layer with these."""
+        """Apply torch's layer with this weight and bias."""
         raise NotImplementedError
 
     def normaliser(self) -> Callable[..., Tensor]:
-        """What does as `normalised` once more, and nothing else."""
+        """Return a function that repeats `normalised` without its side effects."""
         return self.normalised
 
     def _scaled(self, normalise: Callable[..., Tensor], x: Tensor, hyper: Tensor, *tensors: Tensor) -> Tensor:
-        """Normalised, by the parameters of each example: `tensors` are p, p_hyper and p_scale of each."""
+        """Normalise x with each example's parameters; `tensors` are p, p_hyper and p_scale for each parameter."""
         y = normalise(x, None, None)
         shape, first = [1] * x.dim(), self.features(x) % x.dim()
         shape[self.vector.batch_dim] = len(hyper)

@@ -1,6 +1,6 @@
-"""Best responses of partitioned networks: partnets.partition divides W, W_hyper, V and C alike.
+"""Partitioned best responses: partnets.partition partitions W, W_hyper, V and C.
 
-With them subnetwork k - 1 has seen nothing of chunk k, whatever it responds to: D_k tunes without a validation set.
+So subnetwork k - 1 and its response have not seen chunk k, and D_k tunes λ without a validation set.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ from partnets.utils import seeds
 
 
 def _base(name: str) -> str:
-    """The parameter whose response another one is a part of."""
+    """Return the name of the parameter that NAME, hyper_NAME or NAME_scale belongs to."""
     return name.removeprefix("hyper_").removesuffix("_scale")
 
 
 class PartitionedHyperLayer(PartitionedLayer):
-    """What all have in common: V and C are divided as weights are, W_hyper and b_hyper as W and b."""
+    """The base of partitioned best responses; V and C are partitioned like weights, W_hyper like W, b_hyper like b."""
 
     def live(self, name):
         return super().live(name) if name in self._parameters else None
@@ -58,11 +58,11 @@ class PartitionedHyperLayer(PartitionedLayer):
         return *(name for name in names if name not in self.scales), *responses
 
     def is_weight(self, name: str) -> bool:
-        """Whether a parameter is divided entry by entry."""
+        """Return whether a parameter is partitioned entry by entry."""
         return "bias" not in name
 
     def divided(self, name, weight, proportions, seed, scheme):
-        # An entry of W_hyper belongs to whom that of W does, and all of an output to one, where scheme is 'node'.
+        # An entry of W_hyper belongs to the partition of W's entry; with scheme 'node', all of an output to one.
         return super().divided(_base(name), weight, proportions, seed, scheme)
 
     def usual_distribution(self, name):
@@ -180,8 +180,8 @@ class PartitionedHyperMultiheadAttention(PartitionedHyperLayer, HyperMultiheadAt
 
 def _refused(layer: nn.Module, *_, **__) -> NoReturn:
     raise ValueError(
-        f"a {type(layer).__name__} has running statistics of all chunks; leave it out of stn.convert with skip=, and"
-        " partnets.partition makes a norm of it that keeps them for each subnetwork, or use nn.GroupNorm."
+        f"a {type(layer).__name__} has running statistics of all chunks; name it in stn.convert skip=, so that"
+        " partnets.partition keeps statistics for each subnetwork, or use nn.GroupNorm."
     )
 
 

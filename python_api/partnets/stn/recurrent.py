@@ -1,4 +1,4 @@
-"""HyperRNN, HyperLSTM and HyperGRU: torch's recurrent layers as best responses, built of HyperLinear's products."""
+"""HyperRNN, HyperLSTM and HyperGRU: torch's recurrent layers as best responses, by HyperLinear's products."""
 
 from __future__ import annotations
 
@@ -14,26 +14,26 @@ from partnets.stn.layer import HyperLayer
 from partnets.stn.linear import MATMUL
 from partnets.stn.vector import is_each
 
-# The state of a layer: h, and of an LSTM c.
+# The state of a layer: (h,), or (h, c) for an LSTM.
 State = tuple[Tensor, ...]
 
 
 class _HyperRecurrent(FlatWeights, HyperLayer):
-    """What the three have in common. One λ for all examples is torch's own kernel with merged weights.
+    """The base of HyperRNN, HyperLSTM and HyperGRU.
 
-    Where each example has its own λ, it goes step by step: the products with the inputs of all steps are one, those
-    with the hidden state two of each step.
+    One λ for all examples uses torch's kernel with merged weights. A λ for each example uses a loop over time steps,
+    with one product for the inputs of all steps and two products for the hidden state at each step.
 
     Args:
         input_size ... dtype: as in torch's layer.
-        hyper: the stn.HyperVector λ that it reads.
+        hyper: the stn.HyperVector λ that the layer reads.
 
     Attributes:
         weight_ih_l0, bias_ih_l0, ...: W and b, as torch's; hyper_weight_ih_l0, ...: W_hyper and b_hyper;
             weight_ih_l0_scale, ...: V and C.
 
     Raises:
-        ValueError: where each example has its own λ, the input has other examples, or is packed.
+        ValueError: each example has its own λ, and the input is packed or has another number of examples.
     """
 
     @property
@@ -64,8 +64,8 @@ class _HyperRecurrent(FlatWeights, HyperLayer):
             return super().forward(input, hx)
         if isinstance(input, PackedSequence):
             raise ValueError(
-                "the sequences are packed, and each example has hyperparameters of its own; pass padded ones, or"
-                " stn.convert per_example=False."
+                "the sequences are packed, but each example has its own hyperparameters; pass padded sequences, or"
+                " per_example=False to stn.convert."
             )
         if input.dim() != 3:
             raise ValueError(f"the input is {list(input.shape)}; pass a batch of sequences.")
@@ -87,7 +87,7 @@ class _HyperRecurrent(FlatWeights, HyperLayer):
         return x if self.batch_first else x.transpose(0, 1), hidden if len(hidden) > 1 else hidden[0]
 
     def _states(self, x: Tensor, hx) -> Iterator[State]:
-        """The first state of each layer and direction."""
+        """Return the initial states of all layers and directions."""
         count, sizes = self.num_layers * (2 if self.bidirectional else 1), self.state_sizes()
         if hx is None:
             hx = tuple(x.new_zeros(count, len(x), size) for size in sizes)
@@ -101,7 +101,7 @@ class _HyperRecurrent(FlatWeights, HyperLayer):
         return (self.hidden_size,)
 
     def _pass(self, x: Tensor, hyper: Tensor, suffix: str, state: State, reverse: bool) -> tuple[Tensor, State]:
-        """The outputs of a layer in one direction, [batch, length, ...], and its last state."""
+        """Return the outputs of a layer in one direction, [batch, length, ...], and its last state."""
 
         def affine(weight: str, bias: str | None) -> Callable[[Tensor], Tensor]:
             return self.affine(hyper, MATMUL, f"weight_{weight}{suffix}", bias and f"bias_{bias}{suffix}")
@@ -121,7 +121,7 @@ class _HyperRecurrent(FlatWeights, HyperLayer):
         return name.startswith("weight_hh")
 
     def cell(self, from_input: Tensor, from_state: Tensor, state: State) -> State:
-        """The next state, of what the input and the state add to the gates."""
+        """Return the next state, from the input's and the previous state's terms of the gates."""
         raise NotImplementedError
 
 

@@ -1,12 +1,12 @@
-"""respond: a product with weights that each example scales in its own way, p(W, x_i) + (V λ_i) ⊙ p(W_hyper, x_i).
+"""respond: a product with weights scaled differently for each example, p(W, x_i) + (V λ_i) ⊙ p(W_hyper, x_i).
 
-Neither p(W_hyper, x) nor V λ is kept for the backward pass, which computes them anew: what is saved is x, λ and the
-parameters. Two ways lead there, and the product says which is the faster one:
+The backward pass recomputes p(W_hyper, x) and V λ; only x, λ and the parameters are saved. There are two algorithms,
+and the product selects the faster one:
 
 - two products of the batch, the second added to the first in place;
-- one product, with each example's own weight, W + (V λ_i) ⊙ W_hyper, where an example has many positions. Then one
-  product gives all that learns, too: of the gradients dW_i of examples' own weights, dW is the sum, dW_hyper that of
-  (V λ_i) ⊙ dW_i, and d(V λ_i) is <dW_i, W_hyper> for each row.
+- one product with each example's own weight, W + (V λ_i) ⊙ W_hyper, if an example has many positions. One product then
+  gives all parameters' gradients too: from the gradients dW_i of the examples' weights, dW is the sum of dW_i, dW_hyper
+  is the sum of (V λ_i) ⊙ dW_i, and d(V λ_i) is <dW_i, W_hyper> for each row.
 """
 
 from __future__ import annotations
@@ -22,27 +22,27 @@ from partnets.utils.traced import is_traced
 
 
 class Product(Protocol):
-    """p(W, x): linear in both; x and y have the examples in dimension 0, W the rows."""
+    """y = p(W, x), bilinear; dimension 0 is the examples in x and y, and the rows in W."""
 
-    rows_dim: int  # the dimension of y in which the rows of W are
+    rows_dim: int  # the dimension of y for the rows of W
 
     def __call__(self, x: Tensor, weight: Tensor) -> Tensor:
-        """y, differentiable."""
+        """Return y, differentiable."""
 
     def add(self, y: Tensor, x: Tensor, weight: Tensor) -> Tensor:
-        """Adds the product to y, in place."""
+        """Add the product to y, in place."""
 
     def gradients(self, grad: Tensor, x: Tensor, weight: Tensor, needs: tuple[bool, bool]):
-        """dx and dW, those that are needed."""
+        """Return dx and dW, or None where not needed."""
 
     def at_a_time(self, x: Tensor, weight: Tensor) -> int:
-        """For how many examples their own weights are made at a time; 0 if two products are faster."""
+        """Return how many examples' weights to form at a time; 0 if two products are faster."""
 
     def each(self, x: Tensor, weights: Tensor) -> Tensor:
-        """y for weights [batch, *W's], one for each example."""
+        """Return y for weights [batch, *W.shape], one for each example."""
 
     def each_gradients(self, grad: Tensor, x: Tensor, weights: Tensor, needs: tuple[bool, bool]):
-        """dx and the gradient of weights."""
+        """Return dx and the gradient of weights, or None where not needed."""
 
 
 def respond(
@@ -55,14 +55,14 @@ def respond(
     bias: Tensor | None = None,
     bias_scale: Tensor | None = None,
 ) -> Tensor:
-    """p(W, x_i) + (V λ_i) ⊙ p(W_hyper, x_i) + b + C λ_i for each example i.
+    """Compute p(W, x_i) + (V λ_i) ⊙ p(W_hyper, x_i) + b + C λ_i for each example i.
 
     Args:
         x: [batch, ...].
         hyper: λ, [batch, n].
         weight, hyper_weight: W and W_hyper, [rows, ...].
         weight_scale: V, [rows, n].
-        product: of W and x.
+        product: p.
         bias: b, [rows], or None.
         bias_scale: C, each row times its entry of b_hyper, [rows, n]; None without a bias.
     """
@@ -78,7 +78,7 @@ def respond(
 
 
 def rows_of(hyper: Tensor, scale: Tensor) -> Tensor:
-    """V λ for each example, [batch, rows].
+    """Compute V λ for each example, [batch, rows], padding n to a multiple of 16.
 
     MKL takes nearly twice as long for an inner dimension of 10 as for one of 16: 3 % of a product of 1024² and 256.
     """
@@ -87,7 +87,7 @@ def rows_of(hyper: Tensor, scale: Tensor) -> Tensor:
 
 
 def _dtype(x: Tensor, weight: Tensor) -> torch.dtype:
-    """What is computed with: x's, or the weight's where x has numbers of words."""
+    """Return the dtype of the computation: that of x, or the weight's if x contains indices."""
     return x.dtype if x.is_floating_point() else weight.dtype
 
 
@@ -99,7 +99,7 @@ def _definition(x, hyper, weight, hyper_weight, weight_scale, bias_scale, bias, 
 
 
 def _spread(rows: Tensor, y: Tensor, product: Product) -> Tensor:
-    """[batch, rows], to broadcast with y."""
+    """Reshape rows, [batch, rows], to broadcast with y."""
     shape = [1] * y.dim()
     shape[0], shape[product.rows_dim] = rows.shape
     return rows.view(shape)
@@ -116,7 +116,7 @@ class _Response(torch.autograd.Function):
             y = found[0] if len(found) == 1 else torch.cat(found)
         else:
             y = product(x, hyper_weight.to(dtype))
-            # Not in two dtypes, which PyTorch does element by element on a CPU.
+            # Both factors in one dtype: on a CPU, PyTorch multiplies two dtypes without vectorisation.
             y.mul_(_spread(rows, y, product).to(dtype))
             y = product.add(y, x, weight.to(dtype))
         del rows
@@ -128,7 +128,7 @@ class _Response(torch.autograd.Function):
     def backward(ctx, grad):
         arguments, product, needs = ctx.saved_tensors, ctx.product, ctx.needs_input_grad[:-1]
         with torch.autocast(grad.device.type, enabled=False):
-            if torch.is_grad_enabled():  # for a second derivative, that of the definition
+            if torch.is_grad_enabled():  # for second derivatives, differentiate the definition
                 wanted = [argument for argument, needed in zip(arguments, needs, strict=True) if needed]
                 y = _definition(*arguments, product)
                 found = iter(torch.autograd.grad(y, wanted, grad, create_graph=True))
@@ -137,7 +137,7 @@ class _Response(torch.autograd.Function):
 
 
 def _own_weights(rows, weight, hyper_weight, step: int, dtype) -> Iterator[tuple[slice, Tensor]]:
-    """So many examples at a time: which, and their own weights."""
+    """Yield slices of `step` examples and these examples' weights."""
     for start in range(0, len(rows), step):
         part = slice(start, start + step)
         scale = rows[part].reshape(-1, len(weight), *[1] * (weight.dim() - 1))
@@ -163,7 +163,7 @@ def _gradients(grad, x, hyper, weight, hyper_weight, weight_scale, bias_scale, b
 
 
 def _summed(y: Tensor, product: Product, dtype: torch.dtype) -> Tensor:
-    """[batch, rows], summed over all positions of y."""
+    """Sum y over all positions, to [batch, rows]."""
     others = [dim for dim in range(1, y.dim()) if dim != product.rows_dim % y.dim()]
     return y.sum(others, dtype=dtype) if others else y.to(dtype)
 

@@ -1,4 +1,4 @@
-"""What stn.Trainer looks at before its first step: that each example is given its own λ, and that all of λ is read."""
+"""The checks of stn.Trainer before its first step: each example has its own λ, and all of λ is read."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ from partnets.utils.held import Held
 from partnets.utils.modules import evaluating, to_device
 from partnets.utils.random_state import preserved
 
-# Sizes of the batches that are tried: what happens to be as large as one is not as large as the other.
+# Sizes of the trial batches; two of them, to tell the dimension of examples from others of the same size.
 SIZES = 2, 3
-# Batches in which a hyperparameter that is read now and then should be read.
+# The number of batches within which every hyperparameter must be read, even if not every batch reads it.
 TRIES = 16
-# Of V λ: large enough to be seen, and small enough for many layers on one another.
+# The standard deviation of V λ: large enough to be detected, small enough for deep networks.
 SPREAD = 0.1
-# In units in the last place of the greatest output.
+# The tolerance, in units in the last place of the greatest output.
 ROUNDING = 8
 
 
 def check_start(trainer: TrainingState) -> None:
-    """Raises ValueError where hyperparameters are not what they seem; nothing of the model changes."""
+    """Raise ValueError if a hyperparameter is not read or examples' hyperparameters mix; change nothing."""
     vector, before = vector_of(trainer.model), Held(trainer.model)
     check_held(trainer.model)
     try:
@@ -54,8 +54,8 @@ def _drawn(trainer: TrainingState, examples: int, seed: int = 0) -> Any:
 
 
 def _trained(trainer: TrainingState, vector: HyperVector, batch: Any) -> list[Tensor]:
-    """The outputs of a step of the weights. Layers that take another dimension for that of the examples raise."""
-    # Penalties are computed where a gradient is.
+    """Return the outputs in a step of the weights; layers raise if their dimension of examples is another one."""
+    # Penalties are computed only with gradients enabled.
     with vector.perturbed(count_examples(batch, vector.batch_dim)), torch.enable_grad(), penalties():
         output, y = trainer.forward(trainer.model, batch)
         mean(trainer.loss, output, y)
@@ -67,7 +67,7 @@ def _tensors(output: Any) -> list[Tensor]:
 
 
 def _check_read(trainer: TrainingState, vector: HyperVector, read: set[nn.Module]) -> None:
-    """Raises ValueError if a hyperparameter that learns has no part in training, so that chance alone would move it."""
+    """Raise ValueError if training does not read a learned hyperparameter, which would then move only by chance."""
     learns = {one for module in trainer.hyper.values() for one in module.modules() if isinstance(one, Learned)}
     named = {one: name for one, name in zip(vector.learned, vector.names, strict=True) if one in learns}
     for seed in range(1, 1 + TRIES):
@@ -79,16 +79,16 @@ def _check_read(trainer: TrainingState, vector: HyperVector, read: set[nn.Module
             mean(trainer.hyper_loss, *trainer.forward(trainer.model, batch))
     if unread := [name for one, name in named.items() if one not in read]:
         raise ValueError(
-            f"in training nothing reads {', '.join(unread)}: its module is not called, or is in evaluation mode, or"
-            " belongs to a layer that stn.convert left as it is, or is a loss that is not passed as loss=. Leave it out"
-            " of stn.convert, or mend that."
+            f"in training nothing reads {', '.join(unread)}: its module is not called, is in evaluation mode, belongs"
+            " to a layer that stn.convert left unchanged, or is a loss that is not passed as loss=. Correct this, or"
+            " leave it out of stn.convert."
         )
 
 
 def _check_own(
     trainer: TrainingState, vector: HyperVector, batch: Any, dims: Sequence[int | None], noted: set[nn.Module]
 ) -> None:
-    """Raises ValueError if an example's output depends on the hyperparameters of another one."""
+    """Raise ValueError if an example's output depends on another example's hyperparameters."""
     model, count = trainer.model, count_examples(batch, vector.batch_dim)
     for layer in model.modules():
         for name in layer.names() if isinstance(layer, HyperLayer) else ():
@@ -114,13 +114,12 @@ def _check_own(
                 rows = [path for path, module in model.named_modules() if module in noted]
                 raise ValueError(
                     "an example's output depends on the hyperparameters of other examples: the model mixes examples, or"
-                    " has a layer that is given one row for all of them, and does not keep what becomes a row for each;"
-                    f" one row have {', '.join(rows) or 'none'}. Name such layers in stn.convert skip=, or pass"
-                    " per_example=False."
+                    " uses only one row of a layer that expands a single row to the batch; layers that got one row:"
+                    f" {', '.join(rows) or 'none'}. Name such layers in stn.convert skip=, or pass per_example=False."
                 )
 
 
 def _dims_of_examples(*outputs: list[Tensor]) -> list[int | None]:
-    """Of each output the dimension that is as large as the batch; None where there is none."""
+    """Return the dimension of each output that has the size of the batch, or None."""
     shapes = [zip(*(tensor.shape for tensor in tensors), strict=True) for tensors in zip(*outputs, strict=True)]
     return [next((dim for dim, sizes in enumerate(each) if sizes == SIZES), None) for each in shapes]

@@ -1,4 +1,4 @@
-"""A step of the best response and a step of the hyperparameters (Algorithm 1): what stn.Trainer is made of."""
+"""The two steps of stn.Trainer, of the best response and of the hyperparameters (Algorithm 1)."""
 
 from __future__ import annotations
 
@@ -34,21 +34,21 @@ def step_weights(
     clip: float | None = None,
     backward: Callable[[Tensor], None] = Tensor.backward,
 ) -> Tensor:
-    """One step of the best response φ on training data, at perturbed hyperparameters (Algorithm 1).
+    """Take one step of the best response φ on training data, at perturbed hyperparameters (Algorithm 1).
 
-    Where the hyperparameters are `centred`, all else learns at the present ones, and the response at perturbed ones, to
-    which W and b are constants (Bae and Grosse 2020): two passes, one step.
+    With `centred` hyperparameters, two passes make one step (Bae and Grosse 2020): the response learns at perturbed
+    hyperparameters with W and b constant, and all other parameters learn at the present ones.
 
     Args:
-        model: that stn.convert has made, in a partnets.baselines.Ensemble or partitioned.
-        optimizer, k, batch, loss, clip, backward: as of partnets.step_weights; with a validation set, k is 1.
+        model: a model converted by stn.convert, in a partnets.baselines.Ensemble or partitioned.
+        optimizer, k, batch, loss, clip, backward: as for partnets.step_weights; with a validation set, k is 1.
 
     Returns:
         The loss at perturbed hyperparameters, without penalties, detached.
 
     Raises:
-        ValueError, RuntimeError: as of partnets.step_weights; or no layer responds; or the response is `linearised`,
-            and the loss has not come from the model's output, or has no derivative in forward mode.
+        ValueError, RuntimeError: as for partnets.step_weights; or no layer responds; or the response is `linearised`,
+            and the loss is not computed from the model's output or has no derivative in forward mode.
 
     Example:
         >>> import partnets
@@ -62,7 +62,7 @@ def step_weights(
         >>> value = step_weights(model, optimizer, 1, (x, y), loss)
     """
     vector, gradients = vector_of(model), {}
-    with ExitStack() as stack:  # until the backward pass is done, in which checkpoints compute anew
+    with ExitStack() as stack:  # until the end of the backward pass, in which checkpoints recompute
 
         def perturbed_loss(batch: Any) -> Tensor:
             if vector.centred:
@@ -80,18 +80,18 @@ def step_weights(
                     value = loss(batch)
                 except NotImplementedError as error:
                     raise RuntimeError(
-                        "the response is linearised, and something in the model has no derivative in forward mode, as"
-                        " partitioned layers that don't respond; pass stn.convert linearised=False."
+                        "the response is linearised, but an operator of the model has no derivative in forward mode,"
+                        " such as partitioned layers that do not respond; pass linearised=False to stn.convert."
                     ) from error
                 if is_linear(value):
                     raise RuntimeError(
-                        "the response is linearised, and the loss has come from inside of the model, or the model is"
-                        " compiled; compute it of what model(...) returns, or pass stn.convert linearised=False."
+                        "the response is linearised, but the loss is not computed from the output of model(...), or the"
+                        " model is compiled; compute it from this output, or pass linearised=False to stn.convert."
                     )
             return value
 
         def backward_of_both(total: Tensor) -> None:
-            """Of what is no response, the gradient at the present hyperparameters stays alone."""
+            """Run backward, then restore the gradients at present hyperparameters of all other parameters."""
             for parameter in gradients:
                 parameter.grad = None
             backward(total)
@@ -103,7 +103,7 @@ def step_weights(
 
 @contextmanager
 def _statistics_kept(model: nn.Module) -> Iterator[None]:
-    """Afterwards running statistics are as before: a batch counts once, at the present hyperparameters."""
+    """Restore running statistics on exit, so that a batch counts once, at the present hyperparameters."""
     norms = [module for module in model.modules() if isinstance(module, _NormBase)]
     before = [(buffer, buffer.clone()) for norm in norms for buffer in norm.buffers(recurse=False)]
     try:
@@ -115,20 +115,20 @@ def _statistics_kept(model: nn.Module) -> Iterator[None]:
 
 
 def _gradients_of_others(model: nn.Module) -> Iterator[tuple[nn.Parameter, Tensor | None]]:
-    """Parameters that are no response, and their gradients, which the next backward pass will not overwrite."""
+    """Yield parameters outside of the response and their gradients, safe from the next backward pass."""
     responses = {response for m in model.modules() if isinstance(m, HyperLayer) for response in m.responses()}
     for parameter in model.parameters():
         if parameter not in responses:
-            grad = parameter.grad  # of DistributedDataParallel, perhaps a view of what it sends next
+            grad = parameter.grad  # with DistributedDataParallel it may be a view of a bucket that is reused
             yield parameter, grad.clone() if grad is not None and grad._is_view() else grad
 
 
 def _lift(model: nn.Module, _: tuple, output: Any) -> Any:
-    """A hook: the output at the present hyperparameters, and its derivative towards the perturbed ones, together."""
+    """Add to the output at the present hyperparameters its derivative towards the perturbed ones; a forward hook."""
     if not any(map(is_linear, tree_leaves(output))):
         raise RuntimeError(
-            f"the output of this {type(model).__name__} tells nothing of its response, as where the model is compiled;"
-            " pass stn.convert linearised=False."
+            f"the output of this {type(model).__name__} has no forward-mode derivative of the response, such as in a"
+            " compiled model; pass linearised=False to stn.convert."
         )
     return tree_map(lifted, output)
 
@@ -143,27 +143,27 @@ def step_hyper(
     weights: Mapping[int, float] | None = None,
     backward: Callable[[Tensor], None] = Tensor.backward,
 ) -> Tensor:
-    """One step of the hyperparameters λ and of σ on data that the best response has not learned from (Algorithm 1).
+    """Take one step of the hyperparameters λ and of σ on data that the best response has not seen (Algorithm 1).
 
-    The model is in evaluation mode; the gradient comes through the best response, and through what hyperparameters do
-    in evaluation as well.
+    The model is in evaluation mode. The gradient passes through the best response and through hyperparameters that act
+    in evaluation.
 
     Args:
-        model: as of step_weights.
-        optimizer: of torch.optim, of partnets.hyper.hyperparameters(model), which has the σ too.
-        batches: {k: a batch of D_k}: with a validation set, {2: a batch of it}.
-        loss, weights, backward: as of partnets.step_hyper.
+        model: as for step_weights.
+        optimizer: an optimizer of torch.optim of partnets.hyper.hyperparameters(model), which includes σ.
+        batches: {k: a batch of D_k}; with a validation set, {2: a batch of it}.
+        loss, weights, backward: as for partnets.step_hyper.
         entropy: τ, the weight of the entropy of the perturbation.
 
     Returns:
         The loss, without the entropy, detached.
 
     Raises:
-        ValueError, RuntimeError: as of partnets.step_hyper; or no layer responds, or entropy is negative.
+        ValueError, RuntimeError: as for partnets.step_hyper; or no layer responds, or entropy is negative.
     """
     check_entropy(entropy)
     vector, values = vector_of(model), []
-    # Until checkpoints have computed anew; partitioned layers don't go by this flag.
+    # Frozen until checkpoints have recomputed; partitioned layers ignore requires_grad.
     weights_of_networks = [
         parameter
         for _, layer in partitioned_layers(model)
@@ -186,14 +186,14 @@ def step_hyper(
 
 
 def check_entropy(entropy: float) -> None:
-    """Raises ValueError unless this is a weight of the entropy term."""
+    """Raise ValueError unless entropy is finite and not negative."""
     if not 0 <= entropy < math.inf:
-        raise ValueError(f"entropy={entropy}; pass the weight of the entropy term, 0 or above.")
+        raise ValueError(f"entropy={entropy}; pass the weight of the entropy term, 0 or more.")
 
 
 @contextmanager
 def _judging(model: nn.Module) -> Iterator[None]:
-    """Inside, a model is in evaluation mode; but partitioned norms normalise by the batch, as where weights learn."""
+    """Set a model to evaluation mode, but let partitioned norms normalise by the batch, as in steps of the weights."""
     norms = [norm for norm in partitioned_norms(model) if norm.training]
     with evaluating(model):
         for norm in norms:
@@ -202,7 +202,7 @@ def _judging(model: nn.Module) -> Iterator[None]:
 
 
 def count_examples(batch: Any, batch_dim: int) -> int:
-    """How many examples a batch has.
+    """Return the number of examples in a batch.
 
     Raises:
         ValueError: none of its tensors has this dimension.
@@ -211,5 +211,5 @@ def count_examples(batch: Any, batch_dim: int) -> int:
         if isinstance(leaf, Tensor) and leaf.dim() > batch_dim:
             return leaf.shape[batch_dim]
     raise ValueError(
-        f"a batch has no tensor with a dimension {batch_dim} of examples; collate its examples to tensors."
+        f"a batch has no tensor with a dimension {batch_dim} of examples; collate its examples into tensors."
     )

@@ -1,4 +1,4 @@
-"""stn.Trainer: learns a best response and the hyperparameters together (Algorithm 1 of MacKay et al. 2019)."""
+"""stn.Trainer: joint training of a best response and the hyperparameters (Algorithm 1 of MacKay et al. 2019)."""
 
 from __future__ import annotations
 
@@ -16,31 +16,32 @@ from partnets.training import trainer
 
 
 class Trainer(trainer.Trainer):
-    """Alternates steps of the best response φ on training data and of λ and σ on data that it has not seen.
+    """A trainer that alternates steps of the best response φ on training data with steps of λ and σ on unseen data.
 
-    All of partnets.Trainer, with perturbed hyperparameters in both steps: stn.step_weights and stn.step_hyper. What it
-    has not seen is a validation set, with partnets.baselines.held_out; or D_k, of which subnetwork k - 1 of a
-    partitioned network has seen nothing (L_ML), where all data are trained on.
+    It has all features of partnets.Trainer, with perturbed hyperparameters in both steps, stn.step_weights and
+    stn.step_hyper. The unseen data are a validation set, with partnets.baselines.held_out; or, if all data are trained
+    on, D_k, which subnetwork k - 1 of a partitioned network has not seen (L_ML).
 
     Args:
-        model: that stn.convert has made, in what baselines.held_out gives, or partitioned by partnets.partition.
-        chunks: of baselines.held_out, whose second is the validation set; or of partnets.chunk.
-        hyper: the modules whose λ is learned; all that the layers read if None.
-        hyper_every, hyper_steps: T_train and T_valid: ψ takes so many steps after each so many steps of φ.
-        hyper_after: the steps of φ of the warm-up; hyperparameters are perturbed there too.
+        model: a model converted by stn.convert, then passed through baselines.held_out or partnets.partition.
+        chunks: the chunks of baselines.held_out, with the validation set as D_2; or of partnets.chunk.
+        hyper: the modules of the λ to learn; if None, all that the layers read.
+        hyper_every, hyper_steps: T_train and T_valid: hyper_steps steps of λ after every hyper_every steps of φ.
+        hyper_after: the number of warm-up steps of φ; hyperparameters are perturbed during warm-up too.
         entropy: τ, the weight of the entropy of the perturbation in the steps of λ and σ. 0.001 in published runs of
             convolutional networks, 0.0001 in those of Δ-STN.
-        sampling: as of partnets.Trainer; by default only partitions that have parameters are drawn.
-        **options: as of partnets.Trainer. loss is that of training, with or without what only regularises; hyper_loss
-            that of validation, the plain negative log-likelihood where it is known. α₁, α₂ and α₃ are the rates of
-            optimizer and hyper_optimizer, of torch.optim with all of partnets.hyper.hyperparameters(model).
+        sampling: as for partnets.Trainer; by default only partitions that have parameters are drawn.
+        **options: as for partnets.Trainer. loss is the training loss, with or without terms that only regularise;
+            hyper_loss is the validation loss, by default the negative log-likelihood if loss has a known one. α₁ is the
+            learning rate of optimizer; α₂ and α₃ are those of hyper_optimizer, an optimizer of torch.optim of all of
+            partnets.hyper.hyperparameters(model).
 
     Attributes:
-        history: as of partnets.Trainer; its values have each σ as "NAME, scale". lml is minus the number of validation
-            examples times their mean loss.
+        history: as for partnets.Trainer; its values include each σ as "NAME, scale". lml is minus the number of
+            validation examples times their mean loss.
 
     Raises:
-        ValueError: no layer responds, or hyper_gradient is given; and as of partnets.Trainer.
+        ValueError: no layer responds, or hyper_gradient is given; and as for partnets.Trainer.
 
     Example:
         >>> import torch
@@ -68,8 +69,8 @@ class Trainer(trainer.Trainer):
         check_entropy(entropy)
         if "hyper_gradient" in options:
             raise ValueError(
-                "hyper_gradient is partnets.Trainer's: here all of ψ learns through the response of the layers. Leave"
-                " it out, or train by partnets.Trainer."
+                "hyper_gradient is an option of partnets.Trainer only: here all of ψ learns through the response of the"
+                " layers. Leave it out, or use partnets.Trainer."
             )
         self.entropy = entropy
         if hyper is None:
@@ -79,7 +80,7 @@ class Trainer(trainer.Trainer):
         super().__init__(model, chunks, hyper=hyper, sampling=sampling, hyper_gradient="direct", **options)
 
     def values(self) -> dict[str, float]:
-        """The present value of each hyperparameter, in its units, and of each σ, in those of the unconstrained one."""
+        """Return the present value of each hyperparameter, in its units, and each σ, in unconstrained units."""
         values = super().values()
         for path, module in self.hyper.items():
             for inner, one in module.named_modules():
@@ -103,7 +104,7 @@ class Trainer(trainer.Trainer):
 
 
 def _owning(model: nn.Module, chunks: Chunks) -> tuple[float, ...]:
-    """The chunks' proportions, but 0 for partitions that have no parameter, as of a validation set."""
+    """Return the chunks' proportions, with 0 for partitions without parameters, such as that of a validation set."""
     layers = [layer for _, layer in partitioned_layers(model)]
     return tuple(
         share if any(layer.entries(name, [tensor], k) for layer in layers for name, tensor in layer.owned()) else 0.0

@@ -1,4 +1,4 @@
-"""HyperVector: λ, the unconstrained hyperparameters of a model as one vector, which all of its layers read."""
+"""HyperVector: λ, the unconstrained hyperparameters of a model as one vector that all of its layers read."""
 
 from __future__ import annotations
 
@@ -16,29 +16,29 @@ from partnets.utils.linearised import is_linear, perturbation
 
 
 class HyperVector:
-    """λ: the parameters `raw` of all hyper.Learned in some Hyperparameters, after one another.
+    """λ: the concatenated parameters `raw` of all hyper.Learned in some Hyperparameters.
 
-    Layers of partnets.stn are functions of it. Outside of `at` it is what the hyperparameters are at present; inside it
-    is what was given, for each example or for all, and so are the values of the hyperparameters.
+    Layers of partnets.stn are functions of λ. Outside of `at`, λ is the present value of the hyperparameters. Inside,
+    λ and the values of the hyperparameters are those given, for each example or for all.
 
     Args:
-        hyper: a module of partnets.hyper, or several.
-        centred: layers read how far λ is from its present value, and not λ itself (Bae and Grosse 2020).
-        linearised: the response learns where the network's outputs are linear in it.
-        scale: σ at the start, the standard deviation of the perturbation of each entry.
-        learn_scale: whether σ learns.
-        per_example: whether each example has its own perturbation, or a batch has one.
-        batch_dim: the dimension of inputs of layers and hyperparameters in which the examples are.
+        hyper: one or several modules of partnets.hyper.
+        centred: whether layers read the difference of λ from its present value instead of λ (Bae and Grosse 2020).
+        linearised: whether the response learns from outputs that are linear in it.
+        scale: the initial σ, the standard deviation of each entry's perturbation.
+        learn_scale: whether σ is learned.
+        per_example: whether each example has its own perturbation; otherwise each batch has one.
+        batch_dim: the dimension of the examples in inputs of layers and hyperparameters.
 
     Attributes:
         modules: the Hyperparameters.
-        learned: the hyper.Learned inside, each once.
+        learned: the hyper.Learned inside, without duplicates.
         size: n, the length of λ.
-        names: of `learned`; stn.convert gives the dotted paths in the model.
+        names: the names of `learned`; stn.convert sets them to dotted paths in the model.
 
     Raises:
-        ValueError: there is no hyper.Learned inside, or scale is not positive.
-        TypeError: one is no Hyperparameter.
+        ValueError: hyper contains no hyper.Learned, or scale is not positive.
+        TypeError: hyper contains something other than a Hyperparameter.
 
     Example:
         >>> from partnets import hyper
@@ -60,7 +60,7 @@ class HyperVector:
         if not 0 < scale < math.inf:
             raise ValueError(f"scale={scale}; pass a positive number, in units of the unconstrained hyperparameters.")
         if linearised and not centred:
-            raise ValueError("linearised=True is about centred hyperparameters; pass centred=True too.")
+            raise ValueError("linearised=True requires centred hyperparameters; pass centred=True too.")
         modules = [hyper] if isinstance(hyper, nn.Module) else list(dict.fromkeys(hyper))
         for module in modules:
             if not isinstance(module, Hyperparameter):
@@ -68,7 +68,7 @@ class HyperVector:
                     f"hyper has a {type(module).__name__}; derive it from partnets.hyper.Hyperparameter, with its"
                     " numbers in hyper.Learned."
                 )
-        # Whether each example can have a value of its own: as the innermost Hyperparameter around it says.
+        # Whether each example can have its own value, according to the innermost enclosing Hyperparameter.
         owned: dict[Learned, bool] = {}
         for module in modules:
             for inner in module.modules():
@@ -76,13 +76,13 @@ class HyperVector:
                     owned |= {one: inner.per_example for one in inner.modules() if isinstance(one, Learned)}
         if not owned:
             raise ValueError(
-                "hyper has no numbers to tune; keep those of a Hyperparameter in hyper.Learned, and pass at least one."
+                "hyper has no numbers to tune; keep the numbers of a Hyperparameter in hyper.Learned, at least one."
             )
         own = {parameter for one in owned for parameter in one.parameters()}
         if strange := sorted({type(m).__name__ for m in modules if set(m.parameters()) - own}):
             raise ValueError(
-                f"{', '.join(strange)} has parameters outside of hyper.Learned, as whole networks have them: a best"
-                " response is a function of a few numbers; leave it out of hyper."
+                f"{', '.join(strange)} has parameters outside of hyper.Learned, like a network, but a best response is"
+                " a function of a few numbers; leave it out of hyper."
             )
         self.modules, self.learned, self.batch_dim = modules, list(owned), batch_dim
         self.names = [f"{type(one).__name__} of {one.raw.numel()}" for one in self.learned]
@@ -94,34 +94,34 @@ class HyperVector:
             one.scale_raw = nn.Parameter(_softplus_inverse(torch.full_like(one.raw, scale)), requires_grad=learn_scale)
 
     def description(self) -> str:
-        """What a response is a function of: without it V means nothing."""
+        """Return a description of λ, which defines the meaning of V's columns."""
         return f"{'centred' if self.centred else 'uncentred'} hyperparameters: {', '.join(self.names)}"
 
     def present(self) -> Tensor:
-        """λ as the hyperparameters are at present, [n], differentiable."""
+        """Return λ at the present values of the hyperparameters, [n], differentiable."""
         return torch.cat([one.raw.reshape(-1) for one in self.learned])
 
     def scale(self) -> Tensor:
-        """σ, [n], differentiable."""
+        """Return σ, [n], differentiable."""
         return F.softplus(torch.cat([one.scale_raw.reshape(-1) for one in self.learned]))
 
     def entropy(self) -> Tensor:
-        """H[p(ε | σ)] in nats, the sum of log(σ sqrt(2 π e))."""
+        """Return H[p(ε | σ)] in nats, the sum of log(σ sqrt(2 π e))."""
         return (self.scale().log() + 0.5 * math.log(2 * math.pi * math.e)).sum()
 
     def own(self) -> Tensor:
-        """Of which entries of λ each example has its own value, [n]."""
+        """Return a mask of the entries of λ that differ between examples, [n]."""
         sizes = torch.tensor([one.raw.numel() for one in self.learned])
         return torch.tensor(self._per_example).repeat_interleave(sizes)
 
     @contextmanager
     def perturbed(self, examples: int, *, learns: bool = False) -> Iterator[None]:
-        """Inside, λ is λ + ε with ε ~ N(0, σ²), for each of so many examples its own, by torch's global generator.
+        """Perturb λ in the context to λ + ε with ε ~ N(0, σ²) for each example, drawn by torch's global generator.
 
-        Hyperparameters that are not per_example have one draw for all of them, and so have all without per_example.
+        Hyperparameters that are not per_example share one draw for the batch; without per_example, all do.
 
         Args:
-            examples: of the batches that are computed inside.
+            examples: the number of examples in batches inside the context.
             learns: whether λ and σ get gradients, as in a step of the hyperparameters.
         """
         present, scale = self.present(), self.scale()
@@ -137,13 +137,13 @@ class HyperVector:
 
     @contextmanager
     def at(self, value: Tensor) -> Iterator[None]:
-        """Inside, in this thread and in the backward passes that it starts, λ is this value.
+        """Set λ to a value in the context, for this thread and the backward passes that it starts.
 
         Args:
-            value: [n], or [batch, n] for a value of each example.
+            value: [n], or [batch, n] with a row for each example.
 
         Raises:
-            ValueError: it is neither.
+            ValueError: value has another shape.
         """
         if value.dim() not in (1, 2) or value.shape[-1] != self.size:
             raise ValueError(f"λ is {list(value.shape)}; pass [{self.size}] or [batch, {self.size}].")
@@ -159,48 +159,48 @@ class HyperVector:
 
     @contextmanager
     def noting(self) -> Iterator[set[nn.Module]]:
-        """Inside, in this thread, it gathers which of `learned` are read in passes at some λ, and `note`s of layers."""
+        """Collect in the context, for this thread, the members of `learned` read inside `at`, and layers' `note`s."""
         noted: set[nn.Module] = set()
         with holding({self._noted: noted}):
             yield noted
 
     def note(self, layer: nn.Module) -> None:
-        """For whoever is `noting`."""
+        """Add a layer to the set that `noting` collects, if it is active."""
         if (noted := self._noted.get()) is not None:
             noted.add(layer)
 
     @contextmanager
     def at_present(self) -> Iterator[None]:
-        """Inside, in this thread, λ is what it is at present, and none of it gets a gradient."""
+        """Set λ to its present value in the context, for this thread, without gradients."""
         with self.at(self.present().detach()):
             yield
 
     @contextmanager
     def unperturbed(self) -> Iterator[None]:
-        """Inside, in this thread, parameters of layers can be looked at, whatever λ is outside."""
+        """Disable perturbations in the context, for this thread, so that layers' parameters can be read."""
         with holding({self._input: None}):
             yield
 
     @contextmanager
     def response_learning(self) -> Iterator[None]:
-        """Inside, in this thread, W_elem and b_elem are constants of the layers, and the response alone learns."""
+        """Treat W_elem and b_elem as constants in the context, for this thread; only the response learns."""
         with holding({self._response_learns: True}):
             yield
 
     @property
     def is_perturbed(self) -> bool:
-        """Whether this is inside of a pass at another λ than the present one."""
+        """Return whether the current pass is at another λ than the present one."""
         return self._input.get() is not None and self.input() is not None
 
     @property
     def response_learns(self) -> bool:
-        """Whether this is inside of `response_learning`."""
+        """Return whether `response_learning` is active."""
         return self._response_learns.get() is not None
 
     def input(self) -> Tensor | None:
-        """What the layers read: λ, or its distance from the present value; [n], or [batch, n].
+        """Return the layers' input: λ, or with `centred` its difference from the present value; [n] or [batch, n].
 
-        None where that distance is 0, and gets no gradient: then W and b are the weights.
+        None if this difference is 0 and gets no gradient: the weights are then W and b.
         """
         value = self._input.get()
         if value is not None:
@@ -217,5 +217,5 @@ def _softplus_inverse(x: Tensor) -> Tensor:
 
 
 def is_each(hyper: Tensor | None) -> bool:
-    """Whether an input of layers is one for each example, [batch, n]."""
+    """Return whether an input of layers has a row for each example, [batch, n]."""
     return hyper is not None and hyper.dim() == 2

@@ -1,4 +1,4 @@
-"""Training: a step of w_k and a step of ψ, the Trainer that alternates them, and what it records and saves."""
+"""Training: a step of w_k and a step of ψ, the Trainer that alternates them, its records and its checkpoints."""
 
 from partnets.training import callbacks, loggers
 from partnets.training.choices import Sweep, sweep

@@ -1,4 +1,4 @@
-"""Ahead: the chunks of a training, whose batches are fetched before their steps come."""
+"""Ahead: prefetching of a training's batches."""
 
 from __future__ import annotations
 
@@ -13,30 +13,30 @@ from torch import Generator
 from partnets.data.chunks import Chunks
 from partnets.data.fetching import Request, request
 
-# What will be drawn with a generator: the name of a method of Chunks, k and the batch size.
+# A function of a generator that yields the coming draws: the name of a method of Chunks, k and the batch size.
 Plan = Callable[[Generator], Iterator[tuple[str, int, int]]]
 
 
 class Ahead:
-    """sample and sample_upto of chunks, by a DataLoader.
+    """sample and sample_upto of chunks with batches prefetched by a DataLoader.
 
-    What will be drawn is drawn before by a copy of the generator; when its step comes it is drawn again, and the batch
-    is there. So the generator is that of the steps done, whatever was fetched ahead, and a checkpoint knows nothing of
-    this. If somebody else draws as well, the batches are not those that are wanted, which are then fetched when needed.
+    A copy of the generator makes the coming draws in advance. At its step, each draw is repeated, and its batch is
+    ready. So the generator's state does not depend on prefetching, and checkpoints need not store it. If other code
+    draws from the generator, the prefetched batches are wrong, and further batches are fetched when needed.
 
     Args:
-        chunks: whose batches are those of its draws.
-        loading: a DataLoader's options.
+        chunks: the chunks to draw from.
+        loading: options of a DataLoader.
 
     Raises:
-        ValueError: the chunks make batches in a way of their own.
+        ValueError: the chunks override sample or sample_upto.
     """
 
     def __init__(self, chunks: Chunks, loading: Mapping[str, Any]) -> None:
         kind = type(chunks)
         if kind.sample is not Chunks.sample or kind.sample_upto is not Chunks.sample_upto:
             raise ValueError(
-                f"{kind.__name__} makes batches in sample or sample_upto of its own, which are not fetched ahead; leave"
+                f"{kind.__name__} overrides sample or sample_upto, so its batches cannot be fetched ahead; leave"
                 f" {', '.join(loading)} out."
             )
         self.chunks, self.loading = chunks, loading
@@ -44,16 +44,16 @@ class Ahead:
         self._batches: Iterator | None = None
 
     def sample(self, k: int, batch_size: int, generator: Generator) -> Any:
-        """As of Chunks."""
+        """Sample a batch as Chunks does."""
         return self._taken(request(self.chunks.draw(k, batch_size, generator), generator))
 
     def sample_upto(self, k: int, batch_size: int, generator: Generator) -> Any:
-        """As of Chunks."""
+        """Sample a batch as Chunks does."""
         return self._taken(request(self.chunks.draw_upto(k, batch_size, generator), generator))
 
     @contextmanager
     def fetching(self, plan: Plan, generator: Generator) -> Iterator[None]:
-        """Inside, batches are fetched ahead; afterwards there is no worker process any more."""
+        """Fetch batches ahead in the context; end all worker processes on exit."""
         copy = generator.clone_state()
         self._expected.clear()
         with closing(self.chunks.fetched(self._requests(plan, copy), self.loading)) as self._batches:
@@ -76,9 +76,9 @@ class Ahead:
             self._batches.close()
             self._batches = None
             warnings.warn(
-                "the batches that were fetched ahead are not those of this step, since something else has drawn from"
-                " the trainer's generator or loaded a checkpoint: until fit ends, batches are fetched as they are"
-                " needed, without worker processes.",
+                "the batches that were fetched ahead are not those of this step, because something else has drawn from"
+                " the trainer's generator or loaded a checkpoint; until fit ends, batches are fetched when needed,"
+                " without worker processes.",
                 stacklevel=2,
             )
         return self.chunks.fetch_as_asked(wanted, self.loading)

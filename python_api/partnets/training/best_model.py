@@ -1,4 +1,4 @@
-"""Best: a model's state where its L_ML was highest, for model selection and early stopping."""
+"""Best: a model's state at its highest L_ML, for model selection and early stopping."""
 
 from __future__ import annotations
 
@@ -14,13 +14,14 @@ from partnets.subnetworks.state import MAP, weights_of
 
 @dataclass
 class Best:
-    """The parameters and buffers of a model, ψ included, at the highest L_ML so far (Appendix I.4, early stopping).
+    """The parameters and buffers of a model, including ψ, at the highest L_ML so far (Appendix I.4, early stopping).
 
     Attributes:
-        step: when it was; 0 before the first evaluation.
-        lml: in nats.
-        state: a copy of each parameter and buffer, by its dotted name.
-        division: which partitions own what, as division(model) says it. After partnets.reassign the best starts anew.
+        step: the step of the highest L_ML; 0 before the first evaluation.
+        lml: the highest L_ML, in nats.
+        state: a copy of each parameter and buffer, by dotted name.
+        division: the fingerprint of the partitions, division(model). If it changes, as by partnets.reassign, the next
+            evaluation replaces the best.
 
     Example:
         >>> model, best = nn.Linear(1, 1), Best()
@@ -37,7 +38,7 @@ class Best:
     division: str = ""
 
     def offer(self, model: nn.Module, step: int, lml: float) -> bool:
-        """Keeps a copy of the model if its L_ML is higher than before; says whether it is."""
+        """Keep a copy of the model and return True if its L_ML is higher than before or partitions have moved."""
         now = division(model)
         if not lml > self.lml and (self.division == now or not self.state):
             return False
@@ -47,25 +48,25 @@ class Best:
 
     @torch.no_grad()
     def restore(self, model: nn.Module) -> None:
-        """Copies the kept values into the model.
+        """Copy the kept values into the model.
 
         Raises:
-            ValueError: nothing has been kept, or partitions have moved since.
+            ValueError: no state has been kept, or partitions have moved since.
         """
         if not self.state:
             raise ValueError("no state has been kept; evaluate L_ML first, as Trainer(..., lml_every=100) does.")
         if self.division not in ("", division(model)):
             raise ValueError(
-                f"the best state is of step {self.step}, and partitions have moved since, as by partnets.reassign: in"
-                " these its weights would be other partitions', and carry what later chunks taught. Evaluate L_ML"
-                " after the move; and save a model itself to have it with the partitions that it had."
+                f"the best state is of step {self.step}, and partitions have moved since, as by partnets.reassign: its"
+                " weights would belong to other partitions and carry later chunks into earlier ones. Evaluate L_ML"
+                " after the move; to keep an earlier state with its partitions, save the model."
             )
         for name, tensor in tensors(model):
             tensor.copy_(self.state[name])
 
 
 def division(model: nn.Module) -> str:
-    """A fingerprint of which entries are whose; empty where no map says it.
+    """Return a fingerprint of the maps of entries to partitions; "" if the model has no maps.
 
     Example:
         >>> division(nn.Linear(1, 1))
@@ -79,7 +80,7 @@ def division(model: nn.Module) -> str:
 
 
 def copies(model: nn.Module) -> dict[str, Tensor]:
-    """A copy of each parameter and buffer, by its dotted name.
+    """Return a copy of each parameter and buffer, by dotted name.
 
     Example:
         >>> list(copies(nn.Linear(1, 1)))
@@ -89,6 +90,6 @@ def copies(model: nn.Module) -> dict[str, Tensor]:
 
 
 def tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """Each parameter and buffer, with its dotted name."""
+    """Yield each parameter and buffer with its dotted name."""
     yield from model.named_parameters()
     yield from model.named_buffers()

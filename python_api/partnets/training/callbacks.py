@@ -1,11 +1,11 @@
-"""Callbacks of a Trainer: any function of the trainer, called after each step; what it returns goes into History.
+"""Callbacks of a Trainer: functions of the trainer, called after each step; metrics they return go into History.
 
     evaluate = every(100, lambda trainer: {"test accuracy": partnets.accuracy(trainer.model, test)})
     each = every(500, subnetwork_metrics("test accuracy", lambda model: partnets.accuracy(model, test)))
     keep = every(1000, lambda trainer: trainer.save("checkpoint.pt"))
     partnets.Trainer(model, chunks, callbacks=[evaluate, each, every(500, record_loss_matrix), keep])
 
-Torch's random state is afterwards as it was, so that to evaluate more often changes nothing of the training.
+Random states are restored after callbacks, so the frequency of evaluations does not affect training.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Callback = Callable[[TrainingState], dict[str, float] | None]
 
 
 def every(steps: int, callback: Callback) -> Callback:
-    """A callback that calls another after each so many steps.
+    """Return a callback that calls another one every `steps` steps.
 
     Raises:
         ValueError: steps is below 1.
@@ -38,13 +38,13 @@ def every(steps: int, callback: Callback) -> Callback:
 
 
 def record_loss_matrix(trainer: TrainingState) -> None:
-    """Appends the mean loss of each subnetwork on each chunk to the trainer's history."""
+    """Append the mean loss of each subnetwork on each chunk to the trainer's history."""
     matrix = loss_matrix(trainer.model, trainer.chunks, trainer.hyper_loss, **trainer.evaluating)
     trainer.history.add_matrix(trainer.steps, matrix.tolist())
 
 
 def subnetwork_metrics(name: str, metric: Callable[[nn.Module], float]) -> Callback:
-    """A callback that gives a metric of each subnetwork, as "NAME, subnetwork 1" to "NAME, subnetwork C".
+    """Return a callback that records a metric of each subnetwork, as "NAME, subnetwork 1" to "NAME, subnetwork C".
 
     Example:
         >>> import torch, partnets

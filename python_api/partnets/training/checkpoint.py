@@ -1,4 +1,4 @@
-"""Checkpoints of a Trainer: all that decides its further steps, as plain values and tensors in one file."""
+"""Checkpoints of a Trainer: all state that determines further steps, as plain values and tensors in one file."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ from partnets.utils import sealed
 
 FORMAT = 4
 _EXPECTED = f"checkpoint of format {FORMAT}; pass a file that Trainer.save wrote."
-# Of a configuration, what files of before it was there were saved with.
+# Values of settings that older files lack.
 _OF_BEFORE = {"one_pass": False, "hyper_gradient": {}}
-# What all checkpoints have beside format and configuration.
+# The entries of all checkpoints besides format and configuration.
 _NAMES = (
     *("order", "examples", "model", "optimizer", "hyper_optimizer", "scheduler", "hyper_scheduler", "best"),
     *("generator", "history", "noises"),
@@ -35,50 +35,50 @@ _NAMES = (
 def save(
     trainer: TrainingState, path: str | PathLike, noises: list[dict], without: Collection[str] = (), **more: str
 ) -> None:
-    """Writes a checkpoint that `load` can read, as a whole or not at all.
+    """Write a checkpoint for `load`, atomically.
 
     Args:
-        noises: the random_state of each rank's trainer; there is one where training is not distributed.
-        without: what is kept elsewhere: of "model", "optimizer" and "best".
-        **more: what `read` gives beside.
+        noises: the random_state of each rank's trainer; one if training is not distributed.
+        without: entries that are stored elsewhere, from "model", "optimizer" and "best".
+        **more: further entries for `read`.
     """
     state = {name: value for name, value in _state(trainer).items() if name not in without}
     sealed.save({"format": FORMAT, "configuration": configuration(trainer), "noises": noises, **state, **more}, path)
 
 
 def load(trainer: TrainingState, path: str | PathLike, rank: int = 0) -> None:
-    """Sets a trainer to what `save` wrote; runs no code from the file, and checks it before anything changes.
+    """Load a file that `save` wrote, checking it before anything changes; run no code from it.
 
     Args:
-        rank: whose noise it takes; of a rank that was not there when the file was saved, it stays.
+        rank: the rank to restore random states of; they are left unchanged if the file lacks this rank.
     """
     take(trainer, read(trainer, path, rank), path, rank)
 
 
 def read(trainer: TrainingState, path: str | PathLike, rank: int = 0, without: Collection[str] = ()) -> dict:
-    """What `save` wrote, which `take` can set this trainer to; nothing has changed yet.
+    """Return the content of a file that `save` wrote, checked for `take`; change nothing.
 
     Args:
-        without: as of `save`.
+        without: as for `save`.
     """
     saved = sealed.load(path, _EXPECTED)
     if not _same(saved.get("format"), FORMAT) or not isinstance(saved.get("configuration"), dict):
-        raise ValueError(f"{path} is no {_EXPECTED}")
+        raise ValueError(f"{path} is not a {_EXPECTED}")
     own = configuration(trainer)
     for name, value in (_OF_BEFORE | saved["configuration"]).items():
         if not _same(value, own.get(name)):
             raise ValueError(
-                f"{path} was saved with {name} {reprlib.repr(value)}, and this trainer has"
-                f" {reprlib.repr(own.get(name))}; construct the trainer as the saved one was."
+                f"{path} was saved with {name} {reprlib.repr(value)}, but this trainer has"
+                f" {reprlib.repr(own.get(name))}; construct the trainer with the saved settings."
             )
     try:
         if missing := sorted({*_NAMES} - {*without} - saved.keys()):
             raise ValueError(f"it has no {', '.join(missing)}.")
         same_order = torch.equal(saved["order"], trainer.chunks.order)
         validation.check(trainer, saved, rank)
-    except Exception as error:  # an order that is no tensor is damage too
+    except Exception as error:  # a damaged file may fail anywhere
         raise ValueError(
-            f"{path} is damaged, or of another program, and nothing has changed. {error} Load an earlier file that"
+            f"{path} is damaged or not of this program, and nothing has changed. {error} Load an earlier file that"
             " Trainer.save wrote."
         ) from error
     known = saved["examples"], digest(trainer.chunks)
@@ -88,7 +88,7 @@ def read(trainer: TrainingState, path: str | PathLike, rank: int = 0, without: C
 
 
 def take(trainer: TrainingState, saved: dict, path: str | PathLike, rank: int = 0) -> None:
-    """Sets a trainer to what `read` has found to fit in the file at `path`; warns if settings were others."""
+    """Set a trainer to the content that `read` returned for the file at `path`; warn if settings differed."""
     before = _settings(trainer)
     for name in ("model", "optimizer", "hyper_optimizer", "scheduler", "hyper_scheduler"):
         if getattr(trainer, name) is not None and name in saved:
@@ -110,14 +110,14 @@ def _settings(trainer: TrainingState) -> dict[str, Any]:
 def _same(saved, own) -> bool:
     try:
         return bool(saved == own)
-    except Exception:  # tensors, where plain values should be
+    except Exception:  # a damaged file may have tensors instead of plain values
         return False
 
 
 def raise_other_chunks(path: str | PathLike) -> NoReturn:
-    """Raises the ValueError that a file cannot go on with these chunks."""
+    """Raise ValueError because a file was saved with other chunks."""
     raise ValueError(
-        f"{path} was saved with other chunks: its partitions have seen examples of what are later chunks here."
+        f"{path} was saved with other chunks: its partitions have seen examples that are in later chunks here."
         " Call partnets.chunk with the same data, in the same order, and the same proportions and seed."
     )
 
@@ -138,7 +138,7 @@ def _state(trainer: TrainingState) -> dict:
 
 
 def random_state(trainer: TrainingState) -> dict:
-    """From which a trainer's noise goes on; while callbacks run, that before them."""
+    """Return the random states with which a trainer continues; while callbacks run, those before them."""
     return trainer.noise or random_states.get_state(trainer.device)
 
 
@@ -147,14 +147,14 @@ def _state_dict(stateful) -> dict | None:
 
 
 def _groups(model: nn.Module, optimizer: torch.optim.Optimizer | None) -> list[list[str]]:
-    """The names of each group's parameters: an optimiser's state goes by their order."""
+    """Return the names of each group's parameters, as an optimiser's state depends on their order."""
     names = {parameter: name for name, parameter in model.named_parameters()}
     groups = [] if optimizer is None else optimizer.param_groups
     return [[names[parameter] for parameter in group["params"]] for group in groups]
 
 
 def configuration(trainer: TrainingState) -> dict:
-    """What a trainer must have alike to go on where another one was."""
+    """Return the settings that must be the same to resume from a checkpoint."""
     return {
         "chunk sizes": trainer.chunks.sizes,
         "partitions": num_partitions(trainer.model),

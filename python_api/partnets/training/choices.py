@@ -1,4 +1,4 @@
-"""sweep: compares choices that no gradient reaches by the L_ML of a training each."""
+"""sweep: comparison of choices that have no gradient by L_ML, with one training each."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from partnets.utils.random_state import preserved
 
 @dataclass(frozen=True)
 class Sweep:
-    """What a sweep found.
+    """The result of a sweep.
 
     Attributes:
-        tried: each choice and its L_ML in nats, in their order; minus infinity where a loss was not finite.
+        tried: each choice and its L_ML in nats, in order; minus infinity if a loss was not finite.
         best: the choice with the highest L_ML.
-        trainer: that choice's trainer; the others' are gone.
+        trainer: the trainer of this choice; the others are not kept.
     """
 
     tried: list[tuple[Any, float]]
@@ -32,26 +32,26 @@ class Sweep:
 
 
 def sweep(make: Callable[[Any], Trainer], choices: Iterable, steps: int, *, seed: int = 0) -> Sweep:
-    """Trains once for each choice and compares their L_ML, as an estimate of the marginal likelihood (Section 3).
+    """Train once for each choice and compare L_ML, as an estimate of the marginal likelihood (Section 3).
 
-    For what is discrete, as a depth or an optimiser, and for what acts through the training loss alone, as label
-    smoothing or a penalty: its gradient on unseen data is 0, for it changes the weights only. What has a gradient is
-    learned in a single training instead.
+    Use it for discrete choices, such as a depth or an optimiser, and for settings that act only through the training
+    loss, such as label smoothing or a penalty, which have a gradient of 0 on unseen data. Hyperparameters with a
+    gradient are learned in a single training instead.
 
-    All trainings have the same chunks and the same likelihood, or their L_ML could not be compared, and start from the
-    same random state of torch's. Of a trainer with keep_best its best state counts, and the model is left there.
+    All trainings must have the same chunks and likelihood, as L_ML could not be compared otherwise. They start from the
+    same random state of torch. A trainer with keep_best is evaluated, and left, at its best state.
 
     Args:
-        make: make(choice) returns a Trainer, which has not trained yet.
+        make: make(choice) returns a Trainer that has not trained yet.
         choices: any values.
-        steps: of each training.
-        seed: of torch's random state, before each `make` and during the evaluation.
+        steps: the number of steps of each training.
+        seed: the seed of torch's random state before each `make` and during evaluation.
 
     Raises:
-        ValueError: there is no choice, trainers have other chunks or another hyper_loss than the one before, or a model
-            has learned already.
+        ValueError: there is no choice, a trainer has other chunks or another hyper_loss than the first, or a model has
+            learned already.
         FloatingPointError: no choice has a loss that stays finite.
-        TypeError: make returned no Trainer.
+        TypeError: make did not return a Trainer.
 
     Example:
         >>> import functools, partnets
@@ -76,15 +76,15 @@ def sweep(make: Callable[[Any], Trainer], choices: Iterable, steps: int, *, seed
             first = first or trainer
             if not first.chunks.is_of(trainer.chunks.fingerprint):
                 raise ValueError(
-                    f"make({choice!r}) has other chunks than the choice before, and their L_ML says nothing about the"
-                    " two; call partnets.chunk once, outside of make."
+                    f"make({choice!r}) has other chunks than the choice before, so their L_ML cannot be compared; call"
+                    " partnets.chunk once, outside of make."
                 )
             if has_learned(trainer.model):
-                raise ValueError(f"make({choice!r}) has a model that has learned already; make a fresh one each time.")
+                raise ValueError(f"make({choice!r}) has a model that has learned already; make a new one each time.")
             if not same_loss(trainer.hyper_loss, first.hyper_loss):
                 raise ValueError(
-                    f"make({choice!r}) judges by another loss than the choice before, and their L_ML says nothing about"
-                    " the two; pass one hyper_loss= to all trainers, the plain negative log-likelihood."
+                    f"make({choice!r}) has another hyper_loss than the choice before, so their L_ML cannot be compared;"
+                    " pass one hyper_loss= to all trainers, the negative log-likelihood."
                 )
             found = _trained(trainer, steps, seed)
         if found > max((value for _, value in tried), default=-math.inf):
@@ -98,7 +98,7 @@ def sweep(make: Callable[[Any], Trainer], choices: Iterable, steps: int, *, seed
 
 
 def _trained(trainer: Trainer, steps: int, seed: int) -> float:
-    """L_ML after a training, of its best state if it keeps one; minus infinity where it is not finite."""
+    """Train and return L_ML, of the best state if the trainer keeps one; minus infinity if a loss is not finite."""
     try:
         trainer.fit(steps)
     except FloatingPointError:

@@ -1,4 +1,4 @@
-"""History: what happened in each step of training, as numbers, a table, a picture and a page."""
+"""History: the records of training as numbers, a table, plots and an HTML page."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class History(Records):
-    """The records of a Trainer, and three ways to look at them; see Records for its attributes.
+    """The records of a Trainer, with methods to show them; see Records for its attributes.
 
     Example:
         >>> history = History()
@@ -24,9 +24,9 @@ class History(Records):
     """
 
     def frame(self) -> pandas.DataFrame:
-        """A row for each step, a column for each list; lml and metrics are NaN where they were not evaluated.
+        """Return a DataFrame with a row for each step; lml and metrics are NaN where they were not evaluated.
 
-        The columns step and k are int64, all others float64; NaN also stands for None.
+        The columns step and k are int64, all others float64; None is NaN.
 
         Raises:
             ImportError: pandas is not installed.
@@ -47,13 +47,13 @@ class History(Records):
         return frame.astype({name: "int64" if name in ("step", "k") else "float64" for name in frame})
 
     def plot(self, path: str | PathLike | None = None) -> Figure:
-        """Draws each hyperparameter, L_ML beside the losses, each metric, and the latest matrix of losses.
+        """Plot each hyperparameter, L_ML beside the losses, each metric, and the latest matrix of losses.
 
-        Losses are thin, their running means over a twentieth of the steps (but 10 to 500) thick. A dotted line marks
-        where L_ML was highest: it falls again where the training loss still improves by overfitting.
+        Losses are thin lines; their running means over a twentieth of the steps (at least 10, at most 500) are thick.
+        A dotted line marks the highest L_ML, which falls again while the training loss still improves by overfitting.
 
         Args:
-            path: where to write the picture; its suffix decides the format. None writes none.
+            path: a file to write, in the format of its suffix; None writes no file.
 
         Raises:
             ImportError: matplotlib is not installed.
@@ -70,9 +70,9 @@ class History(Records):
         return figure
 
     def report(self, path: str | PathLike) -> None:
-        """Writes a page (HTML) with a summary, the plots and the latest matrix of losses, whole or not at all.
+        """Write an HTML page with a summary, the plots and the latest matrix of losses, atomically.
 
-        The page needs no other file, no network and no script; it follows the reader's light or dark scheme.
+        The page needs no other files, network or scripts; it follows the reader's light or dark scheme.
 
         Raises:
             ImportError: matplotlib is not installed.

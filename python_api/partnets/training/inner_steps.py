@@ -1,4 +1,4 @@
-"""InnerSteps: steps of partition k as a function of ψ, and how a loss after them changes with ψ."""
+"""InnerSteps: steps of partition k as a function of ψ, and the gradient of a later loss through them."""
 
 from __future__ import annotations
 
@@ -23,27 +23,27 @@ from partnets.utils.random_state import get_state, preserved, set_state
 from partnets.utils.twice import twice_differentiable
 
 Compute = Callable[[Any], Tensor]
-# averaged(tensors, like): the means over ranks of tensors that are like others; None is 0 unless all ranks have None.
+# averaged(tensors, like): the means of tensors over ranks, with the shapes of like; None is 0 unless all ranks have it.
 Averaged = Callable[[Sequence[Tensor | None], Sequence[Tensor]], list[Tensor | None]]
-# Of each parameter in turn: a tensor like it; or the entries of it that the partition owns, packed.
+# For each parameter: a tensor of its shape; or its packed entries in the partition.
 Whole = list[Tensor]
 Packed = list[Tensor]
-# How far finite differences move the weights: a Euclidean norm, by the size of their dtype in bytes.
+# The Euclidean norm by which finite differences move the weights, by the size of their dtype in bytes.
 MOVES = {8: 1e-4, 4: 1e-2}
-# What torch's clipping adds to a norm.
+# The constant that torch's clipping adds to a norm.
 CLIPPED = 1e-6
 
 
 class Taken(NamedTuple):
-    """A step of w_k, and what the way back through it needs.
+    """A step of w_k, with the values that its backward pass needs.
 
     Attributes:
-        weights: before it.
-        gradients: of the training loss, with the graph that is kept; None for finite differences.
-        slopes: the owned entries of the gradients; None where the loss reaches nothing.
-        batch, noise: of which they are, and the random states before them.
-        states: the optimiser's, of the owned entries before the step; None for its present ones.
-        kept: what stateful modules kept before it.
+        weights: the weights before the step.
+        gradients: the gradients of the training loss with their graph; None for finite differences.
+        slopes: the gradients' entries in the partition; None for parameters without a gradient.
+        batch, noise: the batch, and the random states before the gradients were computed.
+        states: the optimiser's states of the partition's entries before the step; None for its present states.
+        kept: snapshots of stateful modules before the step.
     """
 
     weights: Whole
@@ -56,7 +56,7 @@ class Taken(NamedTuple):
 
 
 def alone(tensors: Sequence[Tensor | None], like: Sequence[Tensor]) -> list[Tensor | None]:
-    """The means over this rank alone.
+    """Return tensors unchanged, as the means over a single rank.
 
     Example:
         >>> alone([None, torch.ones(1)], [torch.zeros(2), torch.zeros(1)])
@@ -66,7 +66,7 @@ def alone(tensors: Sequence[Tensor | None], like: Sequence[Tensor]) -> list[Tens
 
 
 def check_all_finite(loss: Tensor, averaged: Averaged, what: str) -> Tensor:
-    """As check_finite, on all ranks: the others would wait for one that raises. Gives the mean over them."""
+    """Return a loss's mean over ranks; call check_finite on it, so that all ranks raise and none waits."""
     (mean,) = averaged([loss.detach()], [loss])
     check_finite(mean, what)
     return mean
@@ -74,7 +74,7 @@ def check_all_finite(loss: Tensor, averaged: Averaged, what: str) -> Tensor:
 
 @contextmanager
 def leaving_nothing(model: nn.Module) -> Iterator[None]:
-    """Inside, normalisation layers normalise as where weights learn; afterwards all is as if nothing had learned."""
+    """Normalise as in steps of the weights in the context; restore running statistics on exit."""
     held = [Held(layer) for layer in partitioned_norms(model)]
     try:
         with trying(model), evaluating(*other_norms(model)):
@@ -85,25 +85,26 @@ def leaving_nothing(model: nn.Module) -> Iterator[None]:
 
 
 def _is_compiled(module: nn.Module) -> bool:
-    """By module.compile(), or as what torch.compile(module) gives."""
+    """Return whether a module was compiled by module.compile() or torch.compile(module)."""
     return getattr(module, "_compiled_call_impl", None) is not None or "_orig_mod" in module._modules
 
 
 class InnerSteps:
-    """Steps of w_k on batches of D_1:k, from the present weights on; use it inside of leaving_nothing.
+    """Steps of w_k on batches of D_1:k, starting from the present weights; use it inside leaving_nothing.
 
     Args:
-        model: with partitioned layers.
-        optimizer: of partnets.optim, of this model: the steps are as its next ones.
-        k: 1..C.
+        model: a model with partitioned layers.
+        optimizer: an optimiser of partnets.optim of this model; the steps are those that it would take next.
+        k: an int from 1 to C.
         loss: loss(batch), computed by the model; penalties are added to it.
-        psi: the parameters of which the steps are a function.
-        exact: whether second derivatives are those of graphs that are kept, or finite differences.
-        clip: the gradient of w_k is scaled down to this norm where it is longer; None leaves it.
-        averaged: over ranks that each have a part of the batches, and take the same steps.
+        psi: the parameters that the steps depend on.
+        exact: whether second derivatives are computed from graphs; otherwise by finite differences.
+        clip: the norm to which the gradient of w_k is clipped; None does not clip.
+        averaged: the mean over ranks, which have parts of the batches and take the same steps.
 
     Raises:
-        ValueError: parameters are sharded; or differences are asked for of weights in half precision.
+        ValueError: parameters are sharded; finite differences are requested for weights in half precision; or exact
+            second derivatives of a compiled model.
     """
 
     def __init__(
@@ -134,12 +135,12 @@ class InnerSteps:
             )
         if exact and any(map(_is_compiled, model.modules())):
             raise ValueError(
-                "a part of the model is compiled, of which torch gives no second derivatives, and by some of its"
-                " backends wrong ones; pass Lookahead(exact=False), or compile nothing."
+                "a part of the model is compiled, and torch has no second derivatives of compiled code, or wrong ones"
+                " with some backends; pass Lookahead(exact=False), or do not compile."
             )
         if any(map(is_sharded, self.parameters)):
             raise ValueError(
-                "the model is sharded, and a step of ψ that looks ahead needs whole weights on each rank: train on one"
+                "the model is sharded, but a step of ψ that looks ahead needs whole weights on each rank; train on one"
                 " rank, or compare values by partnets.sweep."
             )
         self.weights: Whole = [owner.stored for owner in self.owners]
@@ -148,7 +149,7 @@ class InnerSteps:
         self.taken: list[Taken] = []
 
     def step(self, batch: Any, is_last: bool = False) -> None:
-        """A step of w_k; after the last one the optimiser's states are not kept."""
+        """Take a step of w_k; do not keep the optimiser's states after the last step."""
         noise = get_state(device_of(self.model))
         held: list[Held] = []
         gradients = self._gradients(batch, self.weights, self.parameters, graph=self.exact)
@@ -168,21 +169,21 @@ class InnerSteps:
         self.weights, self.states = weights, states
 
     def _stepped(self, i: int, entries: Tensor, slope: Tensor | None, state: dict | None) -> tuple[Tensor, dict]:
-        """What a step makes of a parameter's entries and their state, the optimiser's present one if None."""
+        """Return a parameter's entries and optimiser state after a step; a state of None is the present one."""
         parameter = self.parameters[i]
         optimizer, settings, present = self.optimizer.as_torchs(parameter, self.groups[parameter], self.k)
         state = present if state is None else state
         rate = self.optimizer.rate_to_follow(parameter, self.groups[parameter])
-        if slope is None:  # it leaves them out, whatever their rate
+        if slope is None:  # the optimiser skips parameters without a gradient, whatever their rate
             return entries * 1 if rate is None else entries + 0 * rate, state
         return followed(optimizer, settings, state, entries, slope, rate)
 
     def _factor(self, slopes: list[Tensor | None]) -> float:
-        """By how much clipping shortens the gradient, as torch.nn.utils.clip_grad_norm_ does."""
+        """Return the factor by which clipping scales the gradient, as torch.nn.utils.clip_grad_norm_ does."""
         return 1.0 if self.clip is None else min(1.0, self.clip / (_norm(slopes) + CLIPPED))
 
     def _unclipped(self, slopes: list[Tensor | None], by_slopes: list[Tensor | None]) -> list[Tensor | None]:
-        """From derivatives by the clipped gradient those by the gradient."""
+        """Convert derivatives with respect to the clipped gradient to those with respect to the gradient."""
         if (factor := self._factor(slopes)) == 1:
             return by_slopes
         norm, pairs = _norm(slopes), list(zip(slopes, by_slopes, strict=True))
@@ -193,19 +194,20 @@ class InnerSteps:
     def judged(
         self, batch: Any, loss: Compute, psi: Sequence[nn.Parameter], training_only: Iterable[nn.Module]
     ) -> tuple[Tensor, Packed, list[Tensor | None]]:
-        """The loss of subnetwork k after the steps, its gradient by w_k, and this rank's by ψ that needs no step."""
+        """Return the loss after the steps, its gradient of w_k, and this rank's direct gradient of ψ."""
         with self._computing(self.weights), evaluating(*training_only), penalties():
             value = loss(batch)
-            found = torch.autograd.grad(value, [*self.parameters, *psi], allow_unused=True)  # checkpoints compute anew
+            found = torch.autograd.grad(value, [*self.parameters, *psi], allow_unused=True)  # recomputes checkpoints
         by_weights, by_psi = found[: len(self.parameters)], list(found[len(self.parameters) :])
         pairs = zip(by_weights, self.parameters, strict=True)
         by_weights = self.take_gradients([torch.zeros_like(w) if by is None else by for by, w in pairs])
         return value.detach(), self._averaged(by_weights), by_psi
 
     def back(self, by_weights: Packed) -> list[Tensor | None]:
-        """From a loss's gradient by w_k after the steps, this rank's by ψ through them; they are forgotten.
+        """Propagate a loss's gradient of w_k back through the steps; return this rank's gradient of ψ.
 
-        The mean of all ranks' is the gradient: what is the same on all of them is in each.
+        The mean over ranks is the gradient; terms that are the same on all ranks are part of each. The steps are
+        discarded.
         """
         total: list[Tensor | None] = [None] * len(self.psi)
         by_states: list[dict] = [{} for _ in self.parameters]
@@ -234,13 +236,13 @@ class InnerSteps:
         return total
 
     def solved(self, batch: Any, by_weights: Packed, solve: Callable, damping: float) -> list[Tensor | None]:
-        """From a loss's gradient by w_k, this rank's by ψ through where the training loss would be least.
+        """Return this rank's gradient of ψ through the minimum of the training loss.
 
         Args:
-            batch: of which the training loss is.
-            by_weights: the gradient.
-            solve: solve(product, right) gives x with H x = right, H being the Hessian of the training loss by w_k.
-            damping: added to its diagonal.
+            batch: the batch of the training loss.
+            by_weights: the loss's gradient of w_k.
+            solve: solve(product, right) returns x with H x = right, where H is the Hessian of the training loss in w_k.
+            damping: a number added to the diagonal of H.
         """
         gradients = self._gradients(batch, self.weights, self.parameters, graph=True)
         lengths = [len(entries) for entries in by_weights]
@@ -256,7 +258,7 @@ class InnerSteps:
         return [None if by is None else -by for by in found]
 
     def _second(self, one: Taken, by_slopes: list[Tensor | None], further: bool) -> tuple[list, list]:
-        """What by_slopes times the gradient of the training loss has as derivatives by ψ and, if further, by w_k."""
+        """Return the derivatives of by_slopes times the training loss's gradient, by ψ and, if further, by w_k."""
         wanted = [*self.psi, *(self.parameters if further else [])]
         if self.exact:
             with self._computing(one.weights):
@@ -270,10 +272,10 @@ class InnerSteps:
         return by_psi, self._averaged(packed)
 
     def _difference(self, one: Taken, by_slopes: list[Tensor | None], wanted: list[Tensor]) -> list[Tensor | None]:
-        """The same by two gradients of the training loss, with the noise of its first (Liu et al. 2019).
+        """Return the same derivatives by two gradients of the training loss, with the original noise (Liu et al. 2019).
 
-        Weights whose gradient is 0 stay: of words that no example has, say, it is 0 whatever ψ is. Adam would move
-        those the farthest, and all others by so little that nothing of it is left.
+        Weights with a gradient of 0, such as words that no example has, are not moved, as their gradient is 0 for all
+        ψ. Adam would move them the farthest, and the others by too little for the difference.
         """
         pairs = zip(by_slopes, one.slopes, strict=True)
         by_slopes = [None if by is None else by * (slope != 0) for by, slope in pairs]
@@ -294,7 +296,7 @@ class InnerSteps:
         ]
 
     def _moved(self, weights: Whole, by: Sequence[Tensor | None], length: float) -> Whole:
-        """Copies of weights whose entries of w_k are moved in a direction."""
+        """Return copies of weights with the entries of w_k moved in a direction."""
         moved = [weight.detach().clone() for weight in weights]
         for i, direction in enumerate(by):
             if direction is not None:
@@ -302,7 +304,7 @@ class InnerSteps:
         return moved
 
     def _gradients(self, batch: Any, weights: Whole, wanted: Sequence[Tensor], graph: bool = False) -> list:
-        """Of the training loss of subnetwork k with these weights."""
+        """Return the gradients of the training loss of subnetwork k with these weights."""
         with self._computing(weights):
             total = penalised(self.loss, batch)[1]
             check_all_finite(total, self.averaged, "a step of the weights that a step of ψ looks through")
@@ -312,10 +314,10 @@ class InnerSteps:
 
     @contextmanager
     def _computing(self, weights: Whole) -> Iterator[None]:
-        """Inside, the model is subnetwork k with these weights, of which w_k learns.
+        """Set the model to subnetwork k with these weights in the context; w_k learns.
 
-        They are in the parameters themselves, which others than their layers may read. Autograd is not told, and so
-        a graph is gone back through with the weights that it was made with.
+        The weights are written into the parameters, which other code than their layers may read. This is hidden from
+        autograd, so a graph must be differentiated with the weights with which it was computed.
         """
         before = [] if weights is self.present else [tensor.detach().clone() for tensor in self.present]
         functions = twice_differentiable() if self.exact else nullcontext()
@@ -335,14 +337,14 @@ class InnerSteps:
         for owner, tensor, weight in zip(self.owners, self.present, weights, strict=True):
             tensor.data.copy_(weight)
             owner.combine(owner.parameter.data)
-        torch.clear_autocast_cache()  # of the weights before
+        torch.clear_autocast_cache()  # it has the previous weights
 
     def _averaged(self, packed: Sequence[Tensor | None]) -> list[Tensor | None]:
-        """The means over ranks of entries of w_k."""
+        """Return the means over ranks of entries of w_k."""
         return list(packed) if self.averaged is alone else self.averaged(packed, self.take(self.present))
 
     def take(self, tensors: Whole) -> Packed:
-        """The entries of w_k, detached."""
+        """Return the entries of w_k, detached."""
         return [self._take_one(i, tensor) for i, tensor in enumerate(tensors)]
 
     def _take_one(self, i: int, tensor: Tensor) -> Tensor:
@@ -352,7 +354,7 @@ class InnerSteps:
         self.owners[i].put(tensor, self.k, entries)
 
     def take_gradients(self, gradients: Whole) -> Packed:
-        """The entries of w_k of gradients, detached."""
+        """Return the entries of w_k of gradients, detached."""
         return [self._take_gradient(i, by) for i, by in enumerate(gradients)]
 
     def _take_gradient(self, i: int, gradient: Tensor) -> Tensor:
@@ -360,7 +362,7 @@ class InnerSteps:
         return gradient.detach().reshape(-1) if owner.is_vector else owner.take(gradient.detach(), self.k)
 
     def _spread(self, entries: Sequence[Tensor | None]) -> Whole:
-        """Entries of w_k among zeros; zeros alone for None."""
+        """Return tensors of the parameters' shapes with these entries of w_k and zeros elsewhere; None gives zeros."""
         found = [torch.zeros_like(parameter) for parameter in self.parameters]
         for i, values in enumerate(entries):
             if values is not None:
@@ -372,13 +374,13 @@ class InnerSteps:
 
 
 def _norm(tensors: Iterable[Tensor | None]) -> float:
-    """The Euclidean norm of all of them."""
+    """Return the Euclidean norm of all tensors."""
     norms = [tensor.double().norm() for tensor in tensors if tensor is not None]
     return torch.stack(norms).norm().item() if norms else 0.0
 
 
 def _products(outputs: list[Tensor | None], wanted: list[Tensor], given: Whole) -> list[Tensor | None]:
-    """The derivatives of the sum of outputs times what is given, for those that depend on something."""
+    """Return the derivatives of the sum of outputs times `given`, over outputs that require a gradient."""
     pairs = [(one, by) for one, by in zip(outputs, given, strict=True) if one is not None and one.requires_grad]
     if not pairs:
         return [None] * len(wanted)
@@ -391,7 +393,7 @@ def _added(one: Sequence[Tensor | None], other: Sequence[Tensor | None]) -> list
 
 
 def _leaf(value: Any) -> Any:
-    """A moment, as of which the way back gives a derivative; what counts steps stays as it is."""
+    """Return a moment as a leaf that requires a gradient; step counts require none."""
     if not isinstance(value, Tensor):
         return value
     return value.detach().requires_grad_(value.dim() > 0 and value.is_floating_point())

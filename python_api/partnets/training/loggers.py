@@ -17,19 +17,19 @@ if TYPE_CHECKING:
 
 
 class CSV:
-    """Writes a file of comma-separated values, with the rows and columns of History.frame; an empty cell is no number.
+    """A callback that writes a CSV file with the rows and columns of History.frame; cells without a value are empty.
 
-    After step n the file holds the rows of steps 1..n, less n mod `every`; `close` writes those too. Rows are appended;
-    a new column, as of the first metric, another history, as of a resumed training, and a file of another size than
-    this left, as of a disk that was full, replace the file as a whole. So an interrupted and resumed training leaves
-    the same file as one without interruption.
+    After step n the file has the rows of steps 1..n, except the last n mod `every`; `close` writes these too. Rows are
+    appended. The whole file is replaced if there is a new column, such as the first metric, another history, such as
+    after resuming, or a file size other than the last written, such as after a full disk. So an interrupted and resumed
+    training leaves the same file as an uninterrupted one.
 
-    Put it last among a trainer's callbacks: what is recorded for a step after its row was written comes into the file
-    where it is replaced next.
+    Put it last among a trainer's callbacks: values recorded for a step after its row was written appear only when the
+    file is replaced.
 
     Args:
-        path: of the file; one that is there is replaced at the first call.
-        every: writes after each so many steps.
+        path: the path of the file; an existing file is replaced at the first call.
+        every: the number of steps between writes.
 
     Raises:
         ValueError: every is below 1.
@@ -50,12 +50,12 @@ class CSV:
     def __init__(self, path: str | PathLike, *, every: int = 1) -> None:
         check_at_least(1, every=every)
         self.path, self.every = Path(path), every
-        self._history: Records | None = None  # whose rows the file holds
+        self._history: Records | None = None  # the history in the file
         self._names: list[str] = []
         self._rows = self._bytes = 0
 
     def __call__(self, trainer: TrainingState) -> None:
-        """Writes the steps that are due."""
+        """Write the steps that are due."""
         if trainer.history is not self._history:
             self._history, self._names = trainer.history, []
         elif trainer.steps % self.every:
@@ -63,12 +63,12 @@ class CSV:
         self._write(trainer.steps - trainer.steps % self.every)
 
     def close(self) -> None:
-        """Writes the steps that `every` held back; of no use where it is 1."""
+        """Write the steps that `every` has deferred; not needed if it is 1."""
         if self._history is not None:
             self._write(len(self._history.steps["step"]))
 
     def _write(self, rows: int) -> None:
-        """Makes the file hold the first so many rows."""
+        """Append to the file, or replace it, so that it has the first `rows` rows."""
         columns = self._history.columns(start=self._rows)
         if list(columns) == self._names and self.path.exists() and self.path.stat().st_size == self._bytes:
             with open(self.path, "a", encoding="utf-8", newline="") as file:
@@ -87,13 +87,13 @@ def _write_rows(file, columns: dict[str, list], count: int) -> None:
 
 
 class TensorBoard:
-    """Writes scalars for TensorBoard: loss, hyper_loss, lml, values/NAME and metrics/NAME, at each step that has them.
+    """A callback that writes scalars for TensorBoard: loss, hyper_loss, lml, values/NAME and metrics/NAME.
 
-    What an earlier training wrote into the folder beyond the step from which this one goes on is hidden there. Put it
-    last among a trainer's callbacks: it writes what is recorded for a step when it is called.
+    A resumed training hides scalars that an earlier one wrote into the folder for later steps. Put it last among a
+    trainer's callbacks: it writes the values that are recorded for a step when it is called.
 
     Args:
-        folder: one for each training, which is made; files are added.
+        folder: a folder for this training, created if needed; files are added.
 
     Raises:
         ImportError: tensorboard is not installed.
@@ -113,17 +113,17 @@ class TensorBoard:
             ) from error
         self.folder = Path(folder)
         self._new_writer = SummaryWriter
-        self._history: Records | None = None  # whose rows the writer writes
+        self._history: Records | None = None  # the history that the writer writes
         self._close_writer = lambda: None
 
     def __call__(self, trainer: TrainingState) -> None:
-        """Writes the latest step."""
+        """Write the latest step."""
         history = trainer.history
         if history is not self._history:
             self.close()
             self._history = history
             self._writer = self._new_writer(str(self.folder), purge_step=trainer.steps)
-            # At the latest when Python ends: the writer holds scalars back, up to two minutes, and would lose them.
+            # Closed at Python's exit at the latest: the writer buffers scalars up to two minutes and would lose them.
             self._close_writer = weakref.finalize(self, self._writer.close)
         for name, (value,) in history.columns(start=-1).items():
             if value is not None and name not in ("step", "k", "hyper_k"):
@@ -131,6 +131,6 @@ class TensorBoard:
                 self._writer.add_scalar(group + name, value, trainer.steps)
 
     def close(self) -> None:
-        """Writes what is held back, which also happens when Python ends; a further call begins another file."""
+        """Write buffered scalars, as also happens at Python's exit; a further call begins another file."""
         self._close_writer()
         self._history = None

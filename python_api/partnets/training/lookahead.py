@@ -1,4 +1,4 @@
-"""Lookahead and Implicit: how ψ learns that acts on training alone, and step_lookahead, a step of it."""
+"""Hypergradients for ψ that acts only on training: Lookahead, Implicit and step_lookahead."""
 
 from __future__ import annotations
 
@@ -31,16 +31,16 @@ METHODS = ("neumann", "conjugate_gradients")
 
 @dataclass(frozen=True)
 class Lookahead:
-    """ψ is judged by where a step of the weights leads that it has a part in.
+    """The unrolled hypergradient of ψ, through steps of the weights that depend on it.
 
-    The gradient of loss(D_k; w') by ψ, where w' is what steps of partition k - 1 make of the weights on batches of
-    D_1:k-1, by the optimiser that trains them, with its present moments. Nothing of these steps stays.
+    It is the gradient with respect to ψ of loss(D_k; w'), with w' the weights after steps of partition k - 1 on batches
+    of D_1:k-1, by the optimiser that trains them, with its present moments. These steps are undone.
 
     Args:
-        steps: of the weights, each on a batch of its own.
-        exact: with the second derivatives of autograd, which keeps the graph of each step. Otherwise by the finite
-            difference of two gradients for each step (DARTS, Liu et al. 2019), without: less memory, and less time
-            where there is more than one step.
+        steps: the number of steps of the weights, each on another batch.
+        exact: whether to use autograd's second derivatives, which keep the graph of each step. Otherwise the finite
+            difference of two gradients for each step (DARTS, Liu et al. 2019) takes less memory, and less time if there
+            is more than one step.
 
     Raises:
         ValueError: steps is below 1.
@@ -65,19 +65,19 @@ class Lookahead:
 
 @dataclass(frozen=True)
 class Implicit:
-    """ψ is judged by where the training loss would be least with it, by the implicit function theorem.
+    """The hypergradient of ψ through the minimum of the training loss, by the implicit function theorem.
 
-    The gradient is that through w*(ψ), the minimum of the training loss on a batch of D_1:k-1 over the entries of
-    partition k - 1, as if the present weights were that minimum: right near the end of a training, and for what moves
-    slowly. It needs products with the Hessian: one pass for each.
+    It is the gradient through w*(ψ), the minimum of the training loss on a batch of D_1:k-1 over the entries of
+    partition k - 1, as if the present weights were this minimum. It is accurate near the end of a training and for
+    slowly changing ψ. It requires products with the Hessian, with one pass for each.
 
     Args:
-        method: 'neumann' takes H⁻¹ ≈ alpha Σ_{j<terms} (I - alpha H)ʲ, a lookahead of so many steps of gradient descent
-            (Lorraine, Vicol and Duvenaud 2020); 'conjugate_gradients' solves, where H is positive definite (Pedregosa
-            2016).
-        terms: of the series, or products at most.
-        alpha: of 'neumann': above 0 and below 2 / the Hessian's largest eigenvalue.
-        damping: added to the diagonal of H: above minus its lowest eigenvalue.
+        method: 'neumann' uses H⁻¹ ≈ alpha Σ_{j<terms} (I - alpha H)ʲ, a lookahead of `terms` steps of gradient descent
+            (Lorraine, Vicol and Duvenaud 2020); 'conjugate_gradients' solves the equation if H is positive definite
+            (Pedregosa 2016).
+        terms: the number of terms of the series, or the largest number of products.
+        alpha: for 'neumann': above 0 and below 2 / the Hessian's largest eigenvalue.
+        damping: added to the diagonal of H; above minus its lowest eigenvalue.
 
     Raises:
         ValueError: an argument is out of range.
@@ -101,7 +101,7 @@ class Implicit:
         check_at_least(1, terms=self.terms)
         if not self.alpha > 0 or not self.damping >= 0:
             raise ValueError(
-                f"alpha={self.alpha}, damping={self.damping}; pass a number above 0, and one of at least 0."
+                f"alpha={self.alpha}, damping={self.damping}; pass an alpha above 0, and a damping of at least 0."
             )
 
     def gradients(self, inner: InnerSteps, batches: Sequence[Any], judged: Callable) -> tuple[Tensor, list, list]:
@@ -114,12 +114,12 @@ class Implicit:
 
 
 Technique = Lookahead | Implicit
-# By name, with the usual settings; "direct" is None: through the forward pass alone.
+# By name, with default settings; "direct" is None: only through the forward pass.
 TECHNIQUES: dict[str, Technique | None] = {"direct": None, "lookahead": Lookahead(), "implicit": Implicit()}
 
 
 def technique(given: Any) -> Technique | None:
-    """What is meant by a name, or by one of the two classes.
+    """Return the Technique for a name, or the given Technique; None for 'direct'.
 
     Example:
         >>> technique("lookahead"), technique("direct")
@@ -130,7 +130,7 @@ def technique(given: Any) -> Technique | None:
     if not isinstance(given, str) or given not in TECHNIQUES:
         raise ValueError(
             f"hyper_gradient={given!r}; pass 'direct', 'lookahead', 'implicit', a partnets.Lookahead or Implicit, or a"
-            " dict of such for hyperparameter modules."
+            " dict from hyperparameter modules to these."
         )
     return TECHNIQUES[given]
 
@@ -138,10 +138,10 @@ def technique(given: Any) -> Technique | None:
 def techniques(
     hyper: Iterable[Hyperparameter], given: str | Technique | Mapping[Hyperparameter, str | Technique] | None
 ) -> dict[Hyperparameter, Technique | None]:
-    """How each of these modules learns: as given, or as its class says, whose `hyper_gradient` is a name.
+    """Return how each of these modules learns: as given, or by the attribute `hyper_gradient` of its class.
 
     Raises:
-        ValueError: something else is given, or for a module that is not among them.
+        ValueError: a value is not a technique, or is given for a module that is not in hyper.
 
     Example:
         >>> from partnets import hyper
@@ -154,13 +154,13 @@ def techniques(
         chosen = {} if given is None else given
         if strange := [one for one in chosen if one not in hyper]:
             shown = f"a {type(strange[0]).__name__}" if isinstance(strange[0], nn.Module) else repr(strange[0])
-            raise ValueError(f"hyper_gradient has {shown}, which is none of the modules in hyper.")
+            raise ValueError(f"hyper_gradient has {shown}, which is not in hyper; pass only modules in hyper.")
         return {one: technique(chosen.get(one, one.hyper_gradient)) for one in hyper}
     return dict.fromkeys(hyper, technique(given))
 
 
 def most_steps(chosen: Iterable[Technique | None]) -> int:
-    """How many batches of D_1:k-1 these techniques take for each of D_k: 0 where all are direct.
+    """Return the number of batches of D_1:k-1 that these techniques need for each of D_k; 0 if all are direct.
 
     Example:
         >>> most_steps([None, Lookahead(steps=3), Implicit()]), most_steps([None])
@@ -170,7 +170,7 @@ def most_steps(chosen: Iterable[Technique | None]) -> int:
 
 
 def steps_ahead(model: nn.Module, hyper_optimizer: torch.optim.Optimizer | None, by: Any = None) -> int:
-    """How many batches of D_1:k-1 step_lookahead takes for each of D_k: 0 where all of ψ learns directly.
+    """Return the number of batches of D_1:k-1 that step_lookahead needs for each of D_k; 0 if all of ψ learns directly.
 
     Example:
         >>> from partnets import hyper
@@ -198,39 +198,40 @@ def step_lookahead(
     clip: float | None = None,
     averaged: Averaged = alone,
 ) -> Tensor:
-    """One step of ψ that acts on training alone, or on both, on chunks that the subnetworks have not seen.
+    """Take one step of ψ that may act on training, on chunks that the subnetworks have not seen.
 
-    As partnets.step_hyper, but that the gradient goes through the weights too: see Lookahead and Implicit. The modules
-    that learn so are in evaluation mode where unseen data judge. The weights, the optimiser, running statistics and
-    what subnetworks keep are afterwards as before.
+    It extends partnets.step_hyper by gradients through the weights: see Lookahead and Implicit. Modules that learn so
+    are in evaluation mode for unseen data. The weights, the optimiser, running statistics and per-subnetwork buffers
+    are restored.
 
     Args:
-        model: with partitioned layers and ψ inside.
-        optimizer: of partnets.optim, of this model.
-        hyper_optimizer: of torch.optim, of ψ.
-        batches: {k: (a batch of D_k, batches of D_1:k-1, as many as there are steps to look ahead)}, k from 2 on.
-        loss: loss(batch), that of partnets.step_weights, a mean; what hyper.Penalty modules give is added.
-        hyper_loss: loss(batch) by which unseen data judge, without what only regularises.
-        by: 'direct', 'lookahead', 'implicit', or one of the classes, for all of ψ; or for each module of which a
-            parameter is in hyper_optimizer. As the modules' classes say if None.
-        weights: of each chunk's loss, by its number; alike, with a sum of 1, if None.
-        clip: as of partnets.step_weights: the steps ahead are clipped as well.
-        averaged: partnets.distributed.averaged, where ranks have a part of the batches each; the model that the losses
-            compute by is not wrapped in DDP then.
+        model: a model with partitioned layers and ψ inside.
+        optimizer: an optimiser of partnets.optim of this model.
+        hyper_optimizer: an optimizer of torch.optim of ψ.
+        batches: {k: (a batch of D_k, batches of D_1:k-1)} with k from 2 on, and one batch of D_1:k-1 for each step to
+            look ahead.
+        loss: loss(batch), as for partnets.step_weights, a mean; the terms of hyper.Penalty modules are added.
+        hyper_loss: loss(batch) of unseen data, without terms that only regularise.
+        by: 'direct', 'lookahead', 'implicit', a Lookahead or an Implicit, for all of ψ; or a dict from modules with
+            parameters in hyper_optimizer to these. None uses the settings of the modules' classes.
+        weights: the weight of each chunk's loss, by k; equal weights with a sum of 1 if None.
+        clip: as for partnets.step_weights; the steps ahead are clipped too.
+        averaged: partnets.distributed.averaged if each rank has a part of the batches; the losses must then use the
+            model without DDP.
 
     Returns:
-        The sum of the weighted losses, detached, of all ranks: of the present weights where some of ψ learns directly,
-        and else of those after the steps.
+        The sum of the weighted losses over all ranks, detached, at the present weights if some of ψ learns directly,
+        otherwise at the weights after the steps.
 
     Raises:
-        ValueError: a k is out of range, a k has other than so many batches, `by` is none of these, a parameter of ψ is
-            not the model's, the weights are sharded, or differences are asked for where a loss detaches something; ψ
-            has not been stepped then.
-        FloatingPointError: a loss is not finite, or ψ's gradient.
-        RuntimeError: a parameter of hyper_optimizer reaches neither loss, as what draws from a distribution without a
-            gradient; ψ has not been stepped. Or autograd has no second derivative of an operator: pass
+        ValueError: a k is out of range or has a wrong number of batches, `by` is invalid, a parameter of ψ is not in
+            the model, the weights are sharded, or finite differences are requested but a loss detaches weights; ψ has
+            not been stepped.
+        FloatingPointError: a loss or ψ's gradient is not finite.
+        RuntimeError: a parameter of hyper_optimizer affects neither loss, such as one that draws from a distribution
+            without a gradient; ψ has not been stepped. Or autograd has no second derivative of an operator: pass
             Lookahead(exact=False).
-        ArithmeticError: as of Implicit's methods, where the curvature is negative or the series grows.
+        ArithmeticError: in Implicit's methods, the curvature is negative or the series grows.
 
     Example:
         >>> import partnets
@@ -255,15 +256,15 @@ def step_lookahead(
     for module, one in chosen.items():
         if one is not None and not one.exact and module.detaches:
             raise ValueError(
-                f"{type(module).__name__} detaches what it makes weights of, which differences would not know of; pass"
-                " Lookahead(exact=True) for it."
+                f"{type(module).__name__} detaches the values that it computes weights from, which finite differences"
+                " would ignore; pass Lookahead(exact=True) for it."
             )
     needed = most_steps(chosen.values())
     hyper_optimizer.zero_grad()
     values = []
     for k, (unseen, seen) in batches.items():
         if len(seen) != needed:
-            raise ValueError(f"there are {len(seen)} batches of D_1:{k - 1}, and {needed} steps to look ahead.")
+            raise ValueError(f"there are {len(seen)} batches of D_1:{k - 1}, but {needed} steps to look ahead.")
         options = {"clip": clip, "averaged": averaged}
         value, found = _gradients(model, optimizer, k - 1, unseen, seen, loss, hyper_loss, chosen, learning, **options)
         values.append(weights[k] * value)
@@ -291,19 +292,19 @@ def _gradients(
     clip: float | None,
     averaged: Averaged,
 ) -> tuple[Tensor, dict[nn.Parameter, Tensor]]:
-    """The loss of subnetwork k on a batch of D_k+1, of all ranks, and its gradients by ψ, of this rank.
+    """Return the loss of subnetwork k on a batch of D_k+1, over all ranks, and this rank's gradients of ψ.
 
-    The loss is that of the present weights, where something learns directly, and else of where the first looks.
+    The loss is at the present weights if some of ψ learns directly, otherwise at those of the first technique.
     """
     off = [module for module, one in chosen.items() if one is not None]
     off += [module for module in training_only(model) if module not in chosen]
     own: dict[Technique, list[nn.Parameter]] = {}
-    left = {parameter: None for parameter in learning if parameter.requires_grad}  # in order
+    left = {parameter: None for parameter in learning if parameter.requires_grad}  # a dict keeps the order
     for module, one in chosen.items():
         if one is not None:
             mine = [parameter for parameter in module.parameters() if parameter in left]
             own.setdefault(one, []).extend(mine)
-            for parameter in mine:  # of which another module may have some as well
+            for parameter in mine:  # another module may have the same parameter
                 left.pop(parameter, None)
     direct = list(left)
     found: dict[nn.Parameter, Tensor] = {}
@@ -329,25 +330,25 @@ def _gradients(
 
 
 def _check_gradients(model: nn.Module, learning: Sequence[nn.Parameter]) -> None:
-    """Raises FloatingPointError, naming them, if gradients of ψ are not finite."""
+    """Raise FloatingPointError, naming them, if gradients of ψ are not finite."""
     names = {parameter: name for name, parameter in model.named_parameters()}
     wrong = [names[p] for p in learning if p.grad is not None and not p.grad.isfinite().all()]
     if wrong:
         raise FloatingPointError(
             f"the gradient of {', '.join(wrong)} through the steps ahead is not finite; ψ has not been stepped. Look"
-            " for roots and divisions of 0 in the loss, whose second derivatives are none."
+            " for roots of 0 and divisions by 0 in the loss, which have no finite second derivative."
         )
 
 
 def _chosen(model: nn.Module, learning: Sequence[nn.Parameter], by: Any) -> dict[Hyperparameter, Technique | None]:
-    """How each module learns: those that `by` names, and the outermost ones that have the other parameters."""
+    """Return how each module learns: modules in `by`, and the outermost modules with the other parameters."""
     named = list(by) if isinstance(by, Mapping) else []
     known = {parameter for module in named for parameter in module.parameters()}
     return techniques([*named, *_modules_of(model, [p for p in learning if p not in known])], by)
 
 
 def _modules_of(model: nn.Module, parameters: Sequence[nn.Parameter]) -> list[Hyperparameter]:
-    """The outermost hyperparameter modules that have some of these parameters."""
+    """Return the outermost hyperparameter modules that have some of these parameters."""
     learning, seen, found = set(parameters), set(), []
     for module in model.modules():
         if isinstance(module, Hyperparameter) and module not in seen and learning & set(module.parameters()):

@@ -1,4 +1,4 @@
-"""Plots of a History: curves over the steps, and how each subnetwork does on each chunk."""
+"""Plots of a History: curves over the steps, and the loss of each subnetwork on each chunk."""
 
 from __future__ import annotations
 
@@ -12,25 +12,25 @@ if TYPE_CHECKING:
 
     from partnets.training.records import Records
 
-# Wider figures are unreadable; more curves of a kind than this share one panel.
+# The number of columns, beyond which figures are unreadable; more than MOST_PANELS curves of a kind share one panel.
 PANEL_COLUMNS = 3
 MOST_PANELS = 9
 PANEL_SIZE = (4.0, 2.6)  # inches
-# Longer curves are pixels in vector formats: as paths, a noisy loss takes some 20 bytes a step.
+# Longer curves are rasterised in vector formats: as paths, a noisy loss takes some 20 bytes a step.
 MOST_POINTS = 2000
 
 
 class Panel(NamedTuple):
-    """A picture of its own: its title, and what draws it into axes."""
+    """A plot: its title, and a function that draws it into axes."""
 
     title: str
     draw: Callable[[Axes], None]
 
 
 def overview(history: Records) -> Figure:
-    """All panels in one figure, L_ML beside the losses. Raises ImportError where matplotlib is missing."""
+    """Return a figure of all panels, L_ML beside the losses; raise ImportError if matplotlib is not installed."""
     values, others = value_panels(history), result_panels(history)
-    if len(values) % PANEL_COLUMNS == 2:  # L_ML would end a row, and the losses begin the next
+    if len(values) % PANEL_COLUMNS == 2:  # otherwise L_ML would end a row and the losses begin the next
         values.append(None)
     if history.matrices["matrix"]:
         others.append(matrix_panel(history))
@@ -45,7 +45,7 @@ def overview(history: Records) -> Figure:
 
 
 def new_figure(columns: int = 1, rows: int = 1) -> Figure:
-    """An empty figure for so many panels, on no screen."""
+    """Return an empty figure for this number of panels, without a display."""
     try:
         from matplotlib.figure import Figure
     except ImportError as error:
@@ -56,20 +56,20 @@ def new_figure(columns: int = 1, rows: int = 1) -> Figure:
 
 
 def add(figure: Figure, panel: Panel, position: tuple[int, int, int] = (1, 1, 1)) -> None:
-    """Draws a panel into a figure, at a position (rows, columns, index from 1)."""
+    """Draw a panel into a figure, at a position (rows, columns, index from 1)."""
     axes = figure.add_subplot(*position)
-    axes.set_title(panel.title, size="medium", parse_math=False)  # a name with two dollar signs is no formula
+    axes.set_title(panel.title, size="medium", parse_math=False)  # a name with two dollar signs is not a formula
     panel.draw(axes)
 
 
 def value_panels(history: Records) -> list[Panel]:
-    """The hyperparameters over the steps, in their units."""
+    """Return panels of the hyperparameters over the steps, in their units."""
     curves = {name: (history.steps["step"], values) for name, values in history.values.items()}
     return _one_each(history, curves, "hyperparameters")
 
 
 def result_panels(history: Records) -> list[Panel]:
-    """L_ML, the losses and the metrics over the steps."""
+    """Return panels of L_ML, the losses and the metrics over the steps."""
 
     def draw_lml(axes: Axes) -> None:
         _set_steps(axes, history)
@@ -98,7 +98,7 @@ def result_panels(history: Records) -> list[Panel]:
 
 
 def matrix_panel(history: Records) -> Panel:
-    """The latest losses of each subnetwork on each chunk; a box marks those that L_ML sums."""
+    """Return a panel of the latest losses of each subnetwork on each chunk, with boxes around those that L_ML sums."""
     step, matrix = history.matrices["step"][-1], history.matrices["matrix"][-1]
     count = len(matrix)
 
@@ -121,7 +121,7 @@ def matrix_panel(history: Records) -> Panel:
 
 
 def running_mean(values: Sequence[float | None], window: int) -> list[float]:
-    """At each place the mean of the finite values among the last `window`; NaN where there are none.
+    """Return at each position the mean of the finite values among the last `window`, or NaN.
 
     Example:
         >>> running_mean([1.0, None, 3.0, 5.0], window=2)
@@ -134,7 +134,7 @@ def running_mean(values: Sequence[float | None], window: int) -> list[float]:
 
 
 def _one_each(history: Records, curves: dict[str, tuple[list, list]], together: str) -> list[Panel]:
-    """A panel for each curve, or one for all where there are many."""
+    """Return a panel for each curve, or one for all if there are more than MOST_PANELS."""
 
     def panel(title: str, shown: list[tuple[list, list]]) -> Panel:
         def draw(axes: Axes) -> None:
@@ -150,12 +150,12 @@ def _one_each(history: Records, curves: dict[str, tuple[list, list]], together: 
 
 
 def _set_steps(axes: Axes, history: Records) -> None:
-    """The same steps in all panels, so that one can be read against another."""
+    """Set the same range of steps in all panels, so that they can be compared."""
     axes.set(xlabel="step", xlim=(0, max(history.steps["step"], default=1)))
 
 
 def _curve(axes: Axes, x: list, y: list, **style) -> None:
-    """A line with gaps at None, and points for values between gaps, which have no line."""
+    """Draw a line with gaps at None, and points for single values between gaps."""
     import numpy
 
     y = numpy.array(y, dtype=float)

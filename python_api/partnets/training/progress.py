@@ -12,7 +12,7 @@ BAR = "{n_fmt}/{total_fmt} steps |{bar:20}| {elapsed}, {remaining} left{postfix}
 
 
 class Progress:
-    """Two lines on standard error while training runs, if that is a terminal and they are to be shown.
+    """Two lines on standard error during training, if it is a terminal and `shown` is True.
 
     Example:
         >>> with Progress(done=0, steps=10) as progress:
@@ -20,18 +20,18 @@ class Progress:
     """
 
     def __init__(self, done: int, steps: int, *, shown: bool = True) -> None:
-        disable = None if shown else True  # None: where there is no terminal
+        disable = None if shown else True  # None disables the bar if there is no terminal
         self.bar = tqdm(total=done + steps, initial=done, disable=disable, bar_format=BAR)
         self.values = tqdm(position=1, disable=disable, bar_format="{desc}", leave=False)
 
     def update(self, history: Records) -> None:
-        """Shows one more step and the latest of a history."""
+        """Show one more step and the latest values of a history."""
         if self.bar.disable:
             return
         latest = {"loss": history.steps["loss"][-1:], "L_ML": history.lml["lml"][-1:]}
         self.bar.set_postfix_str(_joined(latest), refresh=False)
         self.values.set_description_str(_joined(short_names(history.values)), refresh=False)
-        if self.bar.update():  # true where it was time to print
+        if self.bar.update():  # true if the bar was printed
             self.values.refresh()
 
     def __enter__(self) -> Progress:
@@ -43,12 +43,12 @@ class Progress:
         self.values.close()
         self.bar.refresh()
         self.bar.close()
-        if self.values.desc:  # tqdm cannot leave a second line standing
+        if self.values.desc:  # tqdm cannot keep a second line
             print(self.values.desc, file=sys.stderr)
 
 
 def short_names(values: dict[str, list]) -> dict[str, list]:
-    """The values under the last part of their dotted names, where that tells them apart.
+    """Return the values under the last part of their dotted names, if these are unique.
 
     Example:
         >>> short_names({"augmentation.rotation": [5.0]})

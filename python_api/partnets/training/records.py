@@ -1,4 +1,4 @@
-"""Records: what happened in each step of training, as numbers in plain lists."""
+"""Records: the numbers of each training step, in plain lists."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ STEP_COLUMNS = ("step", "k", "loss", "hyper_k", "hyper_loss")
 
 @dataclass(repr=False)
 class Records:
-    """What a Trainer recorded, in plain lists; a History can also show it.
+    """The records of a Trainer, in plain lists; a History can also plot them.
 
     Attributes:
-        steps: a list for each of step (from 1), k and loss (of the step of w_k: the mean negative log-likelihood of the
-            batch from D_1:k, in nats; k is 0 where all partitions took one), hyper_k and hyper_loss (of the step of ψ:
-            that of the batch from D_k on subnetwork k - 1; None where ψ took no step, and hyper_k where it took one on
-            all chunks).
-        values: a list for each hyperparameter, its value after each step, in its units.
+        steps: a list for each of step (from 1); k and loss, the partition of the step of w_k and the mean negative
+            log-likelihood of its batch from D_1:k in nats (k is 0 if all partitions took a step); hyper_k and
+            hyper_loss, the chunk D_k of the step of ψ and the loss of its batch on subnetwork k - 1 (both None if ψ
+            took no step; hyper_k None if it took one on all chunks).
+        values: a list for each hyperparameter: its value after each step, in its units.
         lml: a list for each of step and lml, in nats.
-        metrics: under each metric's name, a list for each of step and value.
+        metrics: for each metric, by name, a list for each of step and value.
         matrices: a list for each of step and matrix: matrix[k - 1][j - 1] is the mean loss per example of subnetwork k
             on chunk j, in nats. It has seen chunks 1..k; L_ML (Eq. 2) sums the entries [k - 1][k].
 
     Raises:
-        ValueError, TypeError: by the methods below; nothing is recorded then.
+        ValueError, TypeError: in the methods below; nothing is recorded.
 
     Example:
         >>> history = Records()
@@ -43,7 +43,7 @@ class Records:
     matrices: dict[str, list] = field(default_factory=lambda: {"step": [], "matrix": []})
 
     def __repr__(self) -> str:
-        """The number of records; their lists are attributes.
+        """Return a summary with the numbers of records.
 
         Example:
             >>> Records()
@@ -54,7 +54,7 @@ class Records:
         return f"{type(self).__name__}({', '.join([*shown, *self.values, *self.metrics])})"
 
     def check(self) -> None:
-        """Raises ValueError unless all lists are as the methods below make them, as of a file that may be damaged.
+        """Raise ValueError unless all lists could be made by the methods below, to detect a damaged file.
 
         Example:
             >>> history = Records(lml={"step": [10, 20], "lml": [-80.0]})
@@ -82,16 +82,16 @@ class Records:
         hyper_loss: float | None = None,
         values: dict[str, float] | None = None,
     ) -> None:
-        """Appends a step.
+        """Append a step.
 
         Raises:
             TypeError: a value is not a number.
-            ValueError: values has other names than at the steps before, or that of another column of `frame`.
+            ValueError: values has other names than in earlier steps, or the name of another column of `frame`.
         """
         values = _numbers(values or {})
         if self.steps["step"] and values.keys() != self.values.keys():
             raise ValueError(
-                f"step {step} has values of {list(values)}, and the steps before of {list(self.values)}; pass every"
+                f"step {step} has values of {list(values)}, but earlier steps of {list(self.values)}; pass every"
                 " hyperparameter at every step."
             )
         for name in values:
@@ -103,21 +103,21 @@ class Records:
             self.values.setdefault(name, []).append(value)
 
     def add_lml(self, step: int, lml: float) -> None:
-        """Appends an evaluation of L_ML, in nats.
+        """Append an evaluation of L_ML, in nats.
 
         Raises:
-            ValueError: step is before that of the last evaluation.
+            ValueError: step is before the last evaluation's.
         """
         _check_order(step, self.lml)
         self.lml["step"].append(step)
         self.lml["lml"].append(lml)
 
     def add_metrics(self, step: int, metrics: dict[str, float]) -> None:
-        """Appends an evaluation of metrics, each under a name of your own.
+        """Append an evaluation of metrics, under any names.
 
         Raises:
-            TypeError: metrics is no dict, or a metric is not a number.
-            ValueError: a metric has the name of another column of `frame`, or step is before that of its last value.
+            TypeError: metrics is not a dict, or a metric is not a number.
+            ValueError: a metric has the name of another column of `frame`, or step is before its last value's.
 
         Example:
             >>> history = Records()
@@ -137,10 +137,10 @@ class Records:
             record["value"].append(value)
 
     def add_matrix(self, step: int, matrix: Sequence[Sequence[float]]) -> None:
-        """Appends the mean loss of each subnetwork (C rows) on each chunk (C columns), in nats per example.
+        """Append the mean loss of each subnetwork (C rows) on each chunk (C columns), in nats per example.
 
         Raises:
-            ValueError: matrix is not square, or step is before that of the last one.
+            ValueError: matrix is not square, or step is before the last matrix's.
 
         Example:
             >>> history = Records()
@@ -159,7 +159,7 @@ class Records:
         self.matrices["matrix"].append(rows)
 
     def best_lml(self) -> tuple[int, float] | None:
-        """The step of the highest L_ML, the first of several, and that L_ML in nats; None without a finite one.
+        """Return the first step with the highest L_ML, and this L_ML in nats; None without a finite one.
 
         Example:
             >>> history = Records()
@@ -173,9 +173,9 @@ class Records:
         return max(finite, key=lambda evaluation: evaluation[1], default=None)
 
     def columns(self, start: int = 0) -> dict[str, list]:
-        """The columns of `frame` as lists, from row `start` (from 0) on, with None where nothing was evaluated.
+        """Return the columns of `frame` as lists, from row `start` (from 0) on, with None where nothing was evaluated.
 
-        Of several evaluations of a step the last counts.
+        If a step was evaluated several times, the last evaluation counts.
 
         Example:
             >>> history = Records()
@@ -194,13 +194,13 @@ class Records:
 
     def _check_name(self, name: str) -> None:
         if name in STEP_COLUMNS or name == "lml" or name in self.values or name in self.metrics:
-            raise ValueError(f"{name!r} is another column of History.frame; give this one a name of its own.")
+            raise ValueError(f"{name!r} is already a column of History.frame; choose another name.")
 
 
 def _check_columns(name: str, columns: dict[str, list]) -> None:
-    """Raises ValueError unless these are lists of one length, of numbers or what else their column may have."""
+    """Raise ValueError unless columns are lists of one length with valid values."""
     if not all(isinstance(column, list) for column in columns.values()):
-        raise ValueError(f"{name} has columns that are no lists.")
+        raise ValueError(f"{name} has columns that are not lists.")
     if len({len(column) for column in columns.values()}) > 1:
         lengths = ", ".join(f"{column} {len(values)}" for column, values in columns.items())
         raise ValueError(f"{name} has lists of different lengths: {lengths}.")
@@ -210,7 +210,7 @@ def _check_columns(name: str, columns: dict[str, list]) -> None:
             raise ValueError(f"{name} has {repr(wrong[0])[:60]} under {column}.")
 
 
-# What is in the columns that have something else than numbers.
+# Checks of values in columns that do not contain only numbers.
 _OTHERS = {
     "step": lambda value: type(value) is int and value >= 0,
     "k": lambda value: type(value) is int,
@@ -232,19 +232,19 @@ def _check_order(step: int, record: dict[str, list]) -> None:
 
 
 def _at(steps: list[int], evaluated: list[int], values: list[float]) -> list[float | None]:
-    """The value that was evaluated last at each of these steps, None where there is none."""
+    """Return the last value evaluated at each of these steps, or None."""
     found, first = {}, min(steps, default=math.inf)
     for step, value in zip(reversed(evaluated), reversed(values), strict=True):
-        if step < first:  # a logger asks for the last rows alone, after each step
+        if step < first:  # stop early: loggers request only the last rows, after each step
             break
         found.setdefault(step, value)
     return [found.get(step) for step in steps]
 
 
 def _numbers(numbers: dict[str, float]) -> dict[str, float]:
-    """The same as Python's floats."""
+    """Return the numbers as Python floats."""
     if not isinstance(numbers, dict):
-        raise TypeError(f"the metrics are {numbers!r}; pass a dict of a float for each name.")
+        raise TypeError(f"the metrics are {numbers!r}; pass a dict from names to floats.")
     found = {}
     for name, value in numbers.items():
         try:

@@ -1,4 +1,4 @@
-"""A History as one page of HTML: a summary, the plots and the matrix of losses, without request or script."""
+"""A History as one HTML page: a summary, plots and the matrix of losses, without requests or scripts."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from partnets.utils.files import replacing
 if TYPE_CHECKING:
     from partnets.training.records import Records
 
-# Drawn in this colour, which nothing else has, and then given the colour of the page's text.
+# A colour that nothing else uses, replaced by the page's text colour after drawing.
 INK = "#010203"
 INK_STYLE = {
     **dict.fromkeys(("text.color", "axes.edgecolor", "axes.labelcolor", "xtick.color", "ytick.color"), INK),
@@ -50,7 +50,7 @@ svg { display: block; width: 100%; height: auto; }
 
 
 def write(history: Records, path: str | PathLike) -> None:
-    """Writes the page, whole or not at all. Raises ImportError and ValueError as History.report says."""
+    """Write the page atomically; raise ImportError and ValueError as documented in History.report."""
     if not history.steps["step"]:
         raise ValueError("the history has no step yet, so there is nothing to report; call Trainer.fit first.")
     contents = page(history)
@@ -59,7 +59,7 @@ def write(history: Records, path: str | PathLike) -> None:
 
 
 def page(history: Records) -> str:
-    """The page of a history with at least one step."""
+    """Return the HTML page of a history with at least one step."""
     title = f"Training of {history.steps['step'][-1]} steps"
     sections = [_summary(history), _results(history), _values(history), _matrix(history)]
     return (
@@ -104,7 +104,7 @@ def _plots(panels: list[plots.Panel]) -> str:
 
 
 def _matrix(history: Records) -> str:
-    """The table is its own heat map: the bluer a cell, the higher the loss."""
+    """Return the matrix of losses as a table and heat map; higher losses are a stronger blue."""
     if not history.matrices["matrix"]:
         return ""
     matrix = history.matrices["matrix"][-1]
@@ -130,7 +130,7 @@ def _matrix(history: Records) -> str:
 
 
 def _table(head: Iterable[str], rows: Iterable[tuple]) -> str:
-    """The first cell of a row is its name."""
+    """Return an HTML table; the first cell of a row is its name."""
     head = "".join(f'<th scope="col">{escape(name)}</th>' for name in head)
     lines = [
         f'<tr><th scope="row">{escape(name)}</th>{"".join(f"<td>{_text(cell)}</td>" for cell in cells)}</tr>\n'
@@ -147,7 +147,7 @@ def _text(cell: str | float | None) -> str:
 
 
 def _svg(panel: plots.Panel) -> str:
-    figure = plots.new_figure()  # names the cure where matplotlib is missing
+    figure = plots.new_figure()  # raises an error that names the remedy if matplotlib is missing
     import matplotlib
 
     with matplotlib.rc_context(INK_STYLE):
@@ -157,4 +157,4 @@ def _svg(panel: plots.Panel) -> str:
         figure.savefig(file, format="svg", dpi=200, metadata=metadata)
     svg = file.getvalue()
     svg = svg[svg.index("<svg") :].replace(INK, "currentColor")
-    return re.sub(r'<g id="[^"]*">', "<g>", svg)  # matplotlib's names of groups are the same in all plots
+    return re.sub(r'<g id="[^"]*">', "<g>", svg)  # matplotlib's ids of groups are the same in all plots

@@ -1,4 +1,4 @@
-"""settings: what optimisers and schedulers were constructed with, which a checkpoint replaces."""
+"""settings: the settings of optimisers and schedulers, which a checkpoint replaces."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-# What schedulers change in the groups of their optimizer.
+# The settings that schedulers change in the groups of their optimizer.
 SCHEDULED = {"lr", "momentum", "betas"}
 
 
@@ -21,7 +21,7 @@ def settings_of(
 
     Args:
         optimizers: by name.
-        schedulers: by name, "scheduler" for the optimizer "optimizer"; of their arguments those that they keep.
+        schedulers: by name, "scheduler" for the optimizer "optimizer"; only arguments in their state_dict are returned.
 
     Example:
         >>> optimizer = torch.optim.SGD([torch.zeros(1)], lr=0.1)
@@ -46,7 +46,7 @@ def settings_of(
 
 
 def warn_of_others(before: Mapping[str, Any], after: Mapping[str, Any], path: str | PathLike, stacklevel: int) -> None:
-    """Warn if settings of a checkpoint have replaced others."""
+    """Warn if settings of a checkpoint have replaced different ones."""
     others = [name for name, value in before.items() if str(value) != str(after.get(name))]
     changed = [f"{name} is {after.get(name)}, not {before[name]}" for name in others]
     if changed:

@@ -1,4 +1,4 @@
-"""What is looked at once, before a training's first step: whether L_ML will mean anything, and whether ψ can learn."""
+"""Checks before a training's first step: whether L_ML is meaningful, and whether ψ can learn."""
 
 from __future__ import annotations
 
@@ -25,11 +25,12 @@ from partnets.utils.random_state import preserved
 from partnets.utils.reached import reached
 from partnets.utils.targets import check_targets, tried
 
-# Examples of which an audit's batches have at most so many, on each rank.
+# The largest number of examples in an audit's batches, on each rank.
 AUDITED = 16
-# Shares of the weights and of the examples that differ by more than this are hardly meant.
+# Shares of the weights and of the examples that differ by more than this are probably not intended.
 FAR_APART = 0.2
-# An untrained network's loss is about the labels' entropy, or above; and of few labels the entropy says little.
+# A loss below KNOWS times the labels' entropy is not that of an untrained network; with fewer than FEWEST labels the
+# entropy is not meaningful.
 KNOWS, FEWEST = 0.5, 16
 
 
@@ -40,11 +41,11 @@ def check_leaks(
     compute: Callable[[Any], tuple[Any, Tensor]],
     sampling: Sequence[float] = (),
 ) -> None:
-    """As refuse_leaks, with two batches of D_2.
+    """Call refuse_leaks with two batches of D_2.
 
     Args:
-        batch_size: that of the training, of which AUDITED are enough on each rank.
-        sampling: which subnetworks learn: those whose share is not 0; all if empty.
+        batch_size: the training's batch size; at most AUDITED examples on each rank are used.
+        sampling: the subnetworks' shares of the steps, 0 for those that do not learn; empty if all learn.
     """
     if chunks.count == 1:
         return
@@ -56,27 +57,27 @@ def check_leaks(
 def refuse_leaks(
     model: nn.Module, draw: Callable[[], Any], compute: Callable[[Any], tuple[Any, Tensor]], last: int | None = None
 ) -> None:
-    """Raises ValueError, naming it, for what partnets.audit finds with two batches; the model stays as it was.
+    """Raise ValueError that lists the leaks that partnets.audit finds with two batches; leave the model unchanged.
 
     Args:
-        draw: gives a batch, another one at each call.
-        compute: gives the model's output and loss for a batch on its device.
-        last: of the subnetworks that learn; C if None.
+        draw: returns a different batch at each call.
+        compute: returns the model's output and loss for a batch on its device.
+        last: the last subnetwork that learns; C if None.
     """
     device = device_of(model)
-    with preserved(device):  # a data set may draw too
+    with preserved(device):  # data sets may draw from the random states too
         found = leaks(model, compute, *to_device([draw(), draw()], device), last)
     if found:
         listed = "\n".join(f"  {leak}" for leak in found)
         raise ValueError(
-            "this model carries later chunks into earlier subnetworks, so that L_ML and ψ would know what they are"
-            f" judged by, or loses what it writes or should learn:\n{listed}\npartnets.audit looks for it at any time;"
-            " audit=False trains all the same."
+            "this model carries later chunks into earlier subnetworks, so that L_ML and ψ would be evaluated on data"
+            f" they have seen, or it loses state or gradients:\n{listed}\nUse partnets.audit to check for this at any"
+            " time, or audit=False to train without the check."
         )
 
 
 def check_start(trainer: TrainingState) -> None:
-    """As try_judging, of subnetwork 1 on a batch of D_2.
+    """Call try_judging for subnetwork 1 on a batch of D_2.
 
     Warns:
         UserWarning: the weights seem to have learned from D_2 already.
@@ -99,18 +100,18 @@ def try_judging(
     hyper_loss: batches.Loss,
     forward: batches.Forward,
 ) -> tuple[Tensor, Any]:
-    """Tries subnetwork k - 1 on a batch of D_k, and changes nothing by it: noise and what the model holds stay.
+    """Evaluate subnetwork k - 1 on a batch of D_k, then restore random states and the model's state.
 
     Returns:
         The loss, and y.
 
     Raises:
-        ValueError: a hyperparameter reaches the loss, but not the model's output; the loss is a sum; or the model does
-            not take the batch, or the loss its output and targets.
+        ValueError: a hyperparameter affects the loss, but not the model's output; the loss is a sum; the model does not
+            take the batch; or the loss does not take the output and targets.
     """
     before, device = Held(model), device_of(model)
     try:
-        with preserved(device), hyper_learning(model, k), penalties():  # which regularise w alone
+        with preserved(device), hyper_learning(model, k), penalties():  # penalties regularise only w
             output, y = tried(model, to_device(draw(), device), forward)
             check_targets(hyper_loss, output, y)
             loss = batches.mean(hyper_loss, output, y)
@@ -122,18 +123,18 @@ def try_judging(
 
 
 def check_learns(model: nn.Module, loss: batches.Loss) -> None:
-    """Raises ValueError if a loss has parameters of its own, of which no optimiser knows."""
+    """Raise ValueError if a loss has trainable parameters outside of the model, which no optimiser has."""
     own = dict(loss.named_parameters()) if isinstance(loss, nn.Module) else {}
     strange = [name for name, p in own.items() if p.requires_grad and not any(p is one for one in model.parameters())]
     if strange:
         raise ValueError(
-            f"the loss has {', '.join(strange)}, which would never learn; put what learns into the model, as"
+            f"the loss has {', '.join(strange)}, which would never learn; put trainable modules into the model, such as"
             " hyper.ObservationNoise for a variance."
         )
 
 
 def warn_of_direct_dropout(hyper: Mapping[str, nn.Module], by: Mapping[str, Any]) -> None:
-    """Warn if a dropout rate learns directly: it goes to 0 whatever the data are.
+    """Warn if a dropout rate learns directly, because it goes to 0 for all data.
 
     Example:
         >>> from partnets import hyper
@@ -141,20 +142,20 @@ def warn_of_direct_dropout(hyper: Mapping[str, nn.Module], by: Mapping[str, Any]
         ...     warnings.simplefilter("always")
         ...     warn_of_direct_dropout({"2": hyper.ConcreteDropout(0.5)}, {"2": None})
         >>> str(caught[0].message)
-        "2 (ConcreteDropout) learns directly: with given weights less noise always predicts better, so that its ...
+        "2 (ConcreteDropout) learns directly, but at fixed weights less noise always predicts better, so its rate ...
     """
     found = [path for path, module in hyper.items() if isinstance(module, ConcreteDropout) and by[path] is None]
     if found:
         warnings.warn(
-            f"{', '.join(found)} (ConcreteDropout) learns directly: with given weights less noise always predicts"
-            " better, so that its rate goes to 0. Tune it by partnets.tune(network, data, ['dropout'], steps=...), or"
-            " pass hyper_gradient={module: 'lookahead'}.",
+            f"{', '.join(found)} (ConcreteDropout) learns directly, but at fixed weights less noise always predicts"
+            " better, so its rate goes to 0; tune it by partnets.tune(network, data, ['dropout'], steps=...), or pass"
+            " hyper_gradient={module: 'lookahead'}.",
             stacklevel=3,
         )
 
 
 def warn_of_forgotten(model: nn.Module) -> None:
-    """Warn if a model has hyperparameters that could learn, and a trainer was given none.
+    """Warn if a model has trainable hyperparameters, for a trainer without hyper=.
 
     Example:
         >>> from partnets import hyper
@@ -162,7 +163,7 @@ def warn_of_forgotten(model: nn.Module) -> None:
         ...     warnings.simplefilter("always")
         ...     warn_of_forgotten(nn.Sequential(hyper.InputMask(4), nn.Linear(4, 2)))
         >>> str(caught[0].message)
-        'the model has 0 (InputMask), and hyper= was not given, so that it stays as it is; pass hyper=[...] with ...
+        'the model has 0 (InputMask), but hyper= was not given, so it does not learn; pass hyper=[...] with the ...
     """
     found = [
         f"{path or 'the model'} ({type(module).__name__})"
@@ -171,16 +172,16 @@ def warn_of_forgotten(model: nn.Module) -> None:
     ]
     if found:
         warnings.warn(
-            f"the model has {', '.join(found)}, and hyper= was not given, so that it stays as it is; pass hyper=[...]"
-            " with what is to learn, or hyper=[] if nothing is.",
+            f"the model has {', '.join(found)}, but hyper= was not given, so it does not learn; pass hyper=[...] with"
+            " the modules that are to learn, or hyper=[] if none is.",
             stacklevel=3,
         )
 
 
 def warn_of_unused_losses(model: nn.Module, hyper: dict[str, nn.Module], loss: batches.Loss) -> None:
-    """Warns if a model has what acts in the training loss alone, and the loss is another.
+    """Warn if a model has modules that act only in the training loss, but the training loss is another.
 
-    What is to learn is left out, since its gradient tells; but for what acts on inputs as well, and has one.
+    Modules in hyper that act only in the loss are left out, as their missing gradient raises an error.
     """
     acting = ((path, module) for path, module in model.named_modules() if getattr(module, "acts_in_loss", False))
     unused = [
@@ -190,16 +191,16 @@ def warn_of_unused_losses(model: nn.Module, hyper: dict[str, nn.Module], loss: b
     ]
     if unused and not getattr(loss, "acts_in_loss", False):
         warnings.warn(
-            f"{', '.join(unused)} acts in the training loss alone, and the loss is another one: pass it as loss= (of"
-            " hyper.Mixup its loss) unless that calls it, or leave it out of the model.",
+            f"{', '.join(unused)} acts only in the training loss, but the loss is another one; pass it as loss= (for"
+            " hyper.Mixup, its loss) unless the loss calls it, or leave it out of the model.",
             stacklevel=3,
         )
 
 
 def check_reaches_output(hyper: dict[str, nn.Module], output: Any, loss: Tensor) -> None:
-    """Raises ValueError, naming them, if parameters of ψ reach a loss otherwise than through the model's output."""
+    """Raise ValueError, naming them, if parameters of ψ affect a loss but not the model's output."""
     outputs = [leaf for leaf in tree_leaves(output) if isinstance(leaf, Tensor)]
-    if not outputs:  # an object that only its library can look into
+    if not outputs:  # an object of another library, which cannot be inspected
         return
     through, of_loss = reached(outputs), reached([loss])
     aside = [
@@ -210,15 +211,15 @@ def check_reaches_output(hyper: dict[str, nn.Module], output: Any, loss: Tensor)
     ]
     if aside:
         raise ValueError(
-            f"{', '.join(aside)} reaches the loss, but not the model's output. A step of ψ would choose what makes the"
-            " loss small, as no smoothing and no penalty, and not what predicts unseen data. Pass hyper_loss=, the"
-            " plain negative log-likelihood, and leave it out of hyper; its values can be compared by L_ML: see"
+            f"{', '.join(aside)} reaches the loss, but not the model's output, so steps of ψ would only minimise the"
+            " loss, such as by no smoothing and no penalty, and not improve predictions of unseen data. Pass"
+            " hyper_loss=, the negative log-likelihood, and leave it out of hyper; to compare its values by L_ML, see"
             " partnets.sweep and docs/hyperparameters.md."
         )
 
 
 def warn_of_knowledge(hyper_loss: batches.Loss, value: Tensor, y: Any, k: int = 2) -> None:
-    """Warns if this loss of subnetwork k - 1, before any step, is far below what guessing the labels y costs."""
+    """Warn if the loss of subnetwork k - 1, before any step, is far below the entropy of the labels y."""
     if not is_cross_entropy(hyper_loss) or not isinstance(y, Tensor) or y.is_floating_point():
         return
     loss = value.item()
@@ -230,15 +231,15 @@ def warn_of_knowledge(hyper_loss: batches.Loss, value: Tensor, y: Any, k: int = 
     if loss < KNOWS * entropy:
         warnings.warn(
             f"before its first step, subnetwork {k - 1} predicts labels of chunk {k} with a loss of {loss:.2f} nats,"
-            f" where guessing by their frequencies costs {entropy:.2f}. If the weights have seen these examples, as"
-            " those of a model that was trained on them before partnets.partition, L_ML and ψ are about data that are"
-            " known: start from fresh weights, or from such as learned from other data or from chunk 1 alone.",
+            f" but guessing by their frequencies costs {entropy:.2f}. If the weights were trained on these examples"
+            " before partnets.partition, L_ML and ψ are evaluated on known data: start from new weights, or from"
+            " weights trained on other data or on chunk 1 only.",
             stacklevel=6,
         )
 
 
 def warn_of_proportions(model: nn.Module, proportions: Sequence[float]) -> None:
-    """Warns if the partitions' shares of the weights are far from these, the chunks' of the examples."""
+    """Warn if the partitions' shares of the weights are far from proportions, the chunks' shares of the examples."""
     weights = [one for one in partitioned_parameters(model) if one.partition is not None]
     counted = [one.partition.sizes() for one in weights if one.parameter.requires_grad and not one.partition.is_meta]
     owned = [sum(sizes) for sizes in zip(*counted, strict=True)]
@@ -248,17 +249,17 @@ def warn_of_proportions(model: nn.Module, proportions: Sequence[float]) -> None:
     if max(abs(a - b) for a, b in zip(shares, proportions, strict=True)) > FAR_APART:
         ours, theirs = (", ".join(f"{100 * share:.0f}" for share in each) for each in (shares, proportions))
         warnings.warn(
-            f"the partitions have {ours} % of the weights, and the chunks {theirs} % of the examples: few weights learn"
-            " from many examples, or many from few. Pass partnets.partition and partnets.chunk the same proportions"
-            " unless you mean it.",
+            f"the partitions have {ours} % of the weights, but the chunks {theirs} % of the examples: few weights learn"
+            " from many examples, or many from few. Pass the same proportions to partnets.partition and partnets.chunk"
+            " unless this is intended.",
             stacklevel=3,
         )
 
 
 def check_finite(loss: Tensor, what: str) -> None:
-    """Raises FloatingPointError if a loss is NaN or infinite."""
+    """Raise FloatingPointError if a loss is NaN or infinite."""
     if not math.isfinite(value := loss.item()):
         raise FloatingPointError(
-            f"the loss of {what} is {value}. Look for inputs that are not finite, a"
-            " learning rate that is too high (clip= helps), and logarithms or divisions in the loss."
+            f"the loss of {what} is {value}. Look for inputs that are not finite, a learning rate that is too high"
+            " (clip= helps), and logarithms or divisions in the loss."
         )

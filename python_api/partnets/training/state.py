@@ -1,4 +1,4 @@
-"""TrainingState: where a training is, which callbacks look at and checkpoints save."""
+"""TrainingState: the state of a training, which callbacks read and checkpoints save."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ from partnets.utils.modules import device_of
 
 
 class TrainingState:
-    """What a Trainer trains, with what, and how far it is.
+    """The state of a Trainer: the model and data, settings and progress.
 
     Attributes:
-        model, chunks, loss, hyper_loss, forward, optimizer, hyper_optimizer, scheduler, hyper_scheduler: as of Trainer.
-        loading: a DataLoader's options, empty where batches are fetched as they are needed.
-        hyper: the path and the module of each hyperparameter that is trained.
+        model, chunks, loss, hyper_loss, forward, optimizer, hyper_optimizer, scheduler, hyper_scheduler: as in Trainer.
+        loading: options of a DataLoader; empty if batches are not fetched ahead.
+        hyper: the path and the module of each trained hyperparameter.
         history: the History of all steps.
-        generator: of the draws of chunks and batches.
-        best: the step, L_ML and state that keep_best kept; None where nothing is kept.
-        noise: while callbacks run, the random states from which training goes on after them; otherwise None.
-        hyper_gradient: of each module of hyper, by its path, a partnets.Lookahead or Implicit; None if it is direct.
+        generator: the generator that draws chunks and batches.
+        best: the step, L_ML and state that keep_best has kept; None without keep_best.
+        noise: while callbacks run, the random states with which training will continue; otherwise None.
+        hyper_gradient: for each module of hyper, by path, a partnets.Lookahead or Implicit; None if direct.
         batch_size, hyper_batch_size, sampling, clip, hyper_every, hyper_steps, hyper_after, hyper_chunks, one_pass,
-            patience: as of Trainer.
+            patience: as in Trainer.
     """
 
     model: nn.Module
@@ -63,50 +63,50 @@ class TrainingState:
 
     @property
     def steps(self) -> int:
-        """How many steps are done."""
+        """Return the number of completed steps."""
         return len(self.history.steps["step"])
 
     @property
     def device(self) -> torch.device:
-        """The model's."""
+        """Return the model's device."""
         return device_of(self.model)
 
     @property
     def exhausted(self) -> bool:
-        """Whether `patience` evaluations in a row brought no higher L_ML."""
+        """Return whether the last `patience` evaluations gave no higher L_ML."""
         if self.patience is None:
             return False
         best = self.history.best_lml()
         return sum(step > (best[0] if best else 0) for step in self.history.lml["step"]) >= self.patience
 
     def settings(self) -> dict[str, Any]:
-        """What a kind of trainer has besides, and must have alike to go on where another one was."""
+        """Return further settings of a subclass that must be the same to resume from a checkpoint."""
         return {}
 
     def values(self) -> dict[str, float]:
-        """The present value of each hyperparameter that is trained, in its units, under its module's path."""
+        """Return the present value of each trained hyperparameter in its units, by its module's path."""
         return values_by_path(self.hyper)
 
     @property
     def evaluating(self) -> dict[str, Any]:
-        """How this training evaluates: the arguments of partnets.lml and loss_matrix for its batches."""
+        """Return the arguments of partnets.lml and loss_matrix that evaluate as this training does."""
         return {"batch_size": self.batch_size, "forward": self.forward, **self.loading}
 
     def estimate_statistics(self) -> None:
-        """partnets.estimate_statistics of the model: training goes on to the same bits, with them or without.
+        """Call partnets.estimate_statistics on the model; this does not change any bit of further training.
 
-        Call it in a callback before anything that judges a model with BatchNorm.
+        Call it in a callback before evaluating a model with BatchNorm.
         """
-        estimate_statistics(self.model, self.chunks, other_chunks=True, **self.evaluating)  # which it has checked
+        estimate_statistics(self.model, self.chunks, other_chunks=True, **self.evaluating)  # chunks are checked already
 
     def restore_best(self) -> float:
-        """Sets the model, ψ included, to where L_ML was highest, and returns that L_ML, in nats.
+        """Restore the model, including ψ, to the state with the highest L_ML, and return this L_ML in nats.
 
-        The optimisers stay where they are: this is for the end of training. What modules that were named in
-        partnets.partition(..., stateful=) keep in attributes stays too, with a warning if there are tensors.
+        The optimisers are left unchanged, so call this at the end of training. Attributes of modules named in
+        partnets.partition(..., stateful=) are left unchanged too, with a warning if they contain tensors.
 
         Raises:
-            ValueError: the trainer keeps no best state, or has evaluated none.
+            ValueError: the trainer keeps no best state, or has not evaluated L_ML.
         """
         if self.best is None:
             raise ValueError("this trainer keeps no best state; construct it with keep_best=True and lml_every.")

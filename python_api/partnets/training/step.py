@@ -1,6 +1,6 @@
-"""A step of w_k and a step of ψ (Appendix I.1): what every training loop is made of, Trainer's own included.
+"""A step of w_k and a step of ψ (Appendix I.1), from which all training loops are built, including Trainer's.
 
-A loop that has optimiser steps of its own takes weights_learning and hyper_learning, which say what learns meanwhile.
+Loops with their own optimiser steps use the contexts weights_learning and hyper_learning.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from partnets.utils.modules import evaluating, is_sharded
 
 @contextmanager
 def weights_learning(model: nn.Module, k: int, *, masked: bool = True) -> Iterator[None]:
-    """Inside, subnetwork k computes and partition k alone learns, from a batch of D_1:k (Eq. 3); ψ does not.
+    """Select subnetwork k and train only partition k in the context, for a batch of D_1:k (Eq. 3); ψ is not trained.
 
-    Modules with running statistics that partnets.partition left out are in evaluation mode: they would carry D_k into
-    earlier subnetworks.
+    Modules with running statistics that partnets.partition left out are in evaluation mode, as they would carry D_k
+    into earlier subnetworks.
 
     Args:
-        model: partitioned.
-        k: 1..C.
+        model: a partitioned model.
+        k: an int from 1 to C.
         masked: whether gradients are 0 outside of partition k. Optimizers of partnets.optim do not read them there.
     """
     with subnetwork(model, active=k, update=k, masked=masked), evaluating(*other_norms(model)):
@@ -41,17 +41,17 @@ def weights_learning(model: nn.Module, k: int, *, masked: bool = True) -> Iterat
 
 @contextmanager
 def hyper_learning(model: nn.Module, k: int) -> Iterator[None]:
-    """Inside, subnetwork k - 1 computes and ψ alone learns, from a batch of D_k, which it has not seen (Eq. 4).
+    """Select subnetwork k - 1 and train only ψ in the context, for a batch of D_k, unseen by the subnetwork (Eq. 4).
 
-    Normalisation layers in training mode normalise by the batch, as they do where w_k learns, and leave no running
+    Normalisation layers in training mode normalise by the batch, as in steps of w_k, and do not update running
     statistics.
 
     Args:
-        model: with partitioned layers.
-        k: 2..C.
+        model: a model with partitioned layers.
+        k: an int from 2 to C.
 
     Raises:
-        ValueError: k is out of range: no subnetwork comes before the first.
+        ValueError: k is out of range.
     """
     check_k(model, k, least=2)
     with subnetwork(model, active=k - 1, update=None), evaluating(*other_norms(model)):
@@ -59,10 +59,10 @@ def hyper_learning(model: nn.Module, k: int) -> Iterator[None]:
 
 
 def still_modules(model: nn.Module) -> list[nn.Module]:
-    """What stays in evaluation mode while a model trains.
+    """Return the modules that stay in evaluation mode during training.
 
-    Modules with running statistics that partnets.partition left out, and what is in evaluation mode now while the model
-    is not, as a frozen backbone.
+    These are modules with running statistics that partnets.partition left out, and modules that are in evaluation mode
+    now although the model is not, such as a frozen backbone.
     """
     still = other_norms(model)
     return still + [module for module in model.modules() if model.training and not module.training]
@@ -78,27 +78,27 @@ def step_weights(
     clip: float | None = None,
     backward: Callable[[Tensor], None] = Tensor.backward,
 ) -> Tensor:
-    """One step of the partition w_k on a batch of D_1:k (Eq. 3): gradients from zero, clipped, and stepped.
+    """Take one step of partition w_k on a batch of D_1:k (Eq. 3): zero, compute and clip gradients, then step.
 
-    Modes are the caller's: call model.train() before. Step a scheduler afterwards.
+    Call model.train() before; step schedulers afterwards.
 
     Args:
-        model: with partitioned layers.
-        optimizer: of partnets.optim, of this model.
-        k: 1..C.
-        batch: what `loss` takes; from chunks 1..k alone, as Chunks.sample_upto gives it.
-        loss: loss(batch), the mean negative log-likelihood per example in nats, computed by the model. What
-            hyper.Penalty modules in the model give is added to it.
-        clip: the gradient of w_k is scaled down to this norm where it is longer; None leaves it.
-        backward: computes the gradients of the loss, if not its own backward(). They are clipped and stepped as it
-            leaves them: one that scales the loss has to unscale them, as by scaler.unscale_(optimizer).
+        model: a model with partitioned layers.
+        optimizer: an optimiser of partnets.optim of this model.
+        k: an int from 1 to C.
+        batch: the argument of `loss`, from chunks 1..k only, as Chunks.sample_upto returns it.
+        loss: loss(batch), the mean negative log-likelihood per example in nats, computed by the model. The terms of
+            hyper.Penalty modules in the model are added to it.
+        clip: the norm to which the gradient of w_k is clipped; None does not clip.
+        backward: a function that computes the gradients of the loss; its method backward() by default. If it scales the
+            loss, it must unscale the gradients, such as by scaler.unscale_(optimizer), before they are clipped.
 
     Returns:
         The loss without penalties, detached.
 
     Raises:
-        ValueError: k or clip is out of range; nothing has changed then.
-        RuntimeError: the loss gives w_k no gradient, as where it is that of another model; w_k has not been stepped.
+        ValueError: k or clip is out of range; nothing has changed.
+        RuntimeError: the loss gives w_k no gradient, such as that of another model; w_k has not been stepped.
 
     Example:
         >>> import partnets
@@ -130,16 +130,16 @@ def step_weights(
 
 
 def _check_all_known(model: nn.Module, optimizer: PartitionedOptimizer) -> None:
-    """Raises RuntimeError if a weight learns that the optimiser lacks, as one that was frozen when it was made."""
+    """Raise RuntimeError if the optimiser lacks a trainable weight, such as one frozen at its construction."""
     stepped = set(optimizer.parameters())
     learning = {parameter for parameter in model.parameters() if parameter.requires_grad}
     missing = learning - stepped
     if missing and (missing := missing.difference(hyperparameters(model))) and learning & stepped:
-        # Of another model's parameters it has none, which step() says.
+        # If the optimiser has no trainable parameter of the model, step() raises.
         names = [name for name, parameter in model.named_parameters() if parameter in missing]
         raise RuntimeError(
-            f"{', '.join(names)} would never learn: the optimiser was made when it was frozen, or before it took"
-            " another's place. Make a new one."
+            f"{', '.join(names)} would never learn: the optimiser was constructed while it was frozen, or before it"
+            " replaced another parameter. Make a new one."
         )
 
 
@@ -152,22 +152,21 @@ def step_hyper(
     weights: Mapping[int, float] | None = None,
     backward: Callable[[Tensor], None] = Tensor.backward,
 ) -> Tensor:
-    """One step of the hyperparameters ψ on chunks that the subnetworks have not seen (Eq. 4).
+    """Take one step of the hyperparameters ψ on chunks that the subnetworks have not seen (Eq. 4).
 
     Args:
-        model: with partitioned layers and ψ inside.
-        optimizer: of torch.optim, of ψ.
-        batches: {k: a batch of D_k}, k from 2 on: usually one; subnetwork k - 1 computes on it. `loss` takes it.
-        loss: as of step_weights.
-        weights: of each chunk's loss, by its number; alike, with a sum of 1, if None.
-        backward: as of step_weights.
+        model: a model with partitioned layers and ψ inside.
+        optimizer: an optimizer of torch.optim of ψ.
+        batches: {k: a batch of D_k} with k from 2 on, usually one; subnetwork k - 1 computes the loss of D_k's batch.
+        loss: as for step_weights.
+        weights: the weight of each chunk's loss, by k; equal weights with a sum of 1 if None.
+        backward: as for step_weights.
 
     Returns:
         The sum of the weighted losses, detached.
 
     Raises:
-        ValueError: a k is out of range, there is no batch, or a parameter of ψ is not the model's; nothing has changed
-            then.
+        ValueError: a k is out of range, batches is empty, or a parameter of ψ is not in the model; nothing has changed.
         RuntimeError: the loss gives a parameter of the optimiser no gradient; ψ has not been stepped.
 
     Example:
@@ -186,9 +185,9 @@ def step_hyper(
     optimizer.zero_grad()
     values, off = [], training_only(model)
     for k, batch in batches.items():
-        with hyper_learning(model, k), penalties(), evaluating(*off):  # penalties regularise w alone
+        with hyper_learning(model, k), penalties(), evaluating(*off):  # penalties regularise only w
             value = weights[k] * loss(batch)
-            if value.requires_grad:  # otherwise ψ reaches nothing, which is reported below
+            if value.requires_grad:  # otherwise ψ has no effect, which check_reached reports below
                 backward(value)
         values.append(value.detach())
     check_reached(model, parameters_of(optimizer))
@@ -198,9 +197,10 @@ def step_hyper(
 
 
 def training_only(model: nn.Module) -> list[Hyperparameter]:
-    """The modules of a model that act on training alone: they are off where unseen data judge, also if they are still.
+    """Return the modules that act only on training, which are turned off when unseen data evaluate ψ.
 
-    Judged by a loss that it has a part in, ψ would make that small: labels less smooth, a penalty weaker.
+    Evaluated by a loss that it enters directly, ψ would just minimise it: less label smoothing, a weaker penalty. They
+    are turned off even if they do not learn.
     """
     return [
         module for module in model.modules() if isinstance(module, Hyperparameter) and module.hyper_gradient != "direct"
@@ -210,7 +210,7 @@ def training_only(model: nn.Module) -> list[Hyperparameter]:
 def checked_weights(
     model: nn.Module, optimizer: torch.optim.Optimizer, batches: Mapping[int, Any], weights: Mapping[int, float] | None
 ) -> Mapping[int, float]:
-    """The weight of each chunk's loss; raises ValueError unless a step of ψ can be taken with these batches."""
+    """Return the weight of each chunk's loss; raise ValueError unless these batches allow a step of ψ."""
     if not isinstance(batches, Mapping) or not batches:
         raise ValueError(f"batches is {_kind(batches)}; pass {{k: a batch of D_k}}, with k from 2 on.")
     if isinstance(optimizer, PartitionedOptimizer):
@@ -219,12 +219,12 @@ def checked_weights(
     known = set(model.parameters())
     if strange := [parameter for parameter in parameters_of(optimizer) if parameter not in known]:
         raise ValueError(
-            f"optimizer has {len(strange)} parameters that are not in the model; put the modules of ψ into it, a loss"
-            " that has something to learn as well."
+            f"optimizer has {len(strange)} parameters that are not in the model; put the modules of ψ into the model,"
+            " including a loss with parameters."
         )
     weights = dict.fromkeys(batches, 1 / len(batches)) if weights is None else weights
     if weights.keys() != batches.keys():
-        raise ValueError(f"weights are of the chunks {[*weights]} and batches of {[*batches]}; pass one for each.")
+        raise ValueError(f"weights are of the chunks {[*weights]}, but batches of {[*batches]}; pass one for each.")
     return weights
 
 
@@ -237,24 +237,24 @@ def check_k(model: nn.Module, *ks: int, least: int) -> None:
 
 
 def _kind(value: Any) -> str:
-    """What a wrong argument is, without all of its numbers."""
+    """Return a short description of a wrong argument, without all of its numbers."""
     return repr(value) if isinstance(value, int | float | str | None) else f"a {type(value).__name__}"
 
 
 def check_clip(clip: float | None) -> None:
-    """Raises ValueError unless this is a norm that gradients can be clipped to, or None."""
+    """Raise ValueError unless clip is a finite norm above 0, or None."""
     if clip is not None and not 0 < clip < math.inf:
         raise ValueError(f"clip={clip}; pass the greatest norm of a gradient, above 0, or None.")
 
 
 def clip_gradient(optimizer: torch.optim.Optimizer, clip: float | None) -> None:
-    """Scales the gradient of all that an optimiser steps down to a norm where it is longer; with None it stays.
+    """Clip the gradient of all of an optimiser's parameters to a norm; do nothing if clip is None.
 
-    Some parameters may be sharded, and others whole on every rank: torch takes the norm of one kind at a time.
+    Some parameters may be sharded and others whole on every rank; torch computes the norm of one kind at a time.
     """
     if clip is None:
         return
-    kinds: dict[bool, list[nn.Parameter]] = defaultdict(list)  # all gradients but those of w_k are 0
+    kinds: dict[bool, list[nn.Parameter]] = defaultdict(list)  # gradients outside of w_k are 0
     for parameter in parameters_of(optimizer):
         kinds[is_sharded(parameter)].append(parameter)
     if len(kinds) == 1:
@@ -267,12 +267,12 @@ def clip_gradient(optimizer: torch.optim.Optimizer, clip: float | None) -> None:
 
 
 def parameters_of(optimizer: torch.optim.Optimizer) -> list[nn.Parameter]:
-    """All that an optimiser steps."""
+    """Return all parameters of an optimiser."""
     return [parameter for group in optimizer.param_groups for parameter in group["params"]]
 
 
 def check_reached(model: nn.Module, parameters: list[nn.Parameter]) -> None:
-    """Raises RuntimeError, naming them, if some of ψ's parameters have no gradient."""
+    """Raise RuntimeError, naming them, if parameters of ψ have no gradient."""
     missing = [parameter for parameter in parameters if parameter.requires_grad and parameter.grad is None]
     if not missing:
         return
@@ -281,12 +281,12 @@ def check_reached(model: nn.Module, parameters: list[nn.Parameter]) -> None:
     idle = {parameter for module in model.modules() if not module.training for parameter in module.parameters()}
     if not idle.isdisjoint(missing):
         raise RuntimeError(
-            f"the loss gives {', '.join(unreached)} no gradient, and the model, or a part of it, is in evaluation mode;"
+            f"the loss gives {', '.join(unreached)} no gradient, and the model or a part of it is in evaluation mode;"
             " call model.train() before the step."
         )
     raise RuntimeError(
         f"the loss gives {', '.join(unreached)} no gradient; use it in the model's forward, without detaching, or leave"
-        " it out of the hyperparameters' optimiser. What acts on training alone learns by looking ahead:"
-        " partnets.Trainer(hyper_gradient='lookahead'), or partnets.step_lookahead; what draws without a gradient, by"
+        " it out of the hyperparameters' optimiser. If it acts only on training, learn it by looking ahead:"
+        " partnets.Trainer(hyper_gradient='lookahead') or partnets.step_lookahead; if it draws without a gradient, by"
         " partnets.stn."
     )

@@ -1,4 +1,4 @@
-"""Trainer: learns the weights and the hyperparameters of a partitioned network together (Appendix I.1)."""
+"""Trainer: joint training of the weights and hyperparameters of a partitioned network (Appendix I.1)."""
 
 from __future__ import annotations
 
@@ -54,74 +54,75 @@ from partnets.utils.random_state import preserved
 
 
 class Trainer(TrainingState):
-    """Alternates steps of the partitions w_k (Eq. 3) and of the hyperparameters ψ (Eq. 4), as in Appendix I.1.
+    """A trainer that alternates steps of the partitions w_k (Eq. 3) and of the hyperparameters ψ (Appendix I.1, Eq. 4).
 
-    A step of w_k is partnets.step_weights on a batch of D_1:k with k ~ Cat(sampling), one of ψ partnets.step_hyper on a
-    batch of D_k with k ~ Cat(u_2..u_C), u being the chunks' proportions. Loops of your own take the same two. With
-    one_pass all of them learn in each step, from one batch that is divided among them (Appendix C).
+    A step of w_k is partnets.step_weights on a batch of D_1:k, k ~ Cat(sampling). A step of ψ is partnets.step_hyper on
+    a batch of D_k, k ~ Cat(u_2..u_C), where u are the chunks' proportions. Custom loops call the same functions.
+    With one_pass, all partitions learn in each step, from parts of one batch (Appendix C).
 
-    While one of the two is updated, the other requires no gradient and none is computed. Batches go to the model's
-    device. Before the first step a batch of D_2 is tried, of which nothing stays but a warning or an error. Chunks and
-    batches are drawn by a generator of the trainer's own; the model's noise comes from torch's.
+    While w or ψ is updated, the other requires no gradient. Batches are moved to the model's device. Before the first
+    step, checks run on a batch of D_2 and are undone. The trainer's generator draws chunks and batches; the model's
+    noise is drawn by torch's.
 
     Args:
-        model: partitioned, with as many partitions as there are chunks.
-        chunks: of examples (x, y), or of dicts with labels.
-        hyper: ψ: a module of partnets.hyper, or several, inside the model; None for steps of w alone.
-        loss: loss(output, y), the mean negative log-likelihood in nats, as torch's criteria return it, per example or
-            per token; or the losses themselves, whose mean is taken. For L_ML see partnets.lml.
-        hyper_loss: the loss of ψ's steps and of L_ML, without what only regularises the weights. If None, the negative
-            log-likelihood in `loss` where it is known, as torch's cross-entropy without its label smoothing, and `loss`
-            itself where it is not.
-        optimizer: of partnets.optim, of this model; Adam with a learning rate of 1e-3 if None.
-        hyper_optimizer: of torch.optim, of the parameters of hyper; Adam with a learning rate of 1e-3 if None.
-        scheduler, hyper_scheduler: of torch.optim.lr_scheduler, of these two optimisers; stepped after each step of w
-            of any partition (as in Appendix I.1), and after each step of ψ.
-        batch_size, hyper_batch_size: examples in a step of w and of ψ; the latter as the former if None.
-        sampling: C probabilities, with which k is drawn for a step of w; the chunks' proportions if None.
-        clip: the gradient of w_k is scaled down to this norm where it is longer, over all parameters; None leaves it.
-        hyper_every: ψ takes steps after each so many steps of w.
-        hyper_steps: how many, each on a batch of its own.
-        hyper_after: how many steps of w come before the first of ψ.
-        hyper_chunks: 'one': a step of ψ takes a batch of one chunk, D_k with k ~ Cat(u_2..u_C). 'all': one of each
-            unseen chunk, weighted by their sizes, at C - 1 times the cost: the same gradient in the mean, less noise.
-        one_pass: each step updates w_1..w_C one after another, each on its part of batch_size examples, by `sampling`;
-            and a step of ψ takes its part of hyper_batch_size from each unseen chunk, by their sizes. So no batch is
-            larger than its part: see docs/training.md for what that costs.
-        hyper_gradient: how ψ learns. 'direct': from how it changes what the present weights predict of unseen data.
-            'lookahead': from how steps of the weights that it has a part in change that, so that it may act on training
-            alone; a partnets.Lookahead says how many, and how they are differentiated. 'implicit': from how the minimum
-            of the training loss changes; or a partnets.Implicit. For all of hyper, or a dict for some modules of it.
-            Others learn as their classes say: directly, but for hyper.Penalty, LabelSmoothing and what else is off in
-            evaluation. See docs/hyperparameters.md.
-        lml_every: evaluates L_ML in full each time that so many steps are done, with the same noise; None never does.
-        keep_best: keeps a copy of the model where L_ML was highest; see restore_best.
-        patience: fit ends where so many evaluations of L_ML in a row brought none higher; None never ends early.
-        callbacks: called after each step, in this order, as callback(trainer); see partnets.callbacks and loggers.
-        seed: an int in [0, 2**63) of the trainer's generator.
+        model: a partitioned model, with as many partitions as there are chunks.
+        chunks: chunks of examples (x, y), or of dicts with labels.
+        hyper: ψ: one or several modules of partnets.hyper inside the model; None trains only w.
+        loss: loss(output, y), the mean negative log-likelihood in nats, per example or per token, as torch's criteria
+            return it; or the separate losses, which are averaged. For L_ML see partnets.lml.
+        hyper_loss: the loss of ψ's steps and of L_ML, without terms that only regularise the weights. If None, the
+            negative log-likelihood in `loss` if it is known, such as torch's cross-entropy without label smoothing,
+            otherwise `loss`.
+        optimizer: an optimiser of partnets.optim of this model; Adam with a learning rate of 1e-3 if None.
+        hyper_optimizer: an optimizer of torch.optim of hyper's parameters; Adam with a learning rate of 1e-3 if None.
+        scheduler, hyper_scheduler: schedulers of torch.optim.lr_scheduler of these two optimisers, stepped after each
+            step of w of any partition (as in Appendix I.1) and after each step of ψ.
+        batch_size, hyper_batch_size: the number of examples in a step of w and of ψ; hyper_batch_size is batch_size if
+            None.
+        sampling: C probabilities with which k is drawn for a step of w; the chunks' proportions if None.
+        clip: the norm, over all parameters, to which the gradient of w_k is clipped; None does not clip.
+        hyper_every: the number of steps of w between updates of ψ.
+        hyper_steps: the number of steps of ψ in an update, each on another batch.
+        hyper_after: the number of steps of w before the first step of ψ.
+        hyper_chunks: 'one': a step of ψ takes a batch of one chunk, D_k with k ~ Cat(u_2..u_C). 'all': it takes a batch
+            of each unseen chunk, weighted by their sizes: the same expected gradient with less noise, at C - 1 times
+            the cost.
+        one_pass: whether each step updates w_1..w_C in turn, each on its share of batch_size examples, by `sampling`,
+            and a step of ψ takes a share of hyper_batch_size from each unseen chunk, by their sizes. Batches are then
+            smaller: see docs/training.md for the effect.
+        hyper_gradient: how ψ learns. 'direct': through the present weights' predictions of unseen data. 'lookahead':
+            through steps of the weights, so that ψ may act only on training; a partnets.Lookahead sets their number and
+            differentiation. 'implicit', or a partnets.Implicit: through the minimum of the training loss. One value for
+            all of hyper, or a dict for some of its modules. Other modules use their classes' settings: direct, except
+            hyper.Penalty, LabelSmoothing and others that are off in evaluation. See docs/hyperparameters.md.
+        lml_every: the number of steps between full evaluations of L_ML, all with the same noise; None never evaluates.
+        keep_best: whether to keep a copy of the model at the highest L_ML; see restore_best.
+        patience: the number of successive evaluations without a higher L_ML that ends fit; None never ends early.
+        callbacks: functions called after each step, in order, as callback(trainer); see partnets.callbacks and loggers.
+        seed: an int in [0, 2**63), the seed of the trainer's generator.
         other_chunks: whether the model may have learned from other chunks than these; see partnets.lml.
-        audit: whether to look, before the first step, for what of the model carries later chunks into earlier
-            subnetworks, as partnets.audit does; it takes some passes.
-        forward: forward(model, batch), which returns output and y; see partnets.data.batch.call for the usual one.
-        **loading: num_workers, pin_memory, prefetch_factor and others of a DataLoader's options: fit and the evaluation
-            of L_ML fetch batches ahead by them. The draws are the same, and so is every bit unless the data set draws
-            at random; then it is the same for any number of workers from 1 on.
+        audit: whether to check, before the first step, that no part of the model carries later chunks into earlier
+            subnetworks, as partnets.audit does; this takes some passes.
+        forward: forward(model, batch), which returns output and y; the default is partnets.data.batch.call.
+        **loading: options of a DataLoader, such as num_workers, pin_memory and prefetch_factor, with which fit and
+            evaluations of L_ML prefetch batches. The draws and every bit are unchanged, unless the data set draws at
+            random; then the bits are the same for any number of workers from 1 on.
 
     Warns:
-        UserWarning: the loss is no log-likelihood, as a squared error; the partitions' shares of the weights are far
-            from the chunks'; the model has what acts in the training loss, which is another;
-            or, at the first step, the weights seem to have learned from later chunks already.
+        UserWarning: the loss is not a log-likelihood, such as a squared error; the partitions' shares of the weights
+            are far from the chunks'; the model has modules that act in the training loss, but the loss is another; or,
+            at the first step, the weights seem to have learned from later chunks already.
 
     Attributes:
-        history, generator, best, noise: see TrainingState, which is what callbacks are given.
+        history, generator, best, noise: as in TrainingState, the base class, which callbacks can rely on.
 
     Raises:
         ValueError: the model and the chunks differ in C, hyper is not inside the model, an optimiser belongs to other
             parameters, a scheduler to another optimiser, a loss is a sum over the batch, the model has learned from
-            other chunks, or a number is out of range. At the first step: ψ reaches the loss only, or the audit finds a
-            leak.
-        FloatingPointError: in a step whose loss is not finite, before anything is stepped by it.
-        TypeError: an option is none of these, nor of a DataLoader's, or one that says which examples a batch has.
+            other chunks, or a number is out of range. At the first step: ψ affects the loss but not the outputs, or the
+            audit finds a leak.
+        FloatingPointError: in a step with a loss that is not finite, before any update by it.
+        TypeError: an option is unknown to this class and to DataLoader, or determines the examples of a batch.
 
     Example:
         >>> import partnets
@@ -135,8 +136,7 @@ class Trainer(TrainingState):
         ([10, 20], ['0.0', '0.1', '0.2', '0.3'])
     """
 
-    # Whether ψ learns from chunks that a subnetwork has not seen, whether a terminal shows progress, and whether layers
-    # may respond to ψ.
+    # Whether ψ learns from unseen chunks, whether progress is shown on a terminal, and whether layers may respond to ψ.
     needs_unseen = shows_progress = True
     trains_responses = False
 
@@ -190,10 +190,10 @@ class Trainer(TrainingState):
             raise ValueError(f"one_pass={one_pass!r}; pass True or False.")
         if one_pass and hyper_chunks == "all":
             raise ValueError(
-                "hyper_chunks='all' takes a batch of each chunk, and one_pass a part of one; pass one of them."
+                "hyper_chunks='all' takes a batch of each chunk, but one_pass a part of one; pass one of them."
             )
         if lml_every is None and (keep_best or patience is not None):
-            raise ValueError("keep_best and patience go by L_ML; pass lml_every, how many steps apart to evaluate it.")
+            raise ValueError("keep_best and patience need L_ML; pass lml_every, the steps between its evaluations.")
         self.hyper = find_hyper(model, hyper)
         if not self.trains_responses and (hyper is None or self.hyper):
             _check_no_responses(model)
@@ -231,7 +231,7 @@ class Trainer(TrainingState):
         self.hyper_every, self.hyper_steps = hyper_every, hyper_steps
         self.hyper_after, self.hyper_chunks = hyper_after, hyper_chunks
         self.one_pass = one_pass
-        _ = self._parts, self._hyper_parts  # which raise if a part is empty
+        _ = self._parts, self._hyper_parts  # these raise if a part is empty
         self.best, self.patience, self.callbacks = Best() if keep_best else None, patience, list(callbacks)
         self.clip, self.seed, self.generator = clip, seed, torch.Generator().manual_seed(seed)
         self.noise: dict | None = None
@@ -240,13 +240,13 @@ class Trainer(TrainingState):
         self.history = History()
 
     def fit(self, steps: int | None = None, *, epochs: float | None = None) -> History:
-        """Trains for so many more steps, or until L_ML exhausts `patience`; on a terminal it shows progress.
+        """Train for a number of further steps, or until L_ML exhausts `patience`; show progress on a terminal.
 
-        An interruption may leave a step half done; from a checkpoint of before it, training goes on with the same bits.
+        An interruption may leave a step incomplete; training resumes with the same bits from an earlier checkpoint.
 
         Args:
-            steps: how many.
-            epochs: in their place, how often as many examples are drawn as there are: len(data) / batch_size steps.
+            steps: the number of steps.
+            epochs: the number of epochs of len(data) / batch_size steps, instead of steps.
 
         Raises:
             ValueError: steps or epochs is negative.
@@ -270,11 +270,11 @@ class Trainer(TrainingState):
         return self.history
 
     def step(self) -> None:
-        """An iteration, its record, and what is due after it.
+        """Run an iteration, record it, and run the evaluation and callbacks that are due.
 
-        The model is in training mode, except for what was in evaluation mode while the model was not when this trainer
-        was constructed, as a frozen backbone, and for modules with running statistics that partnets.partition left out:
-        they would carry D_k into earlier subnetworks.
+        The model is in training mode, except for two kinds of modules: those in evaluation mode at construction of this
+        trainer although the model was not, such as a frozen backbone, and those with running statistics that
+        partnets.partition left out, as they would carry D_k into earlier subnetworks.
         """
         self.model.train()
         for module in self._still:
@@ -285,7 +285,7 @@ class Trainer(TrainingState):
         self.history.add(done, *self.iterate(), self.values())
         if self.lml_every and done % self.lml_every == 0:
             self.estimate_statistics()
-            # The same noise each time: a maximum over evaluations should not be that of the luckiest one.
+            # The same noise each time, so that the maximum over evaluations does not select lucky noise.
             found = lml(self.model, self.chunks, self.hyper_loss, seed=self.seed, **self.evaluating)
             self.history.add_lml(done, found)
             if self.best is not None:
@@ -300,7 +300,7 @@ class Trainer(TrainingState):
                     self.noise = None
 
     def _start(self) -> None:
-        if not self.other_chunks:  # the weights may have come since this trainer was made
+        if not self.other_chunks:  # checked again, as weights may have been loaded since construction
             check_same_chunks(self.model, self.chunks)
         if self.audit:
             check_leaks(self.model, self.chunks, self.batch_size, self._audited, self.sampling)
@@ -314,9 +314,9 @@ class Trainer(TrainingState):
         return output, mean(self.loss, output, y)
 
     def iterate(self) -> tuple[int, float, int | None, float | None]:
-        """One iteration of Appendix I.1; returns k and loss of the step of w, and of the last of ψ if some are due.
+        """Run one iteration of Appendix I.1; return k and loss of the step of w and of the last step of ψ, if due.
 
-        As k, 0 stands for all partitions, and None for all unseen chunks.
+        k is 0 for all partitions, and None for all unseen chunks.
         """
         k, loss = self.step_weights()
         found = None, None
@@ -327,7 +327,7 @@ class Trainer(TrainingState):
 
     @property
     def _source(self) -> Chunks | Ahead:
-        """Where batches come from."""
+        """Return the source of batches."""
         return self._ahead or self.chunks
 
     def _hyper_learns(self, step: int) -> bool:
@@ -335,9 +335,9 @@ class Trainer(TrainingState):
         return bool(self.hyper) and late >= 1 and late % self.hyper_every == 0
 
     def step_weights(self) -> tuple[int, float]:
-        """Updates w_k on a batch from D_1:k, with k ~ Cat(sampling); returns k and the loss.
+        """Update w_k on a batch from D_1:k, with k ~ Cat(sampling); return k and the loss.
 
-        With one_pass updates all of them, on a part of a batch each; returns 0 and the mean loss of all examples.
+        With one_pass, update all partitions, each on a part of a batch; return 0 and the mean loss of all examples.
         """
         parts, options = self._draw_learning(self.generator), {"clip": self.clip, "backward": self._backward}
         losses = []
@@ -351,7 +351,7 @@ class Trainer(TrainingState):
         return 0, sum(examples * loss for examples, loss in zip(parts.values(), losses, strict=True)) / self.batch_size
 
     def step_hyper(self) -> tuple[int | None, float]:
-        """Updates ψ on chunks that the subnetworks have not seen; returns k, None for all chunks, and the loss."""
+        """Update ψ on chunks that the subnetworks have not seen; return k, None for all chunks, and the loss."""
         k, weights = self._draw_unseen(self.generator)
         if not self._inner_steps:
             batches, judge = _Drawn(weights, self._draw), partial(self._loss, self.hyper_loss)
@@ -359,7 +359,7 @@ class Trainer(TrainingState):
         else:
             batches = _Drawn(weights, lambda j: (self._draw(j), [self._draw_seen(j) for _ in range(self._inner_steps)]))
             by = {module: self.hyper_gradient[path] for path, module in self.hyper.items()}
-            # By the model itself: what it may be wrapped in expects one backward pass for each forward pass.
+            # Uses the model itself: a wrapper such as DDP expects one backward pass for each forward pass.
             losses = (partial(self._loss, loss, model=self.model) for loss in (self.loss, self.hyper_loss))
             options = {"by": by, "weights": weights, "clip": self.clip, "averaged": self._averaged}
             found = step_lookahead(self.model, self.optimizer, self.hyper_optimizer, batches, *losses, **options)
@@ -375,30 +375,30 @@ class Trainer(TrainingState):
 
     @property
     def _parts(self) -> dict[int, int]:
-        """With one_pass, the examples of a batch from which each partition learns; `sampling` may change meanwhile."""
+        """Return each partition's number of examples with one_pass, for the current `sampling`."""
         if not self.one_pass:
             return {}
         return divided("batch_size", self.batch_size, dict(enumerate(self.sampling, start=1)))
 
     @property
     def _hyper_parts(self) -> dict[int, int]:
-        """The same of ψ's batches and unseen chunks."""
+        """Return each unseen chunk's number of examples in ψ's batches with one_pass."""
         if not (self.one_pass and self.hyper):
             return {}
         unseen = dict(enumerate(self.chunks.proportions[1:], start=2))
         return divided("hyper_batch_size", self.hyper_batch_size, unseen)
 
     def _draw_learning(self, generator: torch.Generator) -> dict[int, int]:
-        """The partitions that a step of w updates, and of how many examples."""
+        """Return the partitions that a step of w updates, with their numbers of examples."""
         return self._parts or {draw_k(self.sampling, generator): self.batch_size}
 
     def _examples_of(self, chunk: int) -> int:
-        """How many a step of ψ takes from a chunk."""
+        """Return the number of examples that a step of ψ takes from a chunk."""
         return self._hyper_parts.get(chunk, self.hyper_batch_size)
 
     @property
     def _inner_steps(self) -> int:
-        """How many batches a step of ψ takes of what the subnetwork has seen."""
+        """Return the number of batches of seen chunks that a step of ψ needs."""
         return most_steps(self.hyper_gradient.values())
 
     def _draw(self, j: int) -> Any:
@@ -408,17 +408,17 @@ class Trainer(TrainingState):
         return self._source.sample_upto(j - 1, self._examples_upto(j - 1), self.generator)
 
     def _examples_upto(self, k: int) -> int:
-        """How many a step of w_k takes."""
+        """Return the number of examples in a step of w_k."""
         return self._parts.get(k, self.batch_size)
 
     def _draw_unseen(self, generator: torch.Generator) -> tuple[int | None, dict[int, float]]:
-        """The chunk of a step of ψ, None for all of them, and the weight of each."""
+        """Draw the chunk of a step of ψ, None for all chunks; return it with the weight of each chunk."""
         u = self.chunks.proportions
         k = draw_k(u, generator, start=2) if self.hyper_chunks == "one" and not self.one_pass else None
         return k, {k: 1.0} if k else {j: share / sum(u[1:]) for j, share in enumerate(u[1:], start=2)}
 
     def _plan(self, steps: int, generator: torch.Generator) -> Iterator[tuple[str, int, int]]:
-        """What step_weights and step_hyper will draw in so many steps, in their order: see Ahead."""
+        """Yield the draws of step_weights and step_hyper in the next `steps` steps, in order, for Ahead."""
         for step in range(self.steps + 1, self.steps + 1 + steps):
             for k, examples in self._draw_learning(generator).items():
                 yield "draw_upto", k, examples
@@ -429,30 +429,31 @@ class Trainer(TrainingState):
                         yield "draw_upto", j - 1, self._examples_upto(j - 1)
 
     def save(self, path: str | PathLike) -> None:
-        """Writes a checkpoint, from which `load` resumes with the same bits; whole or not at all.
+        """Write a checkpoint from which `load` resumes with the same bits, atomically.
 
-        In a callback: put it last, by itself. What other callbacks return for this step after it is not in the file.
+        To save in a callback, make it the last callback: the file has no metrics that later callbacks return for this
+        step.
 
         Raises:
-            ValueError: an optimiser's settings or a scheduler's state have something else than numbers and tensors;
-                an older file stays then.
+            ValueError: an optimiser's settings or a scheduler's state have something other than numbers and tensors; an
+                older file is left unchanged.
         """
         checkpoint.save(self, path, [checkpoint.random_state(self)])
 
     def load(self, path: str | PathLike) -> None:
-        """Resumes from a checkpoint: weights, partitions, ψ, optimisers, random states and history.
+        """Resume from a checkpoint: weights, partitions, ψ, optimisers, random states and history.
 
-        That the data are the same is known by a few examples of tensors; of another Dataset by its length alone.
-        Settings of the optimisers and schedulers, such as the learning rate, are the file's: to change them, set
-        param_groups, or the scheduler's attributes, afterwards.
+        The data are compared by a few examples if they are tensors; other Datasets only by length. Settings of the
+        optimisers and schedulers, such as the learning rate, are taken from the file; to change them, set param_groups
+        or the scheduler's attributes afterwards.
 
         Warns:
-            UserWarning: these settings were others here.
+            UserWarning: these settings differ from the trainer's.
 
         Raises:
-            ValueError: the file is no checkpoint, or that of another model, other chunks, optimisers or batch sizes;
-                nothing has changed then.
-            OSError: it is not there, or cannot be read.
+            ValueError: the file is not a checkpoint, or is of another model, other chunks, optimisers or batch sizes;
+                nothing has changed.
+            OSError: the file does not exist or cannot be read.
         """
         checkpoint.load(self, path)
 
@@ -468,7 +469,7 @@ class Trainer(TrainingState):
 
 
 class _Drawn(Mapping):
-    """A batch for each of some chunks, drawn when it is asked for: one is in memory at a time."""
+    """A mapping from chunks to batches, drawn on access, so that only one is in memory at a time."""
 
     def __init__(self, ks: Iterable[int], draw: Callable[[int], Any]) -> None:
         self.ks, self.draw = list(ks), draw
@@ -484,7 +485,7 @@ class _Drawn(Mapping):
 
 
 def _check_no_responses(model: nn.Module) -> None:
-    """Raises ValueError if layers of a model respond to ψ, whose gradient is not what this trainer takes."""
+    """Raise ValueError if layers of a model respond to ψ, which this trainer does not support."""
     for path, module in model.named_modules():
         if (by := getattr(module, "trained_by", None)) is not None:
             raise ValueError(
@@ -512,16 +513,16 @@ def _check_optimizers(model, optimizer, psi, hyper_optimizer) -> None:
     closure = inspect.signature(hyper_optimizer.step).parameters.get("closure")
     if closure is not None and closure.default is closure.empty:
         raise ValueError(
-            f"hyper_optimizer is {type(hyper_optimizer).__name__}, whose step computes the loss several times; take one"
-            " that needs no closure, as Adam."
+            f"hyper_optimizer is {type(hyper_optimizer).__name__}, which needs a closure for its step; pass one that"
+            " does not, such as Adam."
         )
 
 
 def _check_scheduler(name: str, scheduler, optimizer):
     if isinstance(scheduler, ReduceLROnPlateau):
-        raise ValueError(f"{name} is a ReduceLROnPlateau, whose steps need a metric; step it in a callback of yours.")
+        raise ValueError(f"{name} is a ReduceLROnPlateau, which needs a metric in step(); step it in a callback.")
     if scheduler is not None and scheduler.optimizer is not optimizer:
-        raise ValueError(f"{name} belongs to another optimiser; construct it with the one that the trainer gets.")
+        raise ValueError(f"{name} belongs to another optimiser; construct it with the trainer's optimiser.")
     return scheduler
 
 
@@ -534,5 +535,5 @@ def _check_sampling(sampling: Sequence[float], model: nn.Module, chunks: Chunks)
         owns = any(one.partition is None or one.partition.sizes()[k - 1] for one in owned)
         if share and not owns:
             only = tuple(float(j != k) for j in range(1, chunks.count + 1))
-            raise ValueError(f"partition {k} has no parameter to learn; pass sampling, as {only}, that leaves it out.")
+            raise ValueError(f"partition {k} has no parameter to learn; leave it out by sampling, such as {only}.")
     return sampling

@@ -1,6 +1,6 @@
-"""What a checkpoint must hold to be loaded: all of it is looked at before anything of a trainer changes.
+"""Checks of a checkpoint's content, all made before a trainer changes.
 
-The configurations are alike by then: the same parameters, groups and schedulers.
+They assume equal configurations: the same parameters, groups and schedulers.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from partnets.training.history import History
 from partnets.training.state import TrainingState
 from partnets.utils import random_state
 
-# Of a scheduler, by the names that all of torch's have: these count, and rates are none below 0.
+# State of all schedulers of torch: counts, and rates, which are not negative.
 COUNTS, RATES = ("last_epoch", "_step_count"), ("base_lrs", "_last_lr")
-# Settings are numbers of the parameters' dtype in torch's steps.
+# The largest setting, as torch's steps convert settings to the parameters' dtype.
 LARGEST = torch.finfo(torch.float32).max
 
 
 def check(trainer: TrainingState, saved: dict, rank: int) -> None:
-    """Raises ValueError, which names the part and what is wrong with it, unless a trainer can take all of this."""
+    """Raise ValueError, naming the part and its fault, unless a trainer can load all of this."""
     if empty := [at for at, value in leaves(saved) if isinstance(value, Tensor) and value.is_meta]:
         raise ValueError(f"{empty[0]} is on the meta device, without values.")
     for name, check_part in PARTS.items():
@@ -38,7 +38,7 @@ def check(trainer: TrainingState, saved: dict, rank: int) -> None:
 
 
 def kinds(state: Mapping) -> dict[str, str]:
-    """The dtype and shape of each tensor in a state_dict, and the type of what is none; notes are left out."""
+    """Return the dtype and shape of each tensor in a state_dict, and other values' types; notes are left out."""
     return {name: _kind(value) for name, value in state.items() if not isinstance(value, str | int)}
 
 
@@ -60,14 +60,14 @@ def _optimizer(trainer: TrainingState, state: dict, _) -> None:
     indices = [index for group in state["param_groups"] for index in group["params"]]
     for index, parameter in zip(indices, optimizer.parameters(), strict=True):
         for at, value in leaves(state["state"].get(index, {}), f"state.{index}"):
-            # torch casts them. Numbers, as of steps, have dtypes of their own.
+            # torch would cast them silently. Numbers, such as step counts, have other dtypes.
             entries = isinstance(value, Tensor) and value.is_floating_point() and value.dim()
             if entries and value.dtype != parameter.dtype:
-                raise ValueError(f"{at} is {value.dtype}, and the parameter {parameter.dtype}.")
+                raise ValueError(f"{at} is {value.dtype}, but the parameter {parameter.dtype}.")
 
 
 def _hyper_optimizer(trainer: TrainingState, state: dict | None, _) -> None:
-    """A copy of it loads the state, and takes a step: each optimiser of torch has a state of its own."""
+    """Let a copy of the optimiser load the state and take a step, as optimisers of torch have different states."""
     if trainer.hyper_optimizer is None:
         return
     tried = copy.deepcopy(trainer.hyper_optimizer)
@@ -77,7 +77,7 @@ def _hyper_optimizer(trainer: TrainingState, state: dict | None, _) -> None:
     groups = tried.state_dict()["param_groups"]
     _settings(groups, own)
     for told, group, mine in zip(state["param_groups"], groups, own, strict=True):
-        # torch fills in what an older version of it has not saved.
+        # torch fills in settings that an older version did not save.
         if missing := [name for name in mine.keys() - told.keys() if group.get(name) != mine[name]]:
             raise ValueError(f"its param_groups lack {', '.join(missing)}.")
     parameters = [parameter for group in tried.param_groups for parameter in group["params"]]
@@ -94,7 +94,7 @@ def _scheduler(which: str) -> Callable:
         if scheduler is None:
             return
         own = scheduler.state_dict()
-        # Some of torch's own flags came with its versions, and some schedulers count what their settings name.
+        # torch's private flags depend on its version, and settings can be keys, as in MultiStepLR's milestones.
         told = {name for name in own if not name.startswith("_") or name in (*COUNTS, *RATES)}
         if missing := sorted(told - state.keys()):
             raise ValueError(f"{', '.join(missing)} is missing.")
@@ -105,20 +105,20 @@ def _scheduler(which: str) -> Callable:
                 raise ValueError(f"{name} is {state[name]!r}; it must be an int that is not negative.")
         for name in RATES:
             _check_not_negative(state.get(name, []), name)
-        if type(scheduler).__module__ == LRScheduler.__module__:  # others may hold what cannot be copied
+        if type(scheduler).__module__ == LRScheduler.__module__:  # other schedulers may not be copyable
             _check_not_negative(_next_rates(scheduler, state), "the rate after its next step")
 
     return check
 
 
 def _next_rates(scheduler: LRScheduler, state: dict) -> list:
-    """Those that a copy with this state sets, of an optimiser of nothing."""
+    """Return the learning rates that a copy of the scheduler with this state sets next, on an optimiser of dummies."""
     groups = [group | {"params": [torch.zeros((), device="cpu")]} for group in scheduler.optimizer.param_groups]
     optimizer = torch.optim.SGD(groups)
     tried = copy.deepcopy(scheduler, {id(scheduler.optimizer): optimizer})
     tried.load_state_dict(copy.deepcopy(state))
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # that the optimiser has taken no step
+        warnings.simplefilter("ignore")  # torch warns that the optimiser has not taken a step
         tried.step()
     return [group["lr"] for group in optimizer.param_groups]
 
@@ -155,7 +155,7 @@ def _history(trainer: TrainingState, state: dict, _) -> None:
     if steps != list(range(1, len(steps) + 1)):
         raise ValueError("the steps are not numbered 1, 2, 3, ...")
     if steps and history.values.keys() != trainer.values().keys():
-        raise ValueError(f"the values are of {[*history.values]}, and this trainer's of {[*trainer.values()]}.")
+        raise ValueError(f"the values are of {[*history.values]}, but this trainer's of {[*trainer.values()]}.")
     possible = [0] if trainer.one_pass else range(1, trainer.chunks.count + 1)
     if not all(each in possible for each in k):
         raise ValueError(f"k is not in {[*possible]}.")
@@ -175,7 +175,7 @@ PARTS = {
 
 
 def _settings(groups: list[dict], own: list[dict]) -> None:
-    """Of groups of an optimiser: each number that is not negative here is none in the file either."""
+    """Raise ValueError unless an optimiser's groups have valid numbers, of the same types as this trainer's."""
     for i, (group, mine) in enumerate(zip(groups, own, strict=True)):
         _like({name: group[name] for name in mine.keys() & group.keys()}, mine, f"param_groups.{i}")
         for at, value in leaves({n: v for n, v in group.items() if n != "params"}, f"param_groups.{i}"):
@@ -192,10 +192,10 @@ def _check_not_negative(numbers: list, at: str) -> None:
 
 
 def _like(found, own, at: str = "", *, keys: bool = True) -> None:
-    """Raises ValueError unless a value is of the same type as this trainer's, and what is in it; None stands for any.
+    """Raise ValueError unless a value and its contents have the types of this trainer's; None accepts any value.
 
     Args:
-        keys: whether dicts have the same keys.
+        keys: whether dicts must have the same keys.
     """
     if own is None:
         return
@@ -226,11 +226,11 @@ def _like(found, own, at: str = "", *, keys: bool = True) -> None:
 
 def _raise_unlike(at: str, found, own) -> None:
     shown = [_kind(value) if isinstance(value, Tensor) else repr(value)[:60] for value in (found, own)]
-    raise ValueError(f"{at or 'it'} is {shown[0]}, and this trainer's {shown[1]}.")
+    raise ValueError(f"{at or 'it'} is {shown[0]}, but this trainer's {shown[1]}.")
 
 
 def leaves(value, at: str = "") -> Iterator[tuple[str, object]]:
-    """What is in dicts, lists and tuples and is none itself, each with its place."""
+    """Yield the leaves of nested dicts, lists and tuples, each with its path."""
     if not isinstance(value, Mapping | list | tuple):
         yield at, value
         return

@@ -1,6 +1,6 @@
-"""Tune hyperparameters of a torch network in one call: the search, the choice and the final training.
+"""Tuning of a torch network's hyperparameters in one call: the search, the choice and the final training.
 
-partnets.tune trains a few copies of the network by small batches at different values, compares them by data that they
+partnets.tune trains copies of the network on small batches at different values, compares their losses on data that they
 have not seen (L_ML), checks the chosen values in one more training, and trains the network with them on all data.
 """
 

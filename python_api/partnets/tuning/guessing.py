@@ -1,4 +1,4 @@
-"""Guessing: the loss of the best prediction that is the same for all examples, which a network must undercut."""
+"""Guessing: the loss of the best constant prediction, which a network that has learned must undercut."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from partnets.utils.targets import token_cross_entropy
 
 
 def guessed_nats(loss: Any, judged: Sequence[tuple[Any, Any]]) -> float | None:
-    """Return the loss of the best constant prediction in nats; of a squared error n / 2 log(error) for n numbers.
+    """Return the loss of the best constant prediction in nats; for a squared error n / 2 log(error) for n numbers.
 
     Args:
-        loss: of torch, for which it is known; of another loss the constant is the best mean of the outputs, whatever
-            their weights: a constant of its own might be nothing that the network can predict.
+        loss: for torch's losses, the best constant is known. For others, it is the best weighted mean of the outputs,
+            as a constant outside of their range may be impossible for the network.
         judged: outputs and targets of each batch.
 
     Returns:
-        None if outputs are no tensors of one shape, or targets differ in shape.
+        The loss, or None if outputs are not tensors of one shape, or targets differ in shape.
 
     Example:
         >>> y = torch.tensor([0, 1, 1, 0])
@@ -50,7 +50,7 @@ def guessed_nats(loss: Any, judged: Sequence[tuple[Any, Any]]) -> float | None:
 
 
 def _of_means(loss: Any, judged: Sequence[tuple[Any, Any]]) -> float | None:
-    """Return the least total loss of a weighted mean of the outputs as the output of each example."""
+    """Return the lowest total loss if all outputs are replaced by one weighted mean of them."""
     outputs = [output for output, _ in judged]
     if not outputs or not all(isinstance(each, Tensor) and each.dim() and each.is_floating_point() for each in outputs):
         return None

@@ -1,4 +1,4 @@
-"""Preflight: training steps on copies, so that errors come before the search."""
+"""Preflight: training steps on copies, which raise errors before the search."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from partnets.tuning.search import Plan
 from partnets.tuning.training import Training
 from partnets.utils.targets import described
 
-# Steps and examples by which a setting must change something.
+# Number of steps, and of examples in each, in which a setting must have an effect.
 STEPS, EXAMPLES = 3, 16
 
 
@@ -25,8 +25,7 @@ def try_steps(problem: Problem, planned: Plan) -> Problem:
         The problem, without dropout rates of modules that the network does not use.
 
     Raises:
-        ValueError: modules of hyper, the network, the loss or the optimizer do not take it; or a setting changes
-            nothing.
+        ValueError: a step fails for these modules of hyper, network, loss and optimizer; or a setting has no effect.
     """
     size = planned.member_batch if problem.settings else planned.confirm_batch
     untuned = [setting.position for setting in problem.settings]
@@ -34,13 +33,13 @@ def try_steps(problem: Problem, planned: Plan) -> Problem:
     try:
         training = Training(problem, untuned, **options)
         with warnings.catch_warnings():
-            # Of a single step nobody predicts.
+            # A single step makes no predictions.
             warnings.filterwarnings("ignore", "running statistics of .* are older than the weights")
             training.run(1)
             training.deployed()
         return _without_unused(problem)
     except (RuntimeError, IndexError, TypeError, AttributeError) as error:
-        # Drawn from the data as the trainings draw, which may run code of the user's.
+        # Drawn in the same way as in training, which may run user code.
         batch = problem.chunks.sample(1, max(1, int(size)), torch.Generator().manual_seed(0))
         cure = "Pass a network, a loss and modules of hyper that take these data."
         if any(isinstance(module, Augmentation) for module in problem.network.modules()):
@@ -51,16 +50,16 @@ def try_steps(problem: Problem, planned: Plan) -> Problem:
 
 
 def _without_unused(problem: Problem) -> Problem:
-    """Return the problem without settings that change nothing.
+    """Return the problem without settings that have no effect.
 
     Raises:
-        ValueError: these are more than some of several dropout rates.
+        ValueError: a setting without effect is not one of several dropout rates.
     """
-    # Numbers of one module may need each other, as the number of holes and their length.
+    # At middle values, as numbers of one module may need each other, such as the number and the length of holes.
     middle = [0.5] * len(problem.settings)
     before, unused = _trained(problem, middle), []
     for i, setting in enumerate(problem.settings):
-        if setting.name == "weight_decay":  # which the optimizer has, and which may be too small to see in a few steps
+        if setting.name == "weight_decay":  # the optimizer has it, and its effect may be too small in a few steps
             continue
         if setting.name == "learning_rate" and problem.scheduler is not None:
             if _scheduled(problem, middle) == _scheduled(problem, [*middle[:i], 0.0, *middle[i + 1 :]]):
@@ -89,8 +88,8 @@ def _scheduled(problem: Problem, positions: list[float]) -> list[list[float]]:
 
 
 def _trained(problem: Problem, positions: list[float]) -> list[torch.Tensor]:
-    """Return the weights of a network after a few steps, and their last gradients: small steps may be rounded away."""
-    problem = dataclasses.replace(problem, scheduler=None)  # which may begin with a rate of 0
+    """Return a network's weights after a few steps, and their last gradients, as small steps may be rounded away."""
+    problem = dataclasses.replace(problem, scheduler=None)  # a scheduler may start at a rate of 0
     size = min(EXAMPLES, problem.batch_size, problem.chunks.sizes[0])
     training = Training(problem, positions, batch_size=size, steps=STEPS + 1, seed=0, unseen=1, judgements=1)
     training.run(STEPS)

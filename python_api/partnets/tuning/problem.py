@@ -36,7 +36,7 @@ from partnets.utils.modules import device_of, evaluating, to_device
 from partnets.utils.random_state import preserved
 from partnets.utils.targets import ROUNDING, check_broadcast, check_range, check_targets, token_cross_entropy, tried
 
-# So many objects may refer to each other in what tells a search from others.
+# Depth to which references between objects are followed for the identity of a search.
 DEPTH = 20
 Optimizer = Callable[[list[nn.Parameter]], torch.optim.Optimizer]
 Scheduler = Callable[[torch.optim.Optimizer], LRScheduler]
@@ -44,26 +44,26 @@ Scheduler = Callable[[torch.optim.Optimizer], LRScheduler]
 
 @dataclass(frozen=True)
 class Problem:
-    """The parts that all trainings of one call of partnets.tune share.
+    """The parts shared by all trainings in one call of partnets.tune.
 
     Attributes:
-        network: with modules of partnets.hyper; trainings copy it.
-        outside: how many of these modules were put before the user's network.
-        settings: the numbers that are chosen.
+        network: the network with modules of partnets.hyper; trainings copy it.
+        outside: the number of these modules in front of the user's network.
+        settings: the numbers to choose.
         direct: modules with numbers that learn by gradient descent.
-        starts: the numbers of augmentations among them.
-        loss: of training, in which settings of the loss are put.
+        starts: among these, the settings of augmentations.
+        loss: the training loss, into which settings of the loss are put.
         optimizer: makes an optimizer of a list of parameters.
-        scheduler: makes a scheduler of an optimizer, which is stepped after each step; or None.
+        scheduler: makes a scheduler of an optimizer, which steps after each training step; or None.
         chunks: D_1, ..., D_C.
         everything: all examples as a single chunk.
-        steps, batch_size: of an ordinary training.
-        forward: of partnets.data.batch.call.
-        device: of the trainings.
+        steps, batch_size: those of a training at full length and batch size.
+        forward: as in partnets.data.batch.call.
+        device: the device of the trainings.
         clip: the largest norm of a gradient, or None.
-        squared: of a squared error how many numbers an example has, otherwise 0.
-        still: the paths of modules that were in evaluation mode, as a frozen backbone, while the network was not.
-        identity: tells this problem from others.
+        squared: the number of targets per example for a squared error, otherwise 0.
+        still: the paths of modules in evaluation mode, such as a frozen backbone, in a network in training mode.
+        identity: a digest that identifies this problem.
     """
 
     network: nn.Module
@@ -87,7 +87,7 @@ class Problem:
 
     @property
     def judge(self) -> Loss:
-        """The loss of unseen data, without label smoothing; the weights of classes are the user's, and stay."""
+        """The loss of unseen data: without label smoothing, but with the user's class weights."""
         return plain(self.loss, weighed=True)
 
 
@@ -139,7 +139,7 @@ def make_problem(
     dataset, options = as_data(data, dtype), {} if collate is None else {"collate": collate}
     chunks = chunk(dataset, proportions, seed=seed, groups=groups, stratify=stratify, **options)
     if chunks.count < 2:
-        raise ValueError(f"proportions={tuple(proportions)}; pass two or more: data that are not seen judge the rest.")
+        raise ValueError(f"proportions={tuple(proportions)}; pass two or more: unseen data judge the trainings.")
     device = _usable(device_of(network) if device is None else device)
     wrapped, hyper, outside = put_before(network, hyper)
     copied = _copied(wrapped)
@@ -155,7 +155,7 @@ def make_problem(
                 raise
             raise ValueError(
                 f"{error} Modules of hyper that are not in the network are put before it, and take one tensor; put them"
-                " into it, such as hyper.InTraining(hyper.Affine()), where it has the images."
+                " into it, such as hyper.InTraining(hyper.Affine()), at the place of the images."
             ) from error
         _check_finite(copied, chunks, forward, device, loss)
         psi = set(hyperparameters(copied))
@@ -192,7 +192,7 @@ def make_problem(
         *map(_plain, (loss, forward, scheduler, collate, optimizer)),
         [(name, parameter.requires_grad) for name, parameter in wrapped.named_parameters()],
         [len(group["params"]) for group in made.param_groups],
-        # An example that is drawn anew each time says nothing.
+        # A batch with random transforms differs between draws and identifies nothing.
         *({_plain(batch)} & {_plain(again)}),
     ]
     identity = _digest(parts, *_states(wrapped, loss), *tensors, y)
@@ -204,7 +204,7 @@ def make_problem(
 
 
 def _with_own_rates(optimizer: Optimizer, parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
-    """Return an optimizer that shares no tensor with others, such as a learning rate, which is changed in place."""
+    """Return an optimizer without tensors shared with others, such as a learning rate that is changed in place."""
     made = optimizer(parameters)
     for group in made.param_groups if isinstance(made, torch.optim.Optimizer) else ():
         group.update({name: value.clone() for name, value in group.items() if isinstance(value, Tensor)})
@@ -212,7 +212,7 @@ def _with_own_rates(optimizer: Optimizer, parameters: list[nn.Parameter]) -> tor
 
 
 def check_function(name: str, given: Any, arguments: str) -> None:
-    """Raise TypeError if something cannot be called, or is the class of a module."""
+    """Raise TypeError unless `given` is callable and not a module class."""
     if callable(given) and not (isinstance(given, type) and issubclass(given, nn.Module)):
         return
     kind = f"the class {given.__name__}" if isinstance(given, type) else f"of type {type(given).__name__}"
@@ -220,7 +220,7 @@ def check_function(name: str, given: Any, arguments: str) -> None:
 
 
 def rates(schedule: LRScheduler, steps: int) -> list[list[float]]:
-    """Return the learning rate of each group in each step, of a scheduler that has taken none.
+    """Return the learning rate of each group in each step, from a scheduler that has taken no step.
 
     Raises:
         ValueError: the scheduler has fewer steps.
@@ -232,7 +232,7 @@ def rates(schedule: LRScheduler, steps: int) -> list[list[float]]:
     """
     found = []
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of an optimizer that takes no steps
+        warnings.simplefilter("ignore")  # the optimizer takes no steps here
         for step in range(steps):
             found.append([float(group["lr"]) for group in schedule.optimizer.param_groups])
             try:
@@ -243,14 +243,14 @@ def rates(schedule: LRScheduler, steps: int) -> list[list[float]]:
 
 
 def _check_scheduler(scheduler: Any, optimizer: Optimizer, given: list[nn.Parameter], steps: int) -> None:
-    """Raise an error unless something makes a scheduler of an optimizer that sets rates in so many steps."""
+    """Raise an error unless `scheduler` makes a scheduler of an optimizer that sets rates for this many steps."""
     check_function("scheduler", scheduler, "an optimizer, which returns a scheduler")
     made = optimizer(given)
     try:
         schedule = scheduler(made)
     except TypeError as error:
         raise TypeError(
-            f"scheduler cannot be called with an optimizer alone: {error}. Pass a function of it, such as lambda"
+            f"scheduler cannot be called with only an optimizer: {error}. Pass a function of it, such as lambda"
             " optimizer: StepLR(optimizer, 100)."
         ) from error
     if not isinstance(schedule, LRScheduler) or isinstance(schedule, ReduceLROnPlateau):
@@ -259,15 +259,15 @@ def _check_scheduler(scheduler: Any, optimizer: Optimizer, given: list[nn.Parame
             " torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)."
         )
     if schedule.optimizer is not made:
-        raise ValueError("scheduler returned one of another optimizer; make it of that with which it is called.")
+        raise ValueError("scheduler returned one of another optimizer; make it of its argument, an optimizer.")
     if not any(map(any, rates(schedule, steps))):
         raise ValueError(f"the scheduler has a learning rate of 0 in all {steps} steps; pass another.")
 
 
 def _check_finite(network: nn.Module, chunks: Chunks, forward: Forward, device: torch.device, loss: Loss) -> None:
-    """Raise ValueError if NaN or infinite numbers of tensors make the loss so.
+    """Raise ValueError if NaN or infinite numbers in tensors make the loss non-finite.
 
-    A network or a loss may leave them out, as missing inputs or targets: half of a batch is without such examples.
+    A network or a loss may handle them, such as missing inputs or targets. Half of the tested examples have none.
     """
     if not isinstance(chunks.dataset, TensorDataset):
         return
@@ -289,7 +289,7 @@ def _check_finite(network: nn.Module, chunks: Chunks, forward: Forward, device: 
 
 
 def _check_network(network: Any) -> None:
-    """Raise an error if something is no network that trainings can copy, or if gradients are off."""
+    """Raise an error unless `network` can be copied and trained, or if gradients are disabled."""
     if not isinstance(network, nn.Module):
         raise TypeError(f"network is a {type(network).__name__}; pass a torch module.")
     if isinstance(network, torch.jit.ScriptModule):
@@ -302,11 +302,11 @@ def _check_network(network: Any) -> None:
         raise RuntimeError("gradients are disabled here; call tune outside of torch.no_grad() and inference_mode().")
     if torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda"):
         raise RuntimeError(
-            "tune is called within torch.autocast, whose copies of weights would serve all trainings; call it outside,"
-            " and use autocast in forward=."
+            "tune is called within torch.autocast, which would share cached copies of weights between trainings; call"
+            " it outside, and use autocast in forward=."
         )
     if any(map(is_lazy, network.parameters())):
-        raise ValueError("network has lazy modules without parameters; call it once, on a batch, and pass it then.")
+        raise ValueError("network has lazy modules without parameters; call it once on a batch before you pass it.")
     if any(tensor.is_meta for tensor in (*network.parameters(), *network.buffers())):
         raise ValueError("network has parameters on the meta device, without numbers; call to_empty and initialise it.")
 
@@ -314,11 +314,11 @@ def _check_network(network: Any) -> None:
 def _copied(network: nn.Module) -> nn.Module:
     try:
         return copy.deepcopy(network)
-    except Exception as error:  # of whatever it holds
+    except Exception as error:  # depends on the network's contents
         raise ValueError(
-            f"network cannot be copied, and each training has a copy: {error}. Leave out of it what copy.deepcopy does"
-            " not take: locks, generators, outputs that it keeps; in place of torch.nn.utils.weight_norm use that of"
-            " torch.nn.utils.parametrizations."
+            f"network cannot be copied, and each training has a copy: {error}. Leave out of it objects that"
+            " copy.deepcopy does not take: locks, generators, stored outputs; replace torch.nn.utils.weight_norm by"
+            " torch.nn.utils.parametrizations.weight_norm."
         ) from error
 
 
@@ -334,7 +334,7 @@ def _usable(device: torch.device | str) -> torch.device:
 
 
 def _some_targets(network: nn.Module, chunks: Chunks, forward: Forward, device: torch.device) -> Tensor:
-    """Return the targets of up to 512 examples: those of one batch may be zeros and ones by chance."""
+    """Return the targets of up to 512 examples, since those of one batch may be zeros and ones by chance."""
     places = torch.linspace(0, len(chunks.order) - 1, min(512, len(chunks.order)), device="cpu").long()
     found = []
     with torch.no_grad(), evaluating(network):
@@ -345,11 +345,11 @@ def _some_targets(network: nn.Module, chunks: Chunks, forward: Forward, device: 
 
 
 def _plain(value: Any, above: tuple = ()) -> str:
-    """Return a text that differs between values, and between functions and what they refer to, without addresses.
+    """Return a text, without addresses, that differs between values and between functions with their references.
 
     Args:
-        value: of containers each member, of functions the code, closure, defaults and globals, of other objects the
-            attributes.
+        value: anything: of containers, each member is included; of functions the code, closure, defaults and globals;
+            of other objects the attributes.
         above: the objects that refer to it.
     """
     if value is None or isinstance(value, bool | int | float | complex | str | bytes | torch.dtype | torch.device):
@@ -371,7 +371,7 @@ def _plain(value: Any, above: tuple = ()) -> str:
         return str({str(name): inner(each) for name, each in value.items()})
     if isinstance(value, tuple | list):
         return str([inner(each) for each in value])
-    if isinstance(value, set | frozenset):  # whose order differs between processes
+    if isinstance(value, set | frozenset):  # the order differs between processes
         return str(sorted(map(inner, value)))
     if isinstance(value, functools.partial):
         return inner([value.func, value.args, value.keywords])
@@ -388,7 +388,7 @@ def _plain(value: Any, above: tuple = ()) -> str:
 
 
 def _read_globals(function: FunctionType) -> dict[str, Any]:
-    """Return the global variables that a function reads, of functions and classes those of its own module."""
+    """Return the globals that a function reads; callables only if they are from its own module."""
     codes = [function.__code__]
     for code in codes:
         codes += [each for each in code.co_consts if isinstance(each, CodeType)]
@@ -408,14 +408,14 @@ def _attributes(module: nn.Module) -> dict[str, str]:
 
 
 def _states(*holders: Any) -> Iterator[Tensor]:
-    """The tensors of modules."""
+    """Yield the tensors of modules."""
     for module in holders:
         if isinstance(module, nn.Module):
             yield from (value for value in module.state_dict().values() if isinstance(value, Tensor))
 
 
 def _digest(parts: list, *tensors: Any) -> str:
-    """Return hexadecimal digits of values and tensors."""
+    """Return a hexadecimal digest of values and tensors."""
     found = hashlib.blake2b(repr(parts).encode(), digest_size=16)
     for value in tensors:
         if isinstance(value, Tensor):
@@ -425,7 +425,7 @@ def _digest(parts: list, *tensors: Any) -> str:
 
 
 def as_data(data: Any, dtype: torch.dtype = torch.float32) -> Dataset | Sequence:
-    """Return a dataset: of a Data its training set, of NumPy's arrays tensors; float64 in `dtype`, labels in int64.
+    """Return a dataset: a Data's training set, arrays as tensors, with float64 in `dtype` and labels in int64.
 
     Example:
         >>> import numpy
@@ -445,14 +445,14 @@ def as_data(data: Any, dtype: torch.dtype = torch.float32) -> Dataset | Sequence
 
 
 def usual_loss(output: Any, y: Any, targets: Any = None) -> Loss:
-    """Return the loss that fits outputs and targets: a cross-entropy, one of several labels, or a squared error.
+    """Return the default loss for outputs and targets: cross-entropy, its binary version, or squared error.
 
     Args:
-        output, y: of a batch.
-        targets: all targets, or a function that returns many: those of one batch may be zeros and ones by chance.
+        output, y: output and targets of a batch.
+        targets: all targets, or a function that returns many, since those of one batch may be zeros and ones by chance.
 
     Raises:
-        ValueError: neither is known to fit, or targets are rows with a single one each; pass loss=.
+        ValueError: no default is known, or each row of targets has a single one; pass loss=.
 
     Example:
         >>> usual_loss(torch.zeros(4, 3), torch.tensor([0, 1, 2, 0])) is F.cross_entropy
@@ -484,7 +484,7 @@ def usual_loss(output: Any, y: Any, targets: Any = None) -> Loss:
     if output.dim() == y.dim() + 1 and output.dim() > 2 and output.shape[:-1] == y.shape:
         if output[:, 0].shape == y.shape:
             raise ValueError(
-                f"the outputs are {list(output.shape)}, of which either the second or the last dimension may be the"
+                f"the outputs are {list(output.shape)}, where either the second or the last dimension may be the"
                 " classes; pass loss=F.cross_entropy for the second, or loss=lambda output, y:"
                 " F.cross_entropy(output.flatten(0, -2), y.flatten()) for the last."
             )
@@ -493,7 +493,7 @@ def usual_loss(output: Any, y: Any, targets: Any = None) -> Loss:
 
 
 def _are_probabilities(y: Tensor) -> bool:
-    """Return whether each row has a probability for each of several classes."""
+    """Return whether each row has probabilities of several classes."""
     return y.dim() == 2 and y.shape[1] > 1 and bool((y >= 0).all() and ((y.sum(1) - 1).abs() < ROUNDING).all())
 
 
@@ -504,7 +504,7 @@ def _is_binary(y: Tensor) -> bool:
 def checked_loss(
     network: nn.Module, batch: Any, forward: Forward, device: torch.device, loss: Loss | None, targets: Any = None
 ) -> tuple[Loss, Any]:
-    """Try a batch, and return the loss, or the usual one if it is None, and the targets of the batch.
+    """Try a batch, and return the loss, or the default loss if it is None, and the targets of the batch.
 
     Raises:
         ValueError: the network does not take the batch, or the loss does not take its outputs and targets.

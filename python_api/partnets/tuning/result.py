@@ -22,12 +22,12 @@ class Trial:
     """One training of a search.
 
     Attributes:
-        values: of each setting.
+        values: the value of each setting.
         nats: the loss of unseen data at each tenth of the training, in nats.
-        batch_size: of the training, in the mean.
-        weight: how much the choice owes to it, in [0, 1]; with the untuned one, those of each factor have a sum of 1,
-            where several factors take less of the untuned one.
-        cost: in trainings of `steps` full batches.
+        batch_size: the mean batch size.
+        weight: its weight in the choice, in [0, 1]. The weights of a factor and of the untuned training have a sum of
+            1; with several factors, the untuned training shows its smallest weight.
+        cost: its cost, in trainings of `steps` full batches.
     """
 
     values: dict[str, float]
@@ -38,7 +38,7 @@ class Trial:
 
     @property
     def late(self) -> float:
-        """The mean nats of the second half, by which the choice weighs it."""
+        """The mean nats over the second half, which determine its weight in the choice."""
         return sum(self.nats[len(self.nats) // 2 :]) / len(self.nats[len(self.nats) // 2 :])
 
 
@@ -49,17 +49,17 @@ class Tuned:
     Attributes:
         values: the chosen value of each setting, by its name.
         model: the network, trained with them on all data: torch modules only, in evaluation mode.
-        lml: L_ML of the training at the chosen values, in nats; of a squared error -n / 2 log(error), and of logits at
-            their best temperature if augmentations learned. Of the first one in `history` if the values are untuned
-            because no training was better than a guess.
-        counted: how many targets L_ML is the sum of. Of a large unseen chunk only a part judges.
-        steps: how many the final training took.
+        lml: L_ML of the training at the chosen values, in nats. A squared error counts as -n / 2 log(error); if
+            augmentations learned, logits are divided by their best temperature. If no training was better than a
+            guess, so that the values are untuned, it is L_ML of the first training in `history`.
+        counted: the number of targets in L_ML. Only a part of a large unseen chunk judges.
+        steps: the number of steps of the final training.
         schedule: the value of each number that learned by gradient descent, such as the width of an augmentation, at
             the start and after each tenth of the training. The final training repeats it; `values` has the last.
         history: the trainings of the search; the first one is untuned.
         confirmed: the training at the chosen values.
-        cost: of all trainings and judgements, in trainings of `steps` full batches.
-        augmentation: the learned augmentation before the network, or None.
+        cost: the cost of all trainings and judgements, in trainings of `steps` full batches.
+        augmentation: the learned augmentation in front of the network, or None.
         notes: sentences about the limits of the result, such as few unseen examples.
 
     Example:
@@ -85,18 +85,18 @@ class Tuned:
     augmentation: nn.Module | None = field(default=None, repr=False)
 
     def averaged(self, copies: int = 8) -> nn.Module:
-        """Return a network that predicts by the mean over augmented copies of each example.
+        """Return a network that averages its predictions over augmented copies of each example.
 
-        A prediction takes so many times as long. A note says if L_ML is higher with 8 copies.
+        A prediction then takes `copies` times as long. A note reports if L_ML is higher with 8 copies.
 
         Args:
-            copies: the number of augmentations, drawn once; all examples get the same.
+            copies: the number of augmentations, drawn once and used for all examples.
 
         Returns:
             A torch module in evaluation mode: x [batch, ...] to the mean of `copies` outputs of `model`.
 
         Raises:
-            ValueError: no augmentation before the network was learned.
+            ValueError: no augmentation in front of the network was learned.
 
         Example:
             >>> import torch, partnets
@@ -119,7 +119,7 @@ class Tuned:
     def report(self) -> str:
         """Return the chosen values, the trainings of the search and the notes as text.
 
-        L_ML of a training of the search is the mean over its second half, by which the choice weighs it.
+        L_ML of a training in the search is the mean over its second half, which determines its weight.
         """
         lines = [f"{name} {value:.4g}{self._begun(name)}" for name, value in self.values.items()]
         lines.append(
@@ -139,10 +139,10 @@ class Tuned:
         return f", at the start {self.schedule[name][0]:.4g}" if name in self.schedule else ""
 
     def plot(self, path: str | os.PathLike | None = None) -> Figure:
-        """Draw L_ML over the steps of each training of the search, and of the one at the chosen values.
+        """Draw L_ML over the steps of each training in the search, and of the one at the chosen values.
 
         Args:
-            path: a file to write the figure to; its ending says in which format.
+            path: a file to write the figure to; its suffix selects the format.
 
         Raises:
             ImportError: matplotlib is not installed.

@@ -1,4 +1,4 @@
-"""tune: the whole job in one call, from a network, data and the names of hyperparameters to a trained network."""
+"""tune: a trained network from a network, data and the names of hyperparameters, in one call."""
 
 from __future__ import annotations
 
@@ -35,21 +35,21 @@ from partnets.utils.modules import modes_kept
 from partnets.utils.seeds import derived
 
 LOG = logging.getLogger("partnets")
-# The smallest batch of a network with batch normalisation: statistics of fewer examples say little.
+# The smallest batch of a network with batch normalisation; statistics of fewer examples are too noisy.
 NORMALISED = 4
-# A note says how good the mean over so many augmented copies would be.
+# Number of augmented copies in the note about averaged predictions.
 AVERAGED = 8
-# A note says if a width changed in the last tenth of a training by more than this share of its range.
+# A note reports a width that changed in the last tenth of a training by more than this share of its range.
 STILL = 0.05
-# With fewer unseen examples a result has a note.
+# A note reports fewer unseen examples than this.
 FEW = 20
-# A note says if more numbers than this share of the unseen examples learned from these.
+# A note reports if more numbers learned from the unseen examples than this share of these examples.
 MANY = 0.5
-# A note says if the cost is so many times the budget.
+# A note reports a cost above this multiple of the budget.
 OVER = 1.1
-# A training whose unseen examples are worse than its own by so many nats a target, each compared with a guess, has
-# learned its own by heart. Small transformers that had learned nothing were at .07 at most, regressions of noise or of
-# a weak signal at .07 to .16 and more.
+# A training has memorised its examples if, relative to a guess, it predicts unseen ones worse by this many nats per
+# target. Small transformers that had learned nothing were at .07 at most, regressions of noise or of a weak signal at
+# .07 to .16 and more.
 MEMORISED = 0.1
 GUESSING = "No training of the search predicted unseen data better than a guess that is the same for all"
 UNLEARNED = "; the values are those of an untuned training. Pass more steps or a larger budget."
@@ -83,56 +83,56 @@ def tune(
 ) -> Tuned:
     """Choose hyperparameters of a network by data that it has not seen, and train it with them on all data.
 
-    The search trains copies of the network at different values, from untuned to heavily regularised ones, for as many
-    steps as the final training but with smaller batches, and judges each by the chunks that it has not seen. The chosen
-    values are the mean of those of the trainings, weighted by exp(L_ML). One more training, at the chosen values, says
-    how many steps the final training takes. The final training starts from the given weights and takes all data. If no
-    training predicts unseen data better than the best guess that is the same for all examples, and an untuned one has
-    not learned its examples by heart either, it is an untuned one.
+    The search trains copies of the network at different values, from untuned to heavily regularised ones. They take as
+    many steps as the final training, but with smaller batches, and each is judged by the chunks that it has not seen.
+    The chosen values are the mean over the trainings, weighted by exp(L_ML). One more training, at the chosen values,
+    determines the number of steps of the final training, which starts from the given weights and takes all data. The
+    final training is untuned if no training predicts unseen data better than the best constant guess, unless an
+    untuned training has memorised its examples.
 
     Augmentations (hyper.Affine, ColourJitter) and modules that change predictions (hyper.InputMask, Temperature,
     ObservationNoise, Submodule) learn by gradient descent in the training at the chosen values, from its unseen data.
     The final training repeats the schedule that they learned.
 
     Args:
-        network: any torch module; it is left unchanged. Pretrained weights are the start of each training.
+        network: any torch module; it is left unchanged. Each training starts from its weights, such as pretrained ones.
         data: a Dataset of (x, y) or of dicts with labels, tensors or NumPy arrays (x, y), or a partnets.data.Data.
         hyper: names of hyperparameters: 'dropout' (the rate of each nn.Dropout), 'dropout:one' (one rate for all),
             'weight_decay' and 'learning_rate' of the optimizer, 'label_smoothing' of the cross-entropy; and modules of
-            partnets.hyper, inside the network or to be put before it, such as hyper.Affine(), which then acts in
-            training only. What changes predictions, such as hyper.InputMask, stays before the trained network.
-        steps: of the final training, at most.
-        batch_size: of the final training.
-        budget: how many examples all trainings may take, in trainings of `steps` full batches, final training included;
-            more than 1.
-        loss: loss(output, y), the mean negative log-likelihood in nats. By default the cross-entropy for whole numbers
-            (of tokens too), of several labels for zeros and ones in the shape of the output, and otherwise the squared
-            error, which counts as n / 2 log(error) nats.
+            partnets.hyper, in the network or to be put in front of it, such as hyper.Affine(), which then acts in
+            training only. Modules that change predictions, such as hyper.InputMask, remain in front of the result.
+        steps: the largest number of steps of the final training.
+        batch_size: batch size of the final training.
+        budget: the cost of all trainings, the final one included, in trainings of `steps` full batches; more than 1.
+        loss: loss(output, y), the mean negative log-likelihood in nats. By default the cross-entropy for integers (of
+            tokens too), the binary cross-entropy for zeros and ones in the shape of the output, and otherwise the
+            squared error, which counts as n / 2 log(error) nats.
         optimizer: makes an optimizer of a list of parameters, such as functools.partial(torch.optim.AdamW, lr=3e-4).
         scheduler: makes a scheduler of that optimizer, such as lambda optimizer: CosineAnnealingLR(optimizer, steps),
             which steps after each step of each training.
-        proportions: of the chunks. With two, networks train on the first and the second judges them. With more, they
-            are partitioned (Mlodozeniec et al. 2023) and L_ML judges them, which needs no larger share of unseen data.
+        proportions: proportions of the chunks. With two, networks train on the first and the second judges them. With
+            more, they are partitioned (Mlodozeniec et al. 2023) and L_ML judges them, which needs no larger share of
+            unseen data.
         clip: the largest norm of a gradient.
-        device: of the trainings; by default the network's.
-        seed: an int in [0, 2**63): of chunks, batches, noise and the values that are tried.
-        groups, stratify: a label for each example, by which chunks are made, as of partnets.chunk: of a group all are
-            in one chunk; of a class each chunk has its share.
+        device: device of the trainings; by default the network's.
+        seed: an int in [0, 2**63), seed of chunks, batches, noise and the values that are tried.
+        groups, stratify: a label for each example, as in partnets.chunk: a group is in one chunk, and each chunk has
+            its share of each class.
         callbacks: called after each tenth of each training as callback(training): see Training.
         collate: makes a batch of a list of examples.
         forward: forward(network, batch), which returns output and y.
-        resume_from: a file in which the search is kept after each tenth of a training. If it exists, tune continues
-            from there, and gives the same result as without an interruption.
+        resume_from: a file that stores the search after each tenth of a training. If it exists, tune continues from it,
+            with the same result as without an interruption.
 
     Returns:
         The chosen values, the trained network and the trainings of the search: see Tuned.
 
     Raises:
-        ValueError: an argument is out of range; nothing of `hyper` is in the network; the network does not take the
-            data, or the loss its outputs and labels; resume_from is of another search. Nothing has been trained then.
-        TypeError: data or hyper are of another type.
+        ValueError: an argument is out of range; `hyper` does not match the network; the network does not take the data,
+            or the loss its outputs and labels; resume_from is of another search. All are raised before training.
+        TypeError: data or hyper have another type.
         RuntimeError: gradients are disabled, or the call is within torch.autocast.
-        FloatingPointError: no training of the search, or not the final one, has a finite loss.
+        FloatingPointError: no training of the search has a finite loss, or the final one does not.
 
     Example:
         >>> import torch
@@ -179,16 +179,16 @@ def tune(
 
 
 class Finished(NamedTuple):
-    """What is kept of a training of the search.
+    """The results that are kept of a training.
 
     Attributes:
-        nats: at each judgement.
-        cost: in trainings of full batches.
-        counted: how many targets each judgement is of.
-        averaged: the nats at the end averaged over augmented copies, of the training at the chosen values alone.
+        nats: the loss at each judgement.
+        cost: the cost in trainings of full batches.
+        counted: the number of targets in each judgement.
+        averaged: the nats at the end averaged over augmented copies, only of the training at the chosen values.
         guessed: the nats of the best constant prediction, if known; likewise.
-        fitted: by how many nats a target it predicts its own examples better than a guess, if known; of the untuned
-            training alone.
+        fitted: the nats per target by which it predicts its training examples better than a guess, if known; only of
+            the untuned training.
     """
 
     nats: list[float]
@@ -200,7 +200,7 @@ class Finished(NamedTuple):
 
 
 class _Search:
-    """The trainings of one call, in their order, kept in a file after each tenth of each."""
+    """All trainings of one call, in order, saved to a file after each tenth of each."""
 
     def __init__(
         self,
@@ -214,7 +214,7 @@ class _Search:
         self.problem, self.plan, self.budget, self.seed, self.callbacks = problem, planned, budget, seed, callbacks
         self.path = None if path is None else Path(path)
         self.finished: list[Finished] = []
-        # The state of the present one.
+        # The state of the current training.
         self.present: dict | None = None
         self.schedule: dict[str, Tensor] = {}
         if self.path is not None and self.path.exists():
@@ -222,7 +222,7 @@ class _Search:
         self.begun = 0
 
     def run(self) -> Tuned:
-        """Run the trainings that are left: of the search, at the chosen values, and the final one."""
+        """Run the remaining trainings: of the search, at the chosen values, and the final one."""
         problem, settings, planned = self.problem, self.problem.settings, self.plan
         points, factors = torch.zeros(0, 0, device="cpu"), []
         if settings:
@@ -272,7 +272,7 @@ class _Search:
         )
 
     def _train(self, name: str, positions: list[float], last: bool = False, **options) -> Finished:
-        """Return what is kept of a training, which may have been done before an interruption."""
+        """Return the results of a training, which may have ended before an interruption."""
         self.begun += 1
         if self.begun > len(self.finished):
             options |= {"steps": self.problem.steps, "unseen": self.plan.unseen}
@@ -316,7 +316,7 @@ class _Search:
 
     @torch.no_grad()
     def _schedule(self, final: Training, end: int) -> dict[str, list[float]]:
-        """Return the values of numbers that learned by gradient descent, at the start and at each tenth."""
+        """Return the values of numbers that learned by gradient descent, at the start and after each tenth."""
         paths = {module: path for path, module in self.problem.network.named_modules()}
         found = {}
         for row in range(min(end + 1, len(final.times))):
@@ -339,7 +339,7 @@ class _Search:
 
     @property
     def _identity(self) -> str:
-        """Tells this search from others."""
+        """A text that identifies this search."""
         return f"{self.problem.identity} {self.plan} {self.seed}"
 
     def _save(self) -> None:
@@ -367,7 +367,7 @@ class _Search:
 
 
 def _augmentation(final: Training) -> nn.Module | None:
-    """Return a copy of the augmentations before a network; None without them, or if one is behind another module."""
+    """Return a copy of the augmentations in front of a network, or None if there is none or one is further inside."""
     layers = final.network if isinstance(final.network, nn.Sequential) else ()
     first = list(takewhile(lambda layer: layer in final.augmenting or isinstance(layer, ToFloat), layers))
     found = [getattr(layer, "module", layer) for layer in first]
@@ -376,23 +376,23 @@ def _augmentation(final: Training) -> nn.Module | None:
 
 
 def _memorised(untuned: Finished, guessed: float) -> bool:
-    """Return whether an untuned training has learned its examples by heart; `guessed`: the nats of an unseen target."""
+    """Return whether an untuned training memorised its examples; `guessed`: nats of an unseen target."""
     return untuned.fitted is not None and untuned.fitted + untuned.nats[-1] / untuned.counted - guessed > MEMORISED
 
 
 def _notes_of_data(problem: Problem) -> Iterator[str]:
-    """Sentences about how many unseen examples there are."""
+    """Yield sentences about the number of unseen examples."""
     if (unseen := sum(problem.chunks.sizes[1:])) < FEW:
         yield f"{unseen} unseen examples judged the trainings; with so few, the choice is close to a guess."
     if (numbers := sum(p.numel() for module in problem.direct for p in module.parameters())) > MANY * unseen:
         yield (
             f"{numbers} numbers learned by gradient descent from {unseen} unseen examples, which judged them too: L_ML"
-            " is higher than it would be of other data."
+            " is higher than it would be on other data."
         )
 
 
 def notes_of_choice(problem: Problem, history: list[Trial], chosen: Tensor) -> Iterator[str]:
-    """Yield sentences about what a search can tell; `chosen`: the positions of the chosen values in their ranges."""
+    """Yield sentences about the limits of a search; `chosen`: the positions of the chosen values in their ranges."""
     if (name := name_of(problem.loss)) in OTHERS:
         yield (
             f"{name} is no negative log-likelihood in nats, so that its scale decides how closely the choice follows"
@@ -416,7 +416,7 @@ def notes_of_choice(problem: Problem, history: list[Trial], chosen: Tensor) -> I
 def _notes_of_end(
     problem: Problem, confirmed: Trial, end: int, schedule: dict[str, list[float]], averaged: float | None
 ) -> Iterator[str]:
-    """Sentences about the training at the chosen values and about the final one."""
+    """Yield sentences about the training at the chosen values and about the final one."""
     nats = confirmed.nats
     if problem.starts and learning_steps(problem.steps)[1] < UPDATES:
         yield "Widths of augmentations learn in so few steps only a little, and begin narrow; pass more steps."

@@ -1,4 +1,4 @@
-"""The search: the values to try, the choice among them by unseen data, and the end of a training."""
+"""The search: the values to try, the choice among them by unseen data, and the end of the final training."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from torch import Tensor
 
 from partnets.tuning.settings import Setting
 
-# How often unseen data judge a training.
+# Number of judgements of a training by unseen data.
 JUDGEMENTS = 10
-# The share of a search that judgements may take; but this many unseen examples judge, if there are as many.
+# The share of a search's cost for judgements, and the number of unseen examples that judge regardless, if available.
 JUDGED, FEWEST = 0.25, 100
 # The factor of most settings.
 MAIN = "regularisers"
-# How far points of a design lie from its ladder at most, as a fraction of the ladder.
+# Largest distance of a design's points from its ladder, as a fraction of the ladder.
 JITTER = 0.25
-# A training ends early only if its end is worse than its best state by more nats than that.
+# A training ends early only if its last loss exceeds its lowest by more nats than this.
 CLEAR = 1.0
-# The prior probability that a whole training is best. On Friedman's problem with 20 unseen examples, .5 and no prior
-# lost as much with a squared error as they gained with a learned variance.
+# The prior probability that a training at full length is best. On Friedman's problem with 20 unseen examples, .5 and no
+# prior lost as much with a squared error as they gained with a learned variance.
 WHOLE = 0.7
 
 
@@ -31,10 +31,10 @@ class Plan:
     """The division of a budget among trainings.
 
     Attributes:
-        levels: the number of values of each factor that are tried, besides an untuned training.
-        member_batch: the batch size of each training of the search, in the mean.
-        confirm_batch: that of the training at the chosen values.
-        unseen: how many unseen examples judge each time.
+        levels: the number of values tried for each factor, besides an untuned training.
+        member_batch: the mean batch size of each training in the search.
+        confirm_batch: the mean batch size of the training at the chosen values.
+        unseen: the number of unseen examples in each judgement.
     """
 
     levels: dict[str, int]
@@ -60,18 +60,18 @@ def plan(
 ) -> Plan:
     """Divide a budget, in trainings of full batches, among the trainings of a search.
 
-    The final training takes 1. Half of the rest, but at most 1, is a training at the chosen values with smaller
-    batches; the other half are judgements, and trainings at different values with smaller batches still. All have as
-    many steps as the final training: with fewer steps little regularisation always looks best.
+    The final training costs 1. Half of the rest, but at most 1, goes to a training at the chosen values with smaller
+    batches. The other half goes to judgements, and to trainings at different values with even smaller batches. All have
+    as many steps as the final training: with fewer steps, little regularisation always looks best.
 
     Args:
-        settings: the numbers that are searched.
+        settings: the settings to search.
         budget: more than 1.
-        batch_size, steps: of the final training.
-        unseen: how many unseen examples there are.
+        batch_size, steps: those of the final training.
+        unseen: the number of unseen examples.
         learning: the share that gradient descent of hyperparameters adds to the cost of the training at the chosen
-            values; it comes off both halves.
-        least: the smallest batch that the network takes.
+            values; it is subtracted from both halves.
+        least: the smallest batch size that the network accepts.
 
     Raises:
         ValueError: the budget is too small.
@@ -109,13 +109,13 @@ def plan(
 
 
 def design(settings: Sequence[Setting], levels: Mapping[str, int], seed: int) -> tuple[Tensor, list[str]]:
-    """Return the values to try: an untuned training, and for each factor a ladder from light to heavy ones.
+    """Return the values to try: an untuned training, and for each factor a ladder from light to heavy values.
 
-    Most settings regularise, so that the first question is how strongly. Each point of a ladder is moved by up to
-    JITTER of its length, by a scrambled Sobol sequence; settings of other factors are untuned there.
+    Most settings regularise, so the main question is how strongly. A scrambled Sobol sequence moves each point of a
+    ladder by up to JITTER of its length; settings of other factors are untuned there.
 
     Returns:
-        Positions in the ranges, [members, settings], and the factor of each row; the first one is untuned.
+        Positions in the ranges, [members, settings], and the factor of each row; the first row is untuned.
 
     Example:
         >>> decay = Setting("weight_decay", 1e-6, 1.0, lambda training, value: None, logarithmic=True)
@@ -132,7 +132,7 @@ def design(settings: Sequence[Setting], levels: Mapping[str, int], seed: int) ->
             for i, setting in enumerate(settings):
                 if setting.factor != factor:
                     continue
-                # One number moves all of a group, and each of its settings a little.
+                # One number moves all settings of a group, and a second one moves each of them slightly.
                 first = firsts.setdefault(setting.group or setting.name, i)
                 moved = float(noise[first]) + (float(noise[i]) / 2 if first != i else 0.0)
                 light, heavy = setting.usual
@@ -150,19 +150,19 @@ def smoothed(judged: Tensor) -> Tensor:
 
 
 def choose(points: Tensor, factors: Sequence[str], judged: Tensor) -> tuple[Tensor, Tensor]:
-    """Choose values from how unseen data judged trainings at different values.
+    """Choose values by the judgements of trainings at different values.
 
-    For each factor they are the mean of its trainings and the untuned one, weighted by how likely these make unseen
+    For each factor, the choice is the mean over its trainings and the untuned one, weighted by the likelihood of unseen
     data: see weights.
 
     Args:
         points: positions, [members, settings].
-        factors: of each training, as `design` gives them.
+        factors: the factor of each training, from `design`.
         judged: nats of unseen data, [members, judgements].
 
     Returns:
-        The chosen position, [settings], and the weight of each training within its factor, [members]; of the untuned
-        one the smallest.
+        The chosen position, [settings], and the weight of each training within its factor, [members]; for the untuned
+        training, the smallest over factors.
 
     Raises:
         FloatingPointError: no training has a finite loss.
@@ -195,12 +195,12 @@ def _late(judged: Tensor) -> Tensor:
 
 
 def weights(judged: Tensor) -> Tensor:
-    """Return how much each training counts, [members], with a sum of 1.
+    """Return the weight of each training, [members], with a sum of 1.
 
-    The weight is exp(-nats / T) of the mean over the second half of a training, for T = 1 a posterior under a uniform
-    prior (L_ML is an estimate of the log marginal likelihood). T is the standard deviation of a judgement's noise, if
-    that is more than 1: the best of a few noisy numbers is not the best training. The first half does not count: it
-    favours little regularisation.
+    The weight is exp(-nats / T), with the mean nats over the second half of a training. For T = 1 it is a posterior
+    under a uniform prior, as L_ML estimates the log marginal likelihood. T is the standard deviation of a judgement's
+    noise, if that exceeds 1, because the lowest of a few noisy numbers is not the best training. The first half is
+    ignored, as it favours little regularisation.
 
     Args:
         judged: nats of unseen data, [members, judgements].
@@ -215,8 +215,8 @@ def weights(judged: Tensor) -> Tensor:
 
 
 def _noise(judged: Tensor) -> float:
-    """Return the standard deviation of a judgement's noise, but at least 1."""
-    # From one judgement to the next little is learned in the second half, so that most of their difference is noise.
+    """Return the standard deviation of a judgement's noise, at least 1."""
+    # In the second half little is learned between judgements, so their differences are mostly noise.
     late = judged.double()[:, judged.shape[1] // 2 :]
     changes = late.diff(dim=1)[late.isfinite().all(1)]
     known = changes.shape[1] > 1 and len(changes)
@@ -224,13 +224,13 @@ def _noise(judged: Tensor) -> float:
 
 
 def no_better(guessed: float | None, judged: Sequence[Sequence[float]]) -> bool:
-    """Return whether no training is clearly better than the best prediction that is the same for all examples.
+    """Return whether no training is clearly better than the best constant prediction.
 
-    Then the search says nothing of how well values would serve a network that learns: the heaviest regularisation
-    guesses best.
+    The search is then uninformative about values for a network that learns: the heaviest regularisation comes closest
+    to the constant prediction.
 
     Args:
-        guessed: nats of that prediction, or None if they are not known.
+        guessed: nats of that prediction, or None if unknown.
         judged: nats of each training at each judgement.
 
     Example:
@@ -244,10 +244,11 @@ def no_better(guessed: float | None, judged: Sequence[Sequence[float]]) -> bool:
 
 
 def best_end(judged: Sequence[float]) -> int:
-    """Return the judgement, from 1, at which a training should end.
+    """Return the number of the judgement, from 1, at which a training should end.
 
-    The last one, unless it is worse than the best by more than CLEAR nats. Then the mean of the judgements' numbers,
-    weighted by exp(-nats) times a prior of WHOLE for the last one: the best of ten noisy numbers is often too early.
+    This is the last one, unless its loss exceeds the lowest by more than CLEAR nats. In that case it is the mean number
+    of a judgement, weighted by exp(-nats) times a prior of WHOLE for the last one: the lowest of ten noisy losses often
+    comes too early.
 
     Example:
         >>> best_end([90.0, 50.0, 40.0, 50.0, 80.0, 90.0]), best_end([9.0, 5.0, 4.0, 4.2, 4.1, 4.0])

@@ -1,4 +1,4 @@
-"""Settings: the numbers that partnets.tune chooses, where each may lie, and how a training takes a value of it."""
+"""Settings: the numbers that partnets.tune chooses, their ranges, and functions that put a value into a training."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from partnets.utils.likelihood import setting
 from partnets.utils.targets import is_of_classes
 
 NAMES = ("dropout", "dropout:one", "weight_decay", "label_smoothing", "learning_rate")
-# The largest value of a number without an upper bound, over its value at the start.
+# The largest value of a number without an upper bound, relative to its initial value.
 FACTOR = 4.0
-# How far apart positions in single precision may be that mean the same.
+# Tolerance for equal positions, in single precision.
 ROUNDING = 1e-6
-# Light and heavy values, as fractions of a range: the first trainings of a search lie between them.
+# Light and heavy values, as fractions of a range; the first trainings of a search lie between them.
 USUAL = (0.25, 0.85)
 
 
@@ -40,15 +40,15 @@ class Setting:
     """A number that partnets.tune chooses.
 
     Attributes:
-        name: under which Tuned.values has it.
-        low, high: its range, in the user's units.
+        name: its name in Tuned.values.
+        low, high: its range, in user units.
         put: put(training, value) makes a training use a value.
-        logarithmic: whether equal factors, instead of equal differences, are equally far apart.
-        untuned: its value in an untuned training; a value below `low` counts as the lower end of the range.
+        logarithmic: whether positions are on a logarithmic scale.
+        untuned: its value in an untuned training; a value below `low` has the position of `low`.
         usual: a light and a heavy value, as fractions of the range.
-        factor: settings of one factor are moved together in the search, and each factor alone: all regularisers are
-            one, and so is the learning rate.
-        group: settings of one group lie close to each other, as the dropout rates of all layers.
+        factor: the search moves settings of one factor jointly, and factors separately: one has all regularisers,
+            another the learning rate.
+        group: settings of one group have similar values, such as the dropout rates of all layers.
 
     Example:
         >>> decay = Setting("weight_decay", 1e-6, 1.0, lambda training, value: None, logarithmic=True)
@@ -67,7 +67,7 @@ class Setting:
     group: str = ""
 
     def value(self, position: float) -> float:
-        """The value at a position in [0, 1] of the range; that of an untuned training at the latter's position."""
+        """Return the value at a position in [0, 1] of the range; at `position`, exactly `untuned`."""
         if abs(position - self.position) < ROUNDING:
             return self.untuned
         if self.logarithmic:
@@ -76,7 +76,7 @@ class Setting:
 
     @property
     def position(self) -> float:
-        """Where the value of an untuned training lies in the range, in [0, 1]."""
+        """The position of the untuned value in the range, in [0, 1]."""
         if self.untuned <= self.low:
             return 0.0
         if self.logarithmic:
@@ -87,12 +87,12 @@ class Setting:
 def put_before(
     network: nn.Module, hyper: str | Hyperparameter | Sequence[str | Hyperparameter]
 ) -> tuple[nn.Module, list[str | Hyperparameter], int]:
-    """Return a network behind those modules of `hyper` that are not in it, a list of `hyper`, and the number before it.
+    """Return the network behind all modules of `hyper` that it lacks, `hyper` as a list, and the number in front.
 
-    The user's network is left unchanged. If it has a ToFloat, for images of bytes, one is before augmentations as well.
+    The user's network is left unchanged. If it has a ToFloat, for images of bytes, augmentations get one in front too.
 
     Raises:
-        ValueError: a name is unknown, two of hyper are the same, or a module acts on predictions.
+        ValueError: a name is unknown, `hyper` has duplicates, or a module outside of the network acts on predictions.
         TypeError: hyper has something other than names and modules.
     """
     hyper = [hyper] if isinstance(hyper, str | nn.Module) else hyper
@@ -128,14 +128,14 @@ def find_settings(
     """Return the settings of `hyper`.
 
     Args:
-        network, hyper, outside: of put_before.
-        loss: of training.
-        optimizer: one that the user's factory has made for this network.
-        steps: of a training.
+        network, hyper, outside: the results of put_before.
+        loss: the training loss.
+        optimizer: an optimizer that the user's factory made for this network.
+        steps: number of steps of a training.
 
     Returns:
         The settings; the modules that learn by gradient descent, because they change the predictions of given weights;
-        and the numbers of augmentations among them.
+        and, among these, the settings of augmentations.
 
     Raises:
         ValueError: a name does not fit the network, the loss or the optimizer.
@@ -172,7 +172,7 @@ def _check(hyper: Sequence) -> None:
 
 
 def _in_training(module: Hyperparameter) -> Hyperparameter:
-    """A module before the network; an augmentation acts in training only."""
+    """Return a module in front of the network; an augmentation acts in training only."""
     return InTraining(module) if isinstance(module, Augmentation) else module
 
 
@@ -180,7 +180,7 @@ def _is_direct(module: Hyperparameter, path: str, network: nn.Module) -> bool:
     """Return whether a module changes predictions, so that its numbers learn by gradient descent.
 
     Raises:
-        ValueError: it is an augmentation that acts in prediction on a single copy.
+        ValueError: it is an augmentation in the network that also acts in prediction, on a single copy.
     """
     if module.only_in_training or module.hyper_gradient != "direct":
         return False
@@ -213,14 +213,14 @@ def _named(
         rate = float(optimizer.param_groups[0]["lr"])
         if rate <= 0:
             raise ValueError(f"the optimizer has a learning rate of {rate:g}; pass one above 0, which is tuned.")
-        # A fifth, and five times as much.
+        # Light and heavy are a fifth of the rate and five times the rate.
         options = {"untuned": rate, "usual": (0.25, 0.75), "factor": name}
         return [Setting(name, rate / 25, rate * 25, _rate_putter(rate), logarithmic=True, **options)]
     return _dropout(network, front, together=name == "dropout:one")
 
 
 def _dropout(network: nn.Module, front: str, together: bool) -> list[Setting]:
-    # Of a network in training mode, what is not stays off.
+    # If the network is in training mode, modules in evaluation mode are left out.
     user = network.get_submodule(front.removesuffix("."))
     places = [place for place in _rates(network) if network.get_submodule(place[0]).training or not user.training]
     if not places:
@@ -245,7 +245,7 @@ def _dropout(network: nn.Module, front: str, together: bool) -> list[Setting]:
 
 
 def _rates(network: nn.Module) -> Iterator[tuple[str, str]]:
-    """The path of each module that drops activations, and the name of its rate."""
+    """Yield the path of each module with dropout, and the name of its rate."""
     for path, module in network.named_modules():
         if isinstance(module, _DropoutNd):
             yield path, "p"
@@ -279,7 +279,7 @@ def _weight_decay(optimizer: torch.optim.Optimizer, steps: int) -> Setting:
 
     low, high = 1e-6, 1.0
     if isinstance(optimizer, torch.optim.AdamW) or groups[0].get("decoupled_weight_decay"):
-        # Weights shrink by the factor exp(-lr * decay * steps), whatever the gradient.
+        # Decoupled decay shrinks weights by the factor exp(-lr * decay * steps), independently of the gradient.
         shrinking = float(groups[largest]["lr"]) * steps
         if shrinking <= 0:
             raise ValueError("the optimizer has a learning rate of 0, with which its weight decay does nothing.")
@@ -303,7 +303,7 @@ def _put_smoothing(training: Settable, value: float) -> None:
 
 
 def _learned(module: Hyperparameter, path: str) -> list[Setting]:
-    """A setting for each number of a module."""
+    """Return a setting for each number of a module."""
     settings = []
     for inner, one in module.named_modules():
         if isinstance(one, Learned):
@@ -320,7 +320,7 @@ def _of_learned(module: Hyperparameter, one: Learned, path: str, name: str, inde
     unit, borders = one.units[index], one.range
     low = borders.low / unit if math.isfinite(borders.low) else 0.0
     high = borders.high / unit if math.isfinite(borders.high) else FACTOR * abs(value) or 1.0
-    if reach := getattr(module, "reach", {}).get(name):  # of a width, which may have a sign without a meaning
+    if reach := getattr(module, "reach", {}).get(name):  # half-widths, for which the sign has no effect
         low, high = 0.0, reach
     logarithmic = low > 0 and high / low > 100
     least = low + 1e-4 * (high - low) if not logarithmic else low * 1.001

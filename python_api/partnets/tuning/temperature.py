@@ -13,10 +13,10 @@ from partnets.data.batch import Forward, Loss, scores, total
 from partnets.utils.likelihood import BINARY_OF_LOGITS, name_of
 from partnets.utils.targets import is_of_classes
 
-# Temperatures at which unseen data judge, and how many are tried on a polynomial through these.
+# Temperatures at which unseen data are judged, and the number of points on a polynomial fitted to these losses.
 TEMPERATURES, TRIED = tuple(2 ** (i / 2) for i in range(5)), 401
-# The standard deviation of log T in its prior, so that few unseen examples choose none that is far from 1. Of .25, .5
-# and none, .5 was best on the problems that choose defaults; with T below 1, networks that have learned too little look
+# The prior's standard deviation of log T, so that few unseen examples do not choose a T far from 1. Of .25, .5 and no
+# prior, .5 was best on the problems used to choose defaults. T below 1 is excluded: with it, undertrained networks look
 # as good as others.
 SPREAD = 0.5
 
@@ -40,11 +40,11 @@ class AtTemperatures:
     """A forward(network, batch) that also adds up the loss of its outputs at each temperature above 1.
 
     Args:
-        forward: gives outputs and targets.
-        loss: with a temperature.
+        forward: returns outputs and targets.
+        loss: a loss of logits; see has_temperature.
 
     Attributes:
-        nats: the sums, one for each of TEMPERATURES[1:].
+        nats: the summed loss for each of TEMPERATURES[1:].
 
     Example:
         >>> forward = AtTemperatures(lambda network, batch: batch, nn.functional.cross_entropy)
@@ -66,10 +66,10 @@ class AtTemperatures:
 
 
 def best(nats: Sequence[float]) -> tuple[float, float]:
-    """Return the least loss and its temperature in [1, 4], with the prior of log T.
+    """Return the lowest loss and its temperature in [1, 4], under the prior of log T.
 
     Args:
-        nats: at each of TEMPERATURES.
+        nats: the loss at each of TEMPERATURES.
 
     Example:
         >>> best([30.0, 20.0, 16.0, 15.0, 17.0])  # at T = 2.32 the prior is 1.4 nats

@@ -1,4 +1,4 @@
-"""Training: one training of a copy of the network at given values, judged by data that it has not seen."""
+"""Training: one training of a copy of the network at given values, judged by unseen data."""
 
 from __future__ import annotations
 
@@ -36,19 +36,19 @@ from partnets.utils import random_state
 from partnets.utils.modules import evaluating, frozen, to_device, training
 from partnets.utils.targets import token_cross_entropy
 
-# Modules that learn by gradient descent begin after this share of a training, and take one of each EVERY steps; in a
-# short training more of them, so that they take UPDATES.
+# Modules that learn by gradient descent start after a share FIRST of a training, and take a step every EVERY steps, or
+# more often in a short training, to reach UPDATES steps.
 FIRST, EVERY, UPDATES = 0.25, 4, 110
-# Adam's learning rate for them: over a training it adds up to this, in units of unconstrained parameters.
+# Adam's learning rate for them is TRAVEL, in unconstrained units, over the number of updates, within RATES.
 TRAVEL, RATES = 15.0, (0.02, 0.3)
-# So many copies of each unseen example, each augmented by its own draw, are predicted together.
+# Number of copies of each unseen example, each with a separate augmentation; predictions are averaged over them.
 COPIES = 4
-# The position in its range at which the width of an augmentation begins; less if it takes fewer than UPDATES. On digits
-# .2 stayed too narrow where they are rotated.
+# Initial position of an augmentation's width in its range; less with fewer than UPDATES updates. On rotated digits, .2
+# stayed too narrow.
 START = 0.4
-# Examples without augmentation from which statistics of batch normalisation are estimated: at a judgement, at the end.
+# Number of unaugmented examples for the statistics of batch normalisation: at a judgement, at the end.
 ESTIMATED = 512, 2048
-# Of examples that are judged.
+# Batch size of judgements.
 BATCH = 256
 
 
@@ -63,16 +63,16 @@ def due(steps: int, judgements: int = JUDGEMENTS) -> list[int]:
 
 
 def learning_cost(problem: Problem) -> float:
-    """Return the share that modules that learn by gradient descent add to the cost of a training."""
+    """Return the cost of learning by gradient descent, as a share of a training's cost."""
     if not problem.direct:
         return 0.0
-    # Weights have no gradient, which is a third of a step.
+    # Without gradients of the weights, a step costs a third less.
     every = learning_steps(problem.steps)[0]
     return 2 / 3 * _copies(_augmenting(problem.network, problem.direct)) * (1 - FIRST) / every
 
 
 def learning_steps(steps: int) -> tuple[int, int]:
-    """Return after how many steps of a training each step of modules that learn comes, and how many these take.
+    """Return the number of training steps per update of modules that learn, and the number of updates.
 
     Example:
         >>> learning_steps(1200), learning_steps(100)
@@ -83,12 +83,12 @@ def learning_steps(steps: int) -> tuple[int, int]:
 
 
 def _augmenting(network: nn.Module, learning: list[Hyperparameter]) -> list[InTraining]:
-    """Return the modules that make learning augmentations act in training only."""
+    """Return the InTraining modules around augmentations that learn."""
     return [module for module in network.modules() if isinstance(module, InTraining) and module.module in learning]
 
 
 def _simple(module: nn.Module) -> dict[str, Any]:
-    """Return the attributes of a module that are numbers or text, as a counter of steps."""
+    """Return the attributes of a module that are numbers or text, such as a step counter."""
     return {name: value for name, value in vars(module).items() if isinstance(value, bool | int | float | str)}
 
 
@@ -101,34 +101,34 @@ def _copies(augmenting: list[InTraining]) -> int:
 
 
 class Training:
-    """One training of a copy of a problem's network; resumes from its state to the same bits.
+    """One training of a copy of a problem's network; it resumes from its state with bitwise equal results.
 
-    Two chunks: the network trains on D_1, and D_2 judges it. More chunks: the network is partitioned, partition k
-    trains on D_1:k, and L_ML judges it. A single chunk: nothing judges it.
+    With two chunks, the network trains on D_1 and D_2 judges it. With more chunks, the network is partitioned,
+    partition k trains on D_1:k, and L_ML judges it. With a single chunk, nothing judges it.
 
     Args:
         problem: the network, data and settings.
-        positions: of each setting in its range, in [0, 1].
-        batch_size, steps: of this training; a batch has batch_size examples in the mean, and 1 at least.
-        seed: of batches and noise.
-        everything: whether it trains on all data and nothing judges it.
-        learns: whether modules that learn by gradient descent do so, from unseen data.
-        schedule: their values in another training, to repeat: see Attributes. Without it, and if they do not learn,
-            augmentations are left out.
-        unseen: how many of the unseen examples judge it; all if None.
-        judgements: how often unseen data judge it, evenly spaced; the last time at its end.
+        positions: the position of each setting in its range, in [0, 1].
+        batch_size, steps: those of this training; batches have batch_size examples on average, and at least 1.
+        seed: seed of batches and noise.
+        everything: whether it trains on all data, without judgements.
+        learns: whether modules that can learn by gradient descent do so, from unseen data.
+        schedule: their values in another training, to be repeated: see Attributes. If they neither learn nor repeat a
+            schedule, augmentations are switched off.
+        unseen: the number of unseen examples that judge it; all if None.
+        judgements: the number of judgements, evenly spaced, the last one at the end.
 
     Attributes:
-        network, optimizer, loss: its own, with the settings in them.
+        network, optimizer, loss: copies for this training, with the settings applied.
         done: the number of steps so far.
-        judged: the loss of unseen data in nats, a number for each judgement so far.
+        judged: the loss of unseen data in nats at each judgement so far.
         tempered: whether unseen data judge logits divided by their best temperature. They do if augmentations learn,
             which would otherwise learn to make an overconfident network less confident.
         temperature: that of the last judgement, or 1.
-        schedule: by the name of each parameter that learns by gradient descent, its values at the start and at each
-            judgement, [1 + judgements, ...].
-        examples: the examples that it has been trained on so far, of unseen data too.
-        counted: how many targets of unseen data were judged the last time.
+        schedule: for each parameter that learns by gradient descent, its values at the start and at each judgement,
+            [1 + judgements, ...], by its name.
+        examples: the number of examples processed so far, unseen data included, in units of a training step's cost.
+        counted: the number of unseen targets in the last judgement.
     """
 
     def __init__(
@@ -149,7 +149,7 @@ class Training:
         self.chunks = problem.everything if everything else problem.chunks
         self.done, self.judged, self.temperature, self.examples, self.counted = 0, [], 1.0, 0.0, 0
         self.due, self.unseen = due(steps, judgements), unseen
-        # The final training may end early, and has the schedule of a whole one.
+        # The final training may have fewer steps, but follows the schedule at full length.
         self.times = [0, *due(problem.steps, judgements)]
         self.network, self.loss = copy.deepcopy((problem.network, problem.loss))
         self.network.to(problem.device).train()
@@ -176,7 +176,7 @@ class Training:
             setting.put(self, setting.value(position))
         self.scheduler = problem.scheduler(self.optimizer) if problem.scheduler else None
         self.judge = problem.judge
-        # Without augmentations a training ended no better, and with noisy labels a little worse.
+        # Without augmentations, temperatures did not improve a training, and slightly worsened it with noisy labels.
         self.tempered = learns and bool(self.augmenting) and has_temperature(problem.loss)
         self.direct = direct if learns else {}
         self.direct_optimizer = None
@@ -187,23 +187,23 @@ class Training:
             for parameter in self.direct.values():
                 parameter.requires_grad_()
             self.direct_optimizer = torch.optim.Adam(self._direct_groups(updates))
-        # On the CPU, as a file of an interrupted search gives it back.
+        # On the CPU, as after loading an interrupted search.
         self.schedule = {name: [_kept(parameter)] for name, parameter in self.direct.items()}
         self.generator = torch.Generator().manual_seed(seed)
         self.noise: dict | None = None
 
     @property
     def is_judged(self) -> bool:
-        """Whether there are data that judge it."""
+        """True if unseen data judge this training."""
         return self.chunks.count > 1
 
     def run(self, until: int) -> None:
-        """Train up to a step, with random states of its own; the caller's are restored.
+        """Train up to a step with this training's random states; the caller's are restored.
 
-        A loss that is not finite ends the training; of a judged one the remaining judgements are infinite.
+        A non-finite loss ends the training; the remaining judgements of a judged training are infinite.
 
         Raises:
-            FloatingPointError: the loss of a training that nothing judges is not finite.
+            FloatingPointError: the loss of a training without judgements is not finite.
         """
         device = self.problem.device
         with random_state.preserved(device):
@@ -230,7 +230,7 @@ class Training:
         self._repeat_schedule()
         k = 1
         if self.partitioned:
-            # L_ML reads no partition C, which is therefore not trained.
+            # L_ML does not use partition C, so it is not trained.
             k = draw_k([*self.chunks.proportions[:-1], 0.0], self.generator)
         size = max(1, math.floor((self.done + 1) * self.batch_size) - math.floor(self.done * self.batch_size))
         batch = to_device(self.chunks.sample_upto(k, size, self.generator), self.problem.device)
@@ -270,15 +270,16 @@ class Training:
         return value.detach()
 
     def _put_starts(self, position: float) -> list[Tensor]:
-        """Put the widths of augmentations at a position of their ranges, and return all parameters that learn."""
+        """Set the widths of augmentations to a position of their ranges, and return copies of all learning values."""
         for start in self.problem.starts:
             start.put(self, start.value(position))
         return [parameter.detach().clone() for parameter in self.direct.values()]
 
     def _direct_groups(self, updates: int) -> list[dict]:
-        """Return the parameters that learn by gradient descent with their learning rates.
+        """Return the parameters that learn by gradient descent, with their learning rates.
 
-        Numbers move across their ranges; the weights of a Submodule have none, and learn as all weights do.
+        The rate of numbers suits their ranges. The weights of a Submodule have no range, and learn at the optimizer's
+        rate.
         """
         parts = [part for module in self.learning for part in module.modules() if isinstance(part, Learned)]
         numbers = {parameter for part in parts for parameter in part.parameters()}
@@ -289,7 +290,7 @@ class Training:
         return [*groups, usual] if weights else groups
 
     def _step_direct(self) -> None:
-        """Step the modules that learn by gradient descent, on unseen data and with fixed weights."""
+        """Update the modules that learn by gradient descent, on unseen data and with fixed weights."""
         k = 2
         if self.partitioned:
             k = draw_k([0.0, *self.chunks.proportions[1:]], self.generator)
@@ -303,14 +304,14 @@ class Training:
         self.direct_optimizer.step()
         with torch.no_grad():
             for parameter, least, most in zip(self.direct.values(), *self.limits, strict=True):
-                # Equal limits are those of a number without a range.
+                # Equal limits belong to a number without a range.
                 parameter.copy_(torch.where(least == most, parameter, parameter.clamp(least, most)))
         self.examples += 2 / 3 * copies * size
 
     def _averaged(self, network: nn.Module, batch: Any, copies: int) -> tuple[Any, Any]:
-        """Return the outputs, each the mean over augmented copies as of hyper.Averaged, and the targets of a batch.
+        """Return the outputs, averaged over augmented copies as in hyper.Averaged, and the targets of a batch.
 
-        Outputs that are no tensors, such as those of a loss of the user's, are of one copy.
+        Outputs that are not tensors, as custom losses may take, come from a single copy.
         """
         with training(*self.augmenting):
             output, y = self.problem.forward(network, batch)
@@ -323,9 +324,9 @@ class Training:
         return output, y
 
     def estimate_norms(self, examples: int) -> None:
-        """Estimate the running statistics of batch normalisation without augmentation, from training examples.
+        """Estimate the running statistics of batch normalisation on training examples without augmentation.
 
-        Predictions are without augmentation, and statistics of augmented images do not fit them.
+        Predictions use no augmentation, and statistics of augmented images would not fit them.
         """
         norms = [norm for norm in self.network.modules() if isinstance(norm, _NormBase) and norm.training]
         norms = [norm for norm in norms if norm.running_mean is not None]
@@ -334,7 +335,7 @@ class Training:
         momenta = [norm.momentum for norm in norms]
         for norm in norms:
             norm.reset_running_stats()
-            norm.momentum = None  # of all batches the mean
+            norm.momentum = None  # average over all batches
         size = min(self.problem.batch_size, self.chunks.sizes[0])
         generator = torch.Generator().manual_seed(self.seed)
         with torch.no_grad(), evaluating(self.network), training(*norms):
@@ -346,21 +347,21 @@ class Training:
             norm.momentum = momentum
 
     def averaged_nats(self, copies: int) -> float:
-        """Return the loss of unseen data in nats, if each example is predicted by the mean over augmented copies."""
+        """Return the loss of unseen data in nats, with predictions averaged over augmented copies."""
         with random_state.preserved(self.problem.device):
             torch.manual_seed(self.seed)
             return self._nats(copies)[0]
 
     @torch.no_grad()
     def _repeat_schedule(self) -> None:
-        """Set parameters to the values that they had at this step of another training."""
+        """Set parameters to their values at this step of another training."""
         after = next((i for i, time in enumerate(self.times) if time > self.done), len(self.times) - 1)
         start, end = self.times[after - 1 : after + 1]
         for parameter, values in self.repeated.items():
             parameter.copy_(torch.lerp(values[after - 1], values[after], (self.done + 1 - start) / (end - start)))
 
     def fitted(self) -> float | None:
-        """Return by how many nats a target its own examples are predicted better than by a guess; None if not known."""
+        """Return the nats per target by which training examples are predicted better than by a guess, or None."""
         counted, number = self.counted, sum(len(unseen) for _, unseen in self._unseen())
         own = [(2, Subset(self.chunks[1], range(min(number, self.chunks.sizes[0]))))]
         with random_state.preserved(self.problem.device):
@@ -394,7 +395,7 @@ class Training:
         return best([found, *forward.nats]) if self.tempered else (found, 1.0)
 
     def _unseen(self) -> Iterator[tuple[int, Subset]]:
-        """The part of each unseen chunk that judges, with the chunk's number."""
+        """Yield each unseen chunk's number and the part of it that judges."""
         chunks = self.chunks
         share = 1.0 if self.unseen is None else self.unseen / sum(chunks.sizes[1:])
         for k in range(2, chunks.count + 1):
@@ -402,9 +403,9 @@ class Training:
 
     @torch.no_grad()
     def guessed_nats(self, judging: Iterable[tuple[int, Subset]] | None = None) -> float | None:
-        """Return the loss in nats, on the same unseen data, of the best prediction that is the same for all examples.
+        """Return the loss in nats of the best constant prediction of the same unseen data.
 
-        None if it is not known: see partnets.tuning.guessing. `judging`: other pairs of k and examples.
+        None if unknown: see partnets.tuning.guessing. `judging`: other pairs of k and examples.
         """
         judged = []
         with random_state.preserved(self.problem.device), evaluating(self.network):
@@ -417,10 +418,10 @@ class Training:
     def deployed(self) -> nn.Module:
         """Return the user's network as trained here, in evaluation mode and without modules of partnets.hyper.
 
-        Modules that were put before it and change predictions, such as an input mask, stay there as torch's.
+        Modules in front of it that change predictions, such as an input mask, are kept as torch modules.
 
         Raises:
-            ValueError: a module has no counterpart in torch.
+            ValueError: a module has no equivalent in torch.
         """
         network = self.network
         if any(isinstance(module, Hyperparameter) for module in network.modules()):
@@ -428,7 +429,7 @@ class Training:
         if self.problem.outside:
             *front, network = network
             kept = [layer for layer in front if type(layer) is not nn.Identity]
-            # The network has a ToFloat of its own.
+            # The network has its own ToFloat.
             needless = sum(isinstance(layer, ToFloat) for layer in self.network[: self.problem.outside])
             network = nn.Sequential(*kept, network) if len(kept) > needless else network
         for parameter in network.parameters():
@@ -436,7 +437,7 @@ class Training:
         return network.eval()
 
     def state(self) -> dict:
-        """Return the state from which a training continues to the same bits."""
+        """Return the state for a bitwise equal continuation."""
         return {
             "network": self.network.state_dict(),
             "attributes": [_simple(module) for module in self._modules()],
@@ -476,7 +477,7 @@ class Training:
 
 
 def partitioned_optimizer(factory: Any, network: nn.Module) -> torch.optim.Optimizer:
-    """Return the optimizer of partnets.optim that steps as a factory's does."""
+    """Return the optimizer of partnets.optim that corresponds to a factory's optimizer."""
     made = factory([nn.Parameter(torch.zeros(1, device="cpu"))])
     if len(made.param_groups) > 1:
         raise ValueError("optimizer makes several groups of parameters; more than two chunks take one group.")

@@ -1,1 +1,1 @@
-"""What several rooms need, and knows of none of them."""
+"""Utilities shared by several subpackages, without dependence on any of them."""

@@ -1,4 +1,4 @@
-"""Contained: the tensors in what a model takes or gives, whatever they are in."""
+"""Search for tensors in a model's inputs and outputs, in any containers and objects."""
 
 from __future__ import annotations
 
@@ -10,17 +10,18 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-# As deep as a tensor in a distribution in a tuple in a dataclass, and deeper; objects may know a whole program.
+# The depth of the search: deeper than a tensor in a distribution in a tuple in a dataclass, but finite, as objects may
+# refer to a whole program.
 DEEPEST = 8
 NOTHING = nn.Module, str, bytes, complex, type, torch.dtype, torch.device, types.FunctionType, type(None)
 
 
 def tensors(value: Any, *, caches: bool = True) -> list[Tensor]:
-    """All tensors in a value: in containers of any kind, and in attributes of objects.
+    """Return all tensors in a value, in containers of any kind and in attributes of objects.
 
     Args:
-        caches: whether also those of keys and values that go back into a model: in attributes and under keys that are
-            `cache`, end with `_cache` or begin with `past_key` or `cache_params`, and in objects of classes ...Cache.
+        caches: whether to include a model's key-value caches: attributes and keys that are `cache`, end with `_cache`
+            or begin with `past_key` or `cache_params`, and objects of classes named ...Cache.
 
     Example:
         >>> from collections import deque
@@ -34,7 +35,7 @@ def tensors(value: Any, *, caches: bool = True) -> list[Tensor]:
 
 
 def has_numbers(value: Any) -> bool:
-    """Whether there are numbers in a value that are no tensors, as Python's and NumPy's; torch's objects' don't count.
+    """Return whether a value contains Python's or NumPy's numbers; those in torch's objects do not count.
 
     Example:
         >>> has_numbers([torch.ones(1), None]), has_numbers([torch.ones(1), 0.5])
@@ -45,7 +46,7 @@ def has_numbers(value: Any) -> bool:
 
 
 def is_lazy(value: Any) -> bool:
-    """Whether a value computes what is in it when somebody asks, as a generator does.
+    """Return whether a value is an iterator, such as a generator, that computes its elements on demand.
 
     Example:
         >>> is_lazy(x for x in "ab"), is_lazy(["a"])
@@ -55,7 +56,7 @@ def is_lazy(value: Any) -> bool:
 
 
 def _leaves(value: Any, seen: set[int], depth: int, caches: bool) -> Iterator[Any]:
-    """Tensors, numbers and arrays."""
+    """Yield tensors, numbers and arrays."""
     if isinstance(value, Tensor | int | float) or type(value).__module__ == "numpy":
         yield value
         return
@@ -84,7 +85,7 @@ CACHE = re.compile(r"past_key.*|cache_params.*|(.*_)?cache")
 
 
 def attributes(value: Any) -> dict[str, Any]:
-    """An object's attributes by name, those in slots too.
+    """Return an object's attributes by name, including slots.
 
     Example:
         >>> import dataclasses
@@ -99,7 +100,7 @@ def attributes(value: Any) -> dict[str, Any]:
 
 
 def slots(value: Any) -> list[str]:
-    """The names of the slots that its classes give an object."""
+    """Return the names of an object's slots, from all of its classes."""
     found = [vars(cls).get("__slots__", ()) for cls in type(value).__mro__]
     names = [name for one in found for name in ((one,) if isinstance(one, str) else one)]
     return [name for name in names if name not in ("__dict__", "__weakref__")]

@@ -1,4 +1,4 @@
-"""copied: what a module keeps from call to call, once more."""
+"""copied: copies of a module's state that share its trainable parameters."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from partnets.utils.modules import learns
 
 
 def copied(value: Any, memo: dict[int, Any] | None = None) -> Any:
-    """A copy of tensors, arrays, generators, containers, modules and objects of one's own, however deep.
+    """Return a deep copy of tensors, arrays, generators, containers, modules and user-defined objects.
 
-    What learns is the same: parameters that require a gradient, and modules with one. So are functions, and objects of
-    a library. A tensor keeps its graph.
+    Parameters that require a gradient, modules that have such parameters, functions and objects of libraries are
+    shared, not copied. Copied tensors keep their autograd graph.
 
     Example:
         >>> layer, mean = nn.Linear(2, 2), torch.zeros(2)
@@ -35,7 +35,7 @@ def copied(value: Any, memo: dict[int, Any] | None = None) -> Any:
         return memo[id(value)][0]
 
     def remember(new: Any) -> Any:
-        memo[id(value)] = new, value  # which keeps it alive, and its id its own
+        memo[id(value)] = new, value  # keeps value alive and its id unique
         return new
 
     if isinstance(value, Tensor):

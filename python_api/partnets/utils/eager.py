@@ -1,4 +1,4 @@
-"""Compiled code that runs as it is written."""
+"""eagerly: uncompiled execution of code that torch.compile has compiled."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ _before = None
 
 @contextmanager
 def eagerly() -> Iterator[None]:
-    """Inside, what torch.compile has compiled runs uncompiled, in all threads.
+    """Run code compiled by torch.compile uncompiled in the context, in all threads.
 
-    Hooks and marks are nothing to compile for. torch.compiler.set_stance alone leaves the stance of one behind
-    where two threads are inside.
+    Passes with hooks and tracers are not worth compiling. torch.compiler.set_stance by itself would leave one thread's
+    stance behind if two threads are in the context.
 
     Example:
         >>> compiled = torch.compile(lambda x: torch.compiler.is_compiling(), backend="eager")
@@ -27,7 +27,7 @@ def eagerly() -> Iterator[None]:
         ...     compiled(torch.ones(1))
         False
     """
-    if "torch._dynamo" not in sys.modules:  # nothing is compiled: it would take 2 s and 160 MB to say so
+    if "torch._dynamo" not in sys.modules:  # nothing is compiled; importing it would take 2 s and 160 MB
         yield
         return
     global _inside, _before

@@ -1,4 +1,4 @@
-"""Files that are replaced as a whole or not at all."""
+"""Atomic replacement of files."""
 
 from __future__ import annotations
 
@@ -15,24 +15,23 @@ from typing import IO
 
 try:
     import fcntl
-except ImportError:  # Windows, where nothing is locked, and what was left is not found
+except ImportError:  # on Windows, files are not locked and leftover temporary files are not deleted
     fcntl = None
 
-# On a network file system the locks of one host may be unknown to another: each clears up after itself alone.
+# On a network file system, hosts may not see each other's locks, so each host deletes only its own leftover files.
 HOST = hashlib.blake2b(platform.node().encode(), digest_size=4).hexdigest()
 
 
 @contextmanager
 def replacing(path: str | os.PathLike, *, binary: bool = False) -> Iterator[IO]:
-    """A file beside `path`, which takes its place where the block ends without error.
+    """Open a temporary file beside `path` that replaces it when the block ends without error.
 
-    An interruption leaves the old file, and nothing beside it. What a process that was killed has left is deleted when
-    this path is next written to on the same host. Of several threads or processes that write to one path, the last one
-    to end wins.
+    An interruption leaves the old file and no other. A temporary file left by a killed process is deleted at the next
+    write to this path on the same host. If several threads or processes write to one path, the last one to end wins.
 
     Args:
-        path: the file, which need not be there; its folder must. Where it is a link, the file that it leads to.
-        binary: for bytes; otherwise for text, UTF-8 with newlines as written.
+        path: the file, which need not exist, in an existing folder. Links are followed.
+        binary: whether to write bytes; otherwise text, in UTF-8 with newlines as written.
 
     Raises:
         OSError: the folder does not exist or cannot be written to, or the path is that of a folder or a device.
@@ -47,9 +46,9 @@ def replacing(path: str | os.PathLike, *, binary: bool = False) -> Iterator[IO]:
     """
     path = regular(path)
     if not path.parent.exists():
-        raise FileNotFoundError(f"{path.parent}, the folder of {path.name}, is not there; make it first.")
+        raise FileNotFoundError(f"{path.parent}, the folder of {path.name}, does not exist; create it first.")
     name = os.fsencode(path.name)
-    # The longest names leave no place for the rest of the temporary one.
+    # Long names are hashed, to leave room for the rest of the temporary name.
     start = f".{path.name if len(name) < 200 else hashlib.blake2b(name, digest_size=16).hexdigest()}.{HOST}."
     for left in path.parent.glob(glob.escape(start) + "*"):
         with suppress(OSError), open(left, "r+b") as file:
@@ -57,23 +56,23 @@ def replacing(path: str | os.PathLike, *, binary: bool = False) -> Iterator[IO]:
                 left.unlink()
     how = {"mode": "xb"} if binary else {"mode": "x", "encoding": "utf-8", "newline": ""}
     while True:
-        # Not tempfile: its files are readable by their owner alone, and stay so when they are renamed.
+        # Not tempfile: its files are readable only by their owner, and stay so when they are renamed.
         temporary = path.with_name(start + secrets.token_hex(8))
         with open(temporary, **how) as file:
             _lock(file)
             if not temporary.exists():
-                continue  # it was found before it was locked, and taken for one that was left
-            with suppress(OSError):  # who may read it stays
+                continue  # another process deleted it as a leftover before it was locked
+            with suppress(OSError):  # keep the old file's permissions
                 os.chmod(temporary, stat.S_IMODE(path.stat().st_mode))
             try:
                 yield file
                 file.flush()
                 os.fsync(file.fileno())
                 if fcntl is None:
-                    file.close()  # Windows renames no open file
+                    file.close()  # Windows cannot rename open files
                 os.replace(temporary, path)
             except BaseException:
-                with suppress(OSError):  # as of a disk that is full
+                with suppress(OSError):  # such as a full disk
                     file.close()
                 temporary.unlink(missing_ok=True)
                 raise
@@ -81,10 +80,10 @@ def replacing(path: str | os.PathLike, *, binary: bool = False) -> Iterator[IO]:
 
 
 def regular(path: str | os.PathLike) -> Path:
-    """The file that a path leads to, over all links; it need not be there.
+    """Return the file that a path leads to, following all links; it need not exist.
 
     Raises:
-        OSError: it is a folder, a device, a pipe or a socket.
+        OSError: the path is a folder, a device, a pipe or a socket.
 
     Example:
         >>> regular("/dev/null")
@@ -102,10 +101,10 @@ def regular(path: str | os.PathLike) -> Path:
 
 
 def _lock(file: IO, *, wait: bool = True) -> bool:
-    """Locks a file as long as it is open: with its process, however that ends, the lock ends too.
+    """Lock a file until it is closed or its process ends.
 
     Returns:
-        Whether it is locked; False where there are no locks, and where another holds it and this is not to wait.
+        Whether it is locked; False if locks are not available, or another process has the lock and wait is False.
     """
     with suppress(OSError):
         if fcntl is not None:

@@ -1,4 +1,4 @@
-"""Held: what a module holds between two calls, read as plain values, and put back."""
+"""Held: a snapshot of a module's state between two calls, which can be compared and restored."""
 
 from __future__ import annotations
 
@@ -21,24 +21,25 @@ from torch import Generator, Tensor, nn
 
 from partnets.utils.contained import attributes, slots
 
-# Objects of these packages are no state of a model's: who looks into a LightningModule's trainer looks at everything.
+# Objects of these packages are not part of a model's state: a LightningModule's trainer, for example, leads to
+# everything.
 LIBRARIES = {"accelerate", "lightning", "numpy", "pandas", "partkernels", "partnets", "torch", "transformers"}
-# As deep as an attribute of an attribute in a closure of a hook.
+# The depth of the search, enough for an attribute of an attribute in a closure of a hook.
 DEEPEST = 8
-# Of a closure's cell that nothing has been put into.
+# The content of a closure's cell that has not been set.
 EMPTY = object()
 
 
 class Held:
-    """The state of a model at present: parameters, buffers, gradients, and whatever its modules and hooks keep.
+    """A snapshot of a model: parameters, buffers, gradients, and the state of its modules and hooks.
 
-    That is: tensors, numbers, text and arrays, in attributes, in lists, dicts, sets and objects of one's own, and in
-    closures of hooks.
+    State is tensors, numbers, text and arrays in attributes, lists, dicts, sets, user-defined objects and closures of
+    hooks.
 
     Args:
         model: any module.
-        without: dotted paths of what is left out.
-        known: an earlier one, whose copies are taken for those tensors that have not changed since.
+        without: dotted paths to leave out.
+        known: an earlier snapshot, from which copies of unchanged tensors are reused.
 
     Attributes:
         values: {dotted path: a copy of a tensor or of an array, or a plain value}.
@@ -62,8 +63,8 @@ class Held:
         self._set: dict[str, Callable[[float], object]] = {}
         self._seen: set[int] = set()
         self._classes: set[type] = set()
-        self._alive: list[Any] = []  # or an id could be given twice
-        # What a model has in it is known by its places there, whoever else refers to it.
+        self._alive: list[Any] = []  # keeps ids unique
+        # Parts of the model are named by their paths in it, even if other objects refer to them.
         self._places: dict[int, set[str]] = defaultdict(set)
         for named in (model.named_modules, model.named_parameters, model.named_buffers):
             for name, part in named(remove_duplicate=False):
@@ -72,26 +73,26 @@ class Held:
         self._known = {}
 
     def changed(self, after: Held) -> list[str]:
-        """The paths of what differs, or is only in one of the two, in order."""
+        """Return the paths of values that differ or are in only one of the snapshots, in order."""
         paths, missing = dict.fromkeys((*self.values, *after.values)), object()
         return [p for p in paths if not same(self.values.get(p, missing), after.values.get(p, missing))]
 
     def put_back(self) -> None:
-        """Sets everything to what it was, in place."""
+        """Restore everything in place."""
         with torch.no_grad():
             failed = []
             for put_back in self._put_back:
                 try:
                     put_back()
-                except Exception as error:  # as of a tensor of another kind: everything else is still put back
+                except Exception as error:  # such as from a tensor subclass; still restore everything else
                     failed.append(error)
         if failed:
             raise failed[0]
 
     def set(self, path: str, number: float) -> None:
-        """Sets what is there to a number, in place: a tensor of real numbers, or a float; anything else stays."""
+        """Set a floating-point tensor or a float at a path to a number, in place; leave other values unchanged."""
         if path in self._set:
-            with torch.no_grad(), suppress(RuntimeError):  # as of a layout that cannot be filled
+            with torch.no_grad(), suppress(RuntimeError):  # such as for a layout that cannot be filled
                 self._set[path](number)
 
     def _take(self, path: str, value: Any, depth: int) -> None:
@@ -145,7 +146,7 @@ class Held:
             self._set[path] = tensor.detach().fill_
 
     def _take_hooks(self, path: str, value: Any, depth: int) -> None:
-        """What hooks of a parameter's gradient remember."""
+        """Record the state of the hooks of a parameter's gradient."""
         for name in ("_backward_hooks", "_post_accumulate_grad_hooks") if isinstance(value, nn.Parameter) else ():
             if hooks := getattr(value, name):
                 self._take(_joined(path, name), hooks, depth + 1)
@@ -165,12 +166,12 @@ class Held:
             self._take_float(_joined(path, key), value, partial(items.__setitem__, key))
 
     def _take_float(self, path: str, value: Any, put: Callable[[float], object]) -> None:
-        """How to set a number, which is none that can be changed in place."""
+        """Record how to set a float, which cannot be changed in place."""
         if type(value) is float and path not in self._without:
             self._set[path] = put
 
     def _take_slots(self, path: str, value: Any, depth: int) -> None:
-        """What an object has in slots, and what its own classes have, as a number of all calls."""
+        """Record an object's slots, and attributes of its user-defined classes, such as a counter of all calls."""
         self._take_attributes(path, value, slots(value), depth)
         for cls in type(value).__mro__:
             if cls not in self._classes and not is_of_library(cls):
@@ -219,7 +220,7 @@ class Held:
 
 
 def _generator(value: Any) -> tuple[Any, Callable[[], None]] | None:
-    """Of a generator of torch's, Python's or NumPy's its state, to be compared, and what puts it back; else None."""
+    """Return a generator's comparable state and a function that restores it; None if value is not a generator."""
     if isinstance(value, Generator):
         state = value.get_state()
         return state, lambda: value.set_state(state)
@@ -238,7 +239,7 @@ def _generator(value: Any) -> tuple[Any, Callable[[], None]] | None:
 
 
 def inside(value: Any) -> list[tuple[Any, Any]]:
-    """The name and the value of what is in a container, remembered by a function, or an attribute of one's own object.
+    """Return the names and values in a container, a function's closure and defaults, or a user-defined object.
 
     Example:
         >>> layer = nn.Linear(2, 2)
@@ -281,23 +282,23 @@ def is_ones_own(value: Any) -> bool:
 
 
 def _is_state(name: str, value: Any) -> bool:
-    """Whether an attribute of a class is what may change: a number, a tensor, a container or an object of one's own."""
+    """Return whether a class attribute is state: a number, a tensor, a container or a user-defined object."""
     plain = bool | int | float | complex | str | bytes | Tensor | list | dict | set | deque | bytearray | array
     return not name.startswith("__") and (isinstance(value, plain) or (is_ones_own(value) and not callable(value)))
 
 
 def is_of_library(of: type | types.FunctionType) -> bool:
-    """Whether a class or a function is Python's own, or of one of LIBRARIES."""
+    """Return whether a class or a function belongs to the standard library or to one of LIBRARIES."""
     return _package(of) in LIBRARIES | sys.stdlib_module_names
 
 
 def _package(of: type | types.FunctionType) -> str:
-    """Where a class or a function is from."""
+    """Return the top-level package of a class or a function."""
     return (of.__module__ or "").partition(".")[0]
 
 
 def same(first: Any, second: Any) -> bool:
-    """Whether two values are equal to the bit; a NaN equals itself."""
+    """Return whether two values are bitwise equal; a NaN equals any NaN."""
     if isinstance(first, Tensor) and isinstance(second, Tensor):
         if first.shape != second.shape or first.dtype != second.dtype or first.device != second.device:
             return False
@@ -311,7 +312,7 @@ def same(first: Any, second: Any) -> bool:
 
 
 def _plain(tensor: Tensor) -> list[Tensor]:
-    """What tells tensors of one shape and kind apart, as strided ones of kinds that can be compared."""
+    """Return strided tensors of comparable dtypes that distinguish tensors of the same shape and dtype."""
     if tensor.layout == torch.sparse_coo:
         return [tensor._indices(), tensor._values()]
     if tensor.layout in (torch.sparse_csr, torch.sparse_bsr):
@@ -324,17 +325,17 @@ def _plain(tensor: Tensor) -> list[Tensor]:
         return [tensor.int_repr(), tensor.dequantize()]
     if tensor.is_nested:
         return list(tensor.unbind())
-    if tensor.layout != torch.strided:  # MKLDNN's
+    if tensor.layout != torch.strided:  # an MKLDNN tensor
         return [tensor.to_dense()]
     return [tensor] if _is_compared(tensor.dtype) else [tensor.contiguous().view(torch.uint8)]
 
 
 @functools.cache
 def _is_compared(dtype: torch.dtype) -> bool:
-    """Whether torch compares tensors of this dtype; of bits and the smallest floats it does not."""
+    """Return whether torch can compare tensors of this dtype; it cannot for bits and the smallest floats."""
     try:
         return torch.equal(*(torch.empty(1, dtype=dtype, device="cpu") for _ in range(2))) or True
-    except RuntimeError:  # NotImplementedError is one
+    except RuntimeError:  # includes NotImplementedError
         return False
 
 
@@ -350,5 +351,5 @@ def _joined(path: str, name: Any) -> str:
 
 
 def _key(name: Any) -> str:
-    """What a key of a dict or a member of a set is called: a tensor by where it is, whatever its numbers are."""
+    """Return the name of a dict's key or a set's member; for tensors and modules, their type and address."""
     return f"{type(name).__name__} {id(name):#x}" if isinstance(name, Tensor | nn.Module) else str(name)

@@ -1,4 +1,4 @@
-"""InThread: a value that holds in one thread, and in the backward passes that this thread starts."""
+"""InThread: a thread-local value that also applies in the backward passes that its thread starts."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ import torch
 
 from partkernels.autograd_threads import hand_on, handed_on
 
-# What torch hands on to threads that run backward passes, in which activation checkpoints compute anew.
+# The key under which torch hands values on to its backward threads, which recompute activation checkpoints.
 HANDED_ON = "partnets.in_thread"
 
 
 class InThread(threading.local):
-    """A value of the present thread; None outside of `holding`. Copies and pickles have none.
+    """A value of the present thread; None outside of `holding`. Copies and pickles have no value.
 
     Example:
         >>> import threading
@@ -32,26 +32,26 @@ class InThread(threading.local):
     """
 
     def __init__(self) -> None:
-        # Of the instance: the compiler guards on what it finds there, and would overlook what comes before the class's.
+        # An instance attribute: the compiler guards on it, but would miss one that later hides a class attribute.
         self.now: Any = None
 
     def __reduce__(self):
         return InThread, ()
 
     def get(self) -> Any:
-        """The value, or None."""
+        """Return the value, or None."""
         if self.now is not None or torch.compiler.is_compiling():
             return self.now
         return handed_on(HANDED_ON, {}).get(self)
 
 
-# Whether each example of a call has a subnetwork of its own.
+# Whether each example of a call has its own subnetwork.
 SEVERAL = InThread()
 
 
 @contextmanager
 def holding(values: Mapping[InThread, Any]) -> Iterator[None]:
-    """Inside, in this thread, each has this value; afterwards that of before. Contexts may end in any order."""
+    """Set values in the context, for this thread, and restore them on exit; contexts may end in any order."""
     before = {one: one.now for one in values}
     _hold(values)
     try:

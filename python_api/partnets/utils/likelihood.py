@@ -1,4 +1,4 @@
-"""What a loss is to L_ML: a negative log-likelihood, whose mean over a batch it gives."""
+"""Inspection of losses for L_ML, which requires the mean negative log-likelihood over a batch."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 Loss = Callable[[Any, Any], Tensor]
-# torch's ignore_index: of cross_entropy, and what Hugging Face's collators pad labels with.
+# The default ignore_index of torch's cross_entropy, with which Hugging Face's collators pad labels.
 IGNORED = -100
 
-# Of torch's losses those that are distances or margins, by the names of functions and of modules.
+# torch's losses that are distances or margins, by the names of functions and modules.
 SQUARED = {"mse_loss", "MSELoss"}
 OTHERS = {
     "l1_loss", "L1Loss", "smooth_l1_loss", "SmoothL1Loss", "huber_loss", "HuberLoss", "hinge_embedding_loss",
@@ -26,19 +26,19 @@ OTHERS = {
 }  # fmt: skip
 CROSS_ENTROPIES = {"cross_entropy", "CrossEntropyLoss"}
 NLL_LOSSES = {"nll_loss", "NLLLoss"}
-# Those of yes or no, and of counts, for each number of the targets.
+# torch's losses of binary labels, and of binary labels and counts, with a value for each entry of the targets.
 BINARY_OF_LOGITS = {"binary_cross_entropy_with_logits", "BCEWithLogitsLoss"}
 BINARY = {"binary_cross_entropy", "BCELoss", *BINARY_OF_LOGITS}
 OF_NUMBERS = {*BINARY, "poisson_nll_loss", "PoissonNLLLoss"}
 
 
 def setting(loss: Loss, name: str, usual: Any) -> Any:
-    """An argument that one of torch's losses was given."""
+    """Return an argument of one of torch's losses, or `usual` if it was not given."""
     return loss.keywords.get(name, usual) if isinstance(loss, functools.partial) else getattr(loss, name, usual)
 
 
 def check_loss(loss: Loss, stacklevel: int = 3) -> None:
-    """Raises ValueError for a sum over a batch, and warns of a loss that is no log-likelihood, where torch's tell.
+    """Raise ValueError if a loss of torch is a sum over a batch; warn if it is not a log-likelihood.
 
     Example:
         >>> check_loss(nn.CrossEntropyLoss(reduction="sum"))
@@ -49,20 +49,19 @@ def check_loss(loss: Loss, stacklevel: int = 3) -> None:
     name = name_of(loss)
     if name in SQUARED | OTHERS:
         cure = (
-            "; put hyper.ObservationNoise() behind the model and pass loss=hyper.gaussian_nll, which learns the"
-            " variance as well"
+            "; put hyper.ObservationNoise() behind the model and pass loss=hyper.gaussian_nll to learn the variance too"
             if name in SQUARED
             else ""
         )
         warnings.warn(
-            f"{name} is no negative log-likelihood, so that L_ML is in no nats and a step of ψ weighs nothing by it"
-            f"{cure}. A loss of your own that returns one goes without this warning.",
+            f"{name} is not a negative log-likelihood, so L_ML has no unit and the size of ψ's gradient is arbitrary"
+            f"{cure}. To avoid this warning, pass your own loss that returns a negative log-likelihood.",
             stacklevel=stacklevel,
         )
 
 
 def check_mean(loss: Loss) -> None:
-    """Raises ValueError for a sum over a batch, where torch's losses tell."""
+    """Raise ValueError if a loss has reduction='sum', a sum over the batch."""
     if setting(loss, "reduction", "mean") == "sum":
         raise ValueError(
             f"the loss {name_of(loss)} has reduction='sum', which grows with the batch; pass the mean over the"
@@ -71,7 +70,7 @@ def check_mean(loss: Loss) -> None:
 
 
 def weighs(loss: Loss) -> bool:
-    """Whether this is one of torch's losses with weights of classes.
+    """Return whether this is one of torch's losses with class weights.
 
     Example:
         >>> weighs(nn.CrossEntropyLoss(torch.ones(3))), weighs(nn.CrossEntropyLoss())
@@ -81,10 +80,11 @@ def weighs(loss: Loss) -> bool:
 
 
 def plain(loss: Loss, weighed: bool = False) -> Loss:
-    """The negative log-likelihood in a training loss; one of one's own is unchanged, but for what it names `plain`.
+    """Return the negative log-likelihood in a training loss: its attribute `plain`, or torch's loss without options.
 
-    Of these, label smoothing goes and so do the classes' weights: with them, each choice of weights would be its own
-    judge, and a mean that of the weights in its batch. `weighed`: for weights that nothing chooses, which stay.
+    Label smoothing and class weights are removed from torch's losses: with class weights, each choice of weights would
+    evaluate itself, and a mean would depend on the weights in its batch. `weighed` keeps fixed class weights. Other
+    losses are returned unchanged.
 
     Example:
         >>> plain(nn.CrossEntropyLoss(label_smoothing=0.1)).label_smoothing
@@ -92,7 +92,7 @@ def plain(loss: Loss, weighed: bool = False) -> Loss:
         >>> plain(F.mse_loss) is F.mse_loss
         True
     """
-    if hasattr(loss, "plain"):  # hyper.LabelSmoothing's
+    if hasattr(loss, "plain"):  # such as hyper.LabelSmoothing
         return loss.plain
     name = name_of(loss)
     if name not in CROSS_ENTROPIES | NLL_LOSSES | BINARY:
@@ -112,30 +112,30 @@ def plain(loss: Loss, weighed: bool = False) -> Loss:
 
 
 def ignored(loss: Loss) -> int:
-    """The class that a loss leaves out: torch's criteria tell it."""
+    """Return the class that a loss ignores, its ignore_index, or -100."""
     return setting(loss, "ignore_index", IGNORED)
 
 
 def ignores(loss: Loss) -> bool:
-    """Whether this is one of torch's losses that leave a class out."""
+    """Return whether this is one of torch's losses with an ignore_index."""
     return name_of(loss) in CROSS_ENTROPIES | NLL_LOSSES
 
 
 def are_whole(targets: Tensor) -> bool:
-    """Return whether a tensor has whole numbers, as labels are."""
+    """Return whether a tensor has an integer dtype, like labels."""
     return not (targets.is_floating_point() or targets.is_complex() or targets.dtype == torch.bool)
 
 
 def are_labels(output: Any, targets: Any) -> bool:
-    """Return whether targets are whole numbers, and the output has one dimension more, as logits of classes have."""
+    """Return whether targets are integers and the output has one dimension more, like logits of classes."""
     tensors = isinstance(output, Tensor) and isinstance(targets, Tensor)
     return tensors and are_whole(targets) and output.dim() == targets.dim() + 1
 
 
 def class_axis(output: Any, targets: Any) -> int | None:
-    """Return the dimension of the classes in logits; None if these are no logits of whole numbers as targets.
+    """Return the dimension of the classes in logits; None if output and targets are not logits and integer labels.
 
-    It is 1 of [batch, classes, ...] with targets [batch, ...], and -1 of [batch, ..., classes].
+    It is 1 for [batch, classes, ...] with targets [batch, ...], and -1 for [batch, ..., classes].
 
     Example:
         >>> y = torch.zeros(4, 7, dtype=torch.int64)
@@ -150,23 +150,23 @@ def class_axis(output: Any, targets: Any) -> int | None:
 
 
 def no_classes(output: Any, targets: Tensor) -> Tensor:
-    """Return which whole numbers are no class of these logits, bool like the targets: -100 is none of any.
+    """Return which integer targets are not a class of these logits, bool like the targets; -100 never is one.
 
     Example:
         >>> no_classes(torch.zeros(4, 3), torch.tensor([0, 2, 255, -1]))
         tensor([False, False,  True,  True])
     """
     axis = class_axis(output, targets)
-    if axis is None or output.shape[axis] == 1:  # one output, as of a regression
+    if axis is None or output.shape[axis] == 1:  # one output, such as a regression's
         return targets.long() == IGNORED
     return (targets < 0) | (targets >= output.shape[axis])
 
 
 def counted(loss: Loss, losses: Callable[[], Tensor], output: Any, targets: Any) -> Tensor | None:
-    """Return which whole numbers count as targets, bool like them; None if there is no loss of each.
+    """Return which integer targets count, bool like the targets; None if there is no loss for each target.
 
-    For one of torch's losses, all but its ignore_index count. For another loss, all count but those that are no class
-    of the logits and have a loss of 0. `losses` is called in this case alone.
+    For torch's losses, all targets but ignore_index count. For other losses, all count but those that are not a class
+    of the logits and have a loss of 0; `losses` is called only in this case.
 
     Example:
         >>> logits, y = torch.zeros(3, 2), torch.tensor([0, 255, 1])
@@ -185,13 +185,13 @@ def counted(loss: Loss, losses: Callable[[], Tensor], output: Any, targets: Any)
 
 
 def counting(loss: Loss, losses: Tensor, output: Any, targets: Any) -> Tensor:
-    """Return the losses of those targets that count, a vector; all if they are not of one target each."""
+    """Return a vector of the losses of targets that count; all losses if there is not one loss for each target."""
     which = counted(loss, lambda: losses, output, targets) if losses.dim() else None
     return losses if which is None or which.shape != losses.shape else losses[which]
 
 
 def of_each(loss: Loss) -> Loss:
-    """One of torch's losses with the losses of all targets instead of their mean; another as it is."""
+    """Return one of torch's losses with reduction='none'; return other losses unchanged."""
     if isinstance(loss, nn.modules.loss._Loss):
         loss = copy.copy(loss)
         loss.reduction = "none"
@@ -203,7 +203,7 @@ def of_each(loss: Loss) -> Loss:
 
 
 def of_each_that_counts(loss: Loss, output: Any, targets: Any) -> Tensor:
-    """The losses of those targets that count, or the mean of a loss that gives no other.
+    """Return the losses of the targets that count, or the mean if the loss returns only a mean.
 
     Example:
         >>> logits, y = torch.zeros(3, 2), torch.tensor([0, -100, 1])
@@ -214,7 +214,7 @@ def of_each_that_counts(loss: Loss, output: Any, targets: Any) -> Tensor:
 
 
 def same_loss(first: Loss, second: Loss) -> bool:
-    """Whether two losses are one: the same object, or torch's with the same settings.
+    """Return whether two losses are the same object, or losses of torch with the same settings.
 
     Example:
         >>> same_loss(nn.CrossEntropyLoss(), nn.CrossEntropyLoss()), same_loss(nn.CrossEntropyLoss(), nn.MSELoss())
@@ -229,7 +229,7 @@ def same_loss(first: Loss, second: Loss) -> bool:
 
 
 def _settings(loss: Loss) -> dict[str, str]:
-    """The arguments of one of torch's losses, as text."""
+    """Return the arguments of one of torch's losses, as text."""
     if isinstance(loss, nn.Module):
         found = {**vars(loss), **loss._buffers}
     else:
@@ -240,12 +240,12 @@ def _settings(loss: Loss) -> dict[str, str]:
 
 
 def is_cross_entropy(loss: Loss) -> bool:
-    """Whether this is torch's cross-entropy, as a function or a module."""
+    """Return whether this is torch's cross-entropy, as a function or a module."""
     return name_of(loss) in CROSS_ENTROPIES
 
 
 def is_of_numbers(loss: Loss) -> bool:
-    """Whether this is a loss of torch's whose mean is over all numbers of the targets, not over examples.
+    """Return whether this is a loss of torch that averages over all entries of the targets, not over examples.
 
     Example:
         >>> is_of_numbers(nn.BCEWithLogitsLoss()), is_of_numbers(nn.CrossEntropyLoss())
@@ -255,7 +255,7 @@ def is_of_numbers(loss: Loss) -> bool:
 
 
 def name_of(loss: Loss) -> str:
-    """The name of one of torch's losses; empty for any other."""
+    """Return the name of one of torch's losses; "" for other losses."""
     function = loss.func if isinstance(loss, functools.partial) else loss
     if isinstance(function, nn.Module):
         function = type(function)

@@ -1,4 +1,4 @@
-"""linearised: a pass whose outputs are linear in a perturbation of the weights, by forward-mode differentiation."""
+"""linearised: passes linear in a perturbation of the weights, by forward-mode differentiation."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ _linearising = InThread()
 
 @contextmanager
 def linearised() -> Iterator[None]:
-    """Inside, in this thread, `perturbation` and `lifted` act."""
-    # Neither fused attention nor weight norm has a forward mode.
+    """Activate `perturbation` and `lifted` in the context, for this thread."""
+    # Fused attention and weight norm have no forward mode.
     with holding({_linearising: True}), forward_ad.dual_level(), twice_differentiable():
         yield
 
 
 def perturbation(x: Tensor) -> Tensor:
-    """0, with x as its direction, inside of `linearised`; else x itself."""
+    """Return 0 with x as its tangent inside `linearised`; otherwise x."""
     return x if _linearising.get() is None else forward_ad.make_dual(x.new_zeros(()).expand_as(x).clone(), x)
 
 
 def lifted(x: Tensor) -> Tensor:
-    """A function's value at 0 and its derivative in the direction together, inside of `linearised`; else x itself."""
+    """Return the sum of x's primal value and its tangent inside `linearised`; otherwise x."""
     if _linearising.get() is None or not isinstance(x, Tensor):
         return x
     value, derivative = forward_ad.unpack_dual(x)
@@ -36,5 +36,5 @@ def lifted(x: Tensor) -> Tensor:
 
 
 def is_linear(x: Tensor) -> bool:
-    """Whether x has a direction, as what depends on a `perturbation`."""
+    """Return whether x has a tangent, because it depends on a `perturbation`."""
     return isinstance(x, Tensor) and forward_ad.unpack_dual(x).tangent is not None

@@ -1,4 +1,4 @@
-"""What is asked of any module: where it is, and for a while to learn nothing or to be in evaluation mode."""
+"""Helpers for any module: its device, and contexts that freeze it or change its mode."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from partkernels.operators.memory import meeting
 
 @contextmanager
 def modes_kept(model: nn.Module) -> Iterator[None]:
-    """Afterwards each module is in training or in evaluation mode as before.
+    """Restore each module's training or evaluation mode on exit.
 
     Example:
         >>> layer = nn.Dropout()
@@ -33,7 +33,7 @@ def modes_kept(model: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def frozen(parameters: Iterable[nn.Parameter]) -> Iterator[None]:
-    """Inside, these parameters require no gradient, so that none is computed; afterwards they do as before.
+    """Set requires_grad of parameters to False in the context, so that no gradient is computed; restore it on exit.
 
     Example:
         >>> layer = nn.Linear(2, 1)
@@ -49,7 +49,7 @@ def frozen(parameters: Iterable[nn.Parameter]) -> Iterator[None]:
 
 @contextmanager
 def learning(parameters: Iterable[nn.Parameter]) -> Iterator[None]:
-    """Inside, all of these parameters require a gradient; afterwards they do as before.
+    """Set requires_grad of parameters to True in the context; restore it on exit.
 
     Example:
         >>> layer = nn.Linear(2, 1).requires_grad_(False)
@@ -76,7 +76,7 @@ def _requiring(parameters: Iterable[nn.Parameter], gradient: bool) -> Iterator[N
 
 
 def is_half(value: Any) -> bool:
-    """Whether a value is a tensor of real numbers in less precision than float32.
+    """Return whether a value is a floating-point tensor of lower precision than float32.
 
     Example:
         >>> is_half(torch.ones(1, dtype=torch.float16)), is_half(torch.ones(1)), is_half(None)
@@ -87,7 +87,7 @@ def is_half(value: Any) -> bool:
 
 @contextmanager
 def in_float32(module: nn.Module) -> Iterator[None]:
-    """Inside, parameters and buffers of less precision are float32; afterwards they are what they were, to the bit.
+    """Convert parameters and buffers of lower precision to float32 in the context; restore them bitwise on exit.
 
     Example:
         >>> layer = nn.Linear(2, 1, dtype=torch.bfloat16)
@@ -118,10 +118,10 @@ def in_float32(module: nn.Module) -> Iterator[None]:
 def hooked(
     modules: Iterable[nn.Module], before: Callable | None = None, after: Callable | None = None
 ) -> Iterator[None]:
-    """Inside, before(module, args, kwargs) and after(module, args, kwargs, output) are forward hooks of modules.
+    """Register forward hooks before(module, args, kwargs) and after(module, args, kwargs, output) in the context.
 
-    They are the innermost: what other hooks make of the inputs is given to before, and they are given what after makes
-    of the output.
+    They are the innermost hooks: before gets the inputs that other hooks return, and other hooks get the output that
+    after returns.
 
     Example:
         >>> seen = []
@@ -144,10 +144,10 @@ def hooked(
 
 
 def disagreeing(uses: Iterable[tuple[nn.Parameter, nn.Module, Hashable]]) -> set[nn.Module]:
-    """The modules that use a parameter in another way than others of them do.
+    """Return the modules that share a parameter but use it in different ways.
 
     Args:
-        uses: a parameter, a module that has it, and how it uses it.
+        uses: triples of a parameter, a module that has it, and a value that identifies how the module uses it.
 
     Example:
         >>> one, other, third = nn.ReLU(), nn.Tanh(), nn.GELU()
@@ -163,7 +163,7 @@ def disagreeing(uses: Iterable[tuple[nn.Parameter, nn.Module, Hashable]]) -> set
 
 
 def is_frozen(module: nn.Module) -> bool:
-    """Whether a module has parameters, of its own or inside, and none that requires a gradient.
+    """Return whether a module has parameters, also in submodules, and none of them requires a gradient.
 
     Example:
         >>> is_frozen(nn.Linear(2, 1).requires_grad_(False)), is_frozen(nn.Linear(2, 1)), is_frozen(nn.ReLU())
@@ -173,20 +173,20 @@ def is_frozen(module: nn.Module) -> bool:
 
 
 def learns(module: nn.Module) -> bool:
-    """Whether a module has a parameter that requires a gradient, of its own or inside."""
+    """Return whether a parameter of a module or its submodules requires a gradient."""
     return any(parameter.requires_grad for parameter in module.parameters())
 
 
 @contextmanager
 def evaluating(*modules: nn.Module) -> Iterator[None]:
-    """Inside, these modules and all in them are in evaluation mode; afterwards each is as it was."""
+    """Set modules and their submodules to evaluation mode in the context; restore each mode on exit."""
     with _in_mode(modules, False):
         yield
 
 
 @contextmanager
 def training_quietly(model: nn.Module) -> Iterator[None]:
-    """Inside, a model trains, without dropout; what is frozen in a model that trains already stays as it is.
+    """Set a model to training mode without dropout in the context; if it is in training mode already, keep the modes.
 
     Example:
         >>> model = nn.Sequential(nn.Linear(2, 2), nn.Dropout()).eval()
@@ -201,7 +201,7 @@ def training_quietly(model: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def training(*modules: nn.Module) -> Iterator[None]:
-    """Inside, these modules and all in them are in training mode; afterwards each is as it was.
+    """Set modules and their submodules to training mode in the context; restore each mode on exit.
 
     Example:
         >>> model = nn.Dropout().eval()
@@ -217,7 +217,7 @@ def training(*modules: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def _in_mode(modules: Collection[nn.Module], mode: bool | None) -> Iterator[None]:
-    """Inside, modules are in a mode, or as they are if it is None; afterwards each is as it was."""
+    """Set modules to a mode in the context, or keep their modes if mode is None; restore each mode on exit."""
     before = {part: part.training for module in modules for part in module.modules()}
     try:
         for module in modules if mode is not None else ():
@@ -226,14 +226,14 @@ def _in_mode(modules: Collection[nn.Module], mode: bool | None) -> Iterator[None
     finally:
         for part, was in before.items():
             now = part.training if mode is None else mode
-            if was != now and type(part).train is not nn.Module.train:  # which may do more than to say so
+            if was != now and type(part).train is not nn.Module.train:  # an override may do more than set the flag
                 part.train(was)
         for part, was in before.items():
             part.training = was
 
 
 def overlapping(tensors: Mapping[str, Tensor]) -> list[tuple[str, str]]:
-    """The names of each two tensors that have an entry of memory in common.
+    """Return the pairs of names of tensors that share memory.
 
     Example:
         >>> weight = torch.zeros(4, 4)
@@ -249,25 +249,25 @@ def overlapping(tensors: Mapping[str, Tensor]) -> list[tuple[str, str]]:
 
 
 def is_sharded(tensor: Tensor) -> bool:
-    """Whether it is a DTensor, of which a rank may hold a part. To import their class takes half a second.
+    """Return whether a tensor is a DTensor, without importing the class, which takes half a second.
 
     Example:
         >>> is_sharded(torch.ones(3))
         False
     """
-    # A DTensor is never of these two, and what has no such attribute takes long to say so.
+    # A DTensor is never of these two types; for them, a lookup of a missing attribute would be slow.
     return type(tensor) not in (Tensor, nn.Parameter) and hasattr(tensor, "placements")
 
 
 def device_of(model: nn.Module) -> torch.device:
-    """Where a model's parameters are; the CPU for one without any."""
+    """Return the device of a model's first parameter; the CPU if it has no parameters."""
     return next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
 
 
 def to_device(value: Any, device: torch.device) -> Any:
-    """All tensors in tuples, lists, dicts and other mappings on a device, and what has a method `to` of its own.
+    """Move tensors and objects with a method `to`, in tuples, lists, dicts and other mappings, to a device.
 
-    Copies of pinned memory do not wait. All else stays as it is.
+    Copies from pinned memory are non-blocking. Other values are returned unchanged.
 
     Example:
         >>> to_device({"ids": torch.zeros(2), "length": 2}, torch.device("cpu"))

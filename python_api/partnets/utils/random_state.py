@@ -1,6 +1,6 @@
-"""The random states that models, data sets and callbacks draw from: read, set and preserved.
+"""Functions to get, set and preserve the random states that models, data sets and callbacks draw from.
 
-They are torch's, of the CPU and of one device, Python's and NumPy's: data sets augment with any of them.
+These are torch's states of the CPU and of one device, Python's and NumPy's, as data sets may augment with any of them.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import torch
 
 
 def get_state(device: torch.device) -> dict:
-    """All states, as tensors and plain values; None for a device that is the CPU, and for NumPy if it isn't imported.
+    """Return all states as tensors and plain values; None for "device" on the CPU, and for NumPy if it is not imported.
 
     Example:
         >>> cpu = torch.device("cpu")
@@ -38,7 +38,7 @@ def get_state(device: torch.device) -> dict:
 
 
 def check_state(state: dict, device: torch.device) -> None:
-    """Raises, as the generators do, unless set_state can set a state; none of them changes."""
+    """Raise the generators' own errors unless set_state can set this state; change no generator."""
     torch.Generator().set_state(state["torch"])
     if device.type != "cpu" and state["device"] is not None:
         torch.Generator(device).set_state(state["device"])
@@ -48,12 +48,12 @@ def check_state(state: dict, device: torch.device) -> None:
         (_, keys, *rest), generator = state["numpy"], numpy.random.RandomState()
         generator.set_state(_for_numpy(state["numpy"]))
         _, own, *numbers = generator.get_state()
-        if rest != numbers or not (own == keys.numpy()).all():  # it casts what is none
-            raise ValueError("NumPy's state has other numbers than 32-bit words.")
+        if rest != numbers or not (own == keys.numpy()).all():  # NumPy casts other numbers silently
+            raise ValueError("NumPy's state has numbers that are not 32-bit words.")
 
 
 def set_state(state: dict, device: torch.device) -> None:
-    """Sets the states to what `get_state` gave; one of another kind of device leaves the device's as it is."""
+    """Set the states to a result of `get_state`; leave the device's state if either device is the CPU."""
     torch.set_rng_state(state["torch"])
     if device.type != "cpu" and state["device"] is not None:
         torch.get_device_module(device).set_rng_state(state["device"], device)
@@ -69,7 +69,7 @@ def _for_numpy(state: list) -> tuple:
 
 
 def seed(number: int) -> None:
-    """Seeds those of the CPU with an int in [0, 2**63).
+    """Seed the generators of the CPU with an int in [0, 2**63).
 
     Example:
         >>> with preserved(torch.device("cpu")):
@@ -87,7 +87,7 @@ def seed(number: int) -> None:
 
 @contextmanager
 def preserved(device: torch.device) -> Iterator[dict]:
-    """Afterwards all states are as they were; gives what they were."""
+    """Restore all states on exit; yield the states at entry."""
     before = get_state(device)
     try:
         yield before
@@ -96,13 +96,13 @@ def preserved(device: torch.device) -> Iterator[dict]:
 
 
 def noise_state(device: torch.device) -> torch.Tensor:
-    """The state of torch's generator of a device alone, from which its kernels draw there."""
+    """Return only the state of torch's generator for a device."""
     return torch.get_rng_state() if device.type == "cpu" else torch.get_device_module(device).get_rng_state(device)
 
 
 @contextmanager
 def noise_of(state: torch.Tensor, device: torch.device) -> Iterator[None]:
-    """Inside, torch draws on the device what it drew after `noise_state`; afterwards all is as it was.
+    """Set the state of torch's generator for a device in the context, to repeat draws; restore it on exit.
 
     Example:
         >>> cpu = torch.device("cpu")

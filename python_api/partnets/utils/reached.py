@@ -1,4 +1,4 @@
-"""What tensors were computed from."""
+"""The leaves of autograd graphs."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from torch import Tensor
 
 
 def reached(tensors: Iterable[Tensor]) -> set[Tensor]:
-    """The leaves that tensors were computed from and that require a gradient.
+    """Return the leaves that tensors were computed from and that require a gradient.
 
     Example:
         >>> import torch

@@ -1,7 +1,7 @@
-"""Files of torch.save that end with a checksum of all that is before it, so that no bit changes unnoticed.
+"""Files of torch.save with a checksum of the whole file at the end, so that any changed bit is detected.
 
-torch.save's zip has one of each record, which torch.load does not check, and none of what is between the records. Plain
-torch.load reads these files too; of files without a checksum, as older versions saved them, none is asked.
+torch.save's zip has checksums only of records, which torch.load does not check. torch.load can read these files too.
+Files without a checksum, from older versions, are loaded without a check.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ import torch
 
 from partnets.utils.files import regular, replacing
 
-# The end of a file: this, and the 32 bytes of the checksum. What is saved says too that there is one, under SEALED.
+# A file ends with MARK and the 32 bytes of the checksum. Its contents have a key SEALED, to detect a lost end.
 MARK = b"partnets blake2b"
 SEALED = "sealed"
 
 
 def save(contents: dict, path: str | PathLike) -> None:
-    """Writes what `load` can read, as a whole or not at all.
+    """Write a file for `load`, atomically.
 
     Raises:
-        ValueError: the contents have something else than plain values and tensors.
-        OSError: as `replacing`.
+        ValueError: the contents have something other than plain values and tensors.
+        OSError: as for `replacing`.
 
     Example:
         >>> import pathlib, tempfile
@@ -47,7 +47,7 @@ def save(contents: dict, path: str | PathLike) -> None:
         if code := torch.serialization.get_unsafe_globals_in_checkpoint(file.name):
             raise ValueError(
                 f"the checkpoint would need {', '.join(code)}, which Trainer.load does not run; give optimisers and"
-                " schedulers Python's numbers and torch's tensors, not NumPy's, and no functions inside of objects."
+                " schedulers Python's numbers and torch's tensors, not NumPy's, and no functions inside objects."
             )
         with open(file.name, "rb") as written:
             checksum = _checksum(written, file.tell())
@@ -55,14 +55,14 @@ def save(contents: dict, path: str | PathLike) -> None:
 
 
 def load(path: str | PathLike, expected: str) -> dict:
-    """What `save` wrote, on the CPU; no code from the file is run.
+    """Load a file that `save` wrote to the CPU, without running code from it.
 
     Args:
         expected: "checkpoint of ...; pass ...", for the error.
 
     Raises:
-        ValueError: the file is damaged, or none that torch.save wrote.
-        OSError: it is not there, or cannot be read.
+        ValueError: the file is damaged, or torch.save did not write it.
+        OSError: the file does not exist or cannot be read.
     """
     with open(regular(path), "rb") as file:
         size = os.fstat(file.fileno()).st_size - len(MARK) - 32
@@ -72,22 +72,22 @@ def load(path: str | PathLike, expected: str) -> dict:
         if marked and end != MARK + _checksum(file, size):
             _raise_damaged(path, "another checksum than when it was saved")
         try:
-            # torch.save compresses nothing: what unpacks to more than the file would be none of ours.
+            # torch.save does not compress, so a file that unpacks to more than its size is not from `save`.
             if any(entry.compress_type != zipfile.ZIP_STORED for entry in zipfile.ZipFile(file).infolist()):
                 raise ValueError("it is compressed")
             file.seek(0)
             contents = torch.load(file, map_location="cpu", weights_only=True)
             if not isinstance(contents, dict):
-                raise TypeError(f"it holds a {type(contents).__name__}")
-        except Exception as error:  # torch's and zipfile's are of many types
-            raise ValueError(f"{path} is no {expected}") from error
+                raise TypeError(f"it contains a {type(contents).__name__}")
+        except Exception as error:  # torch and zipfile raise many types
+            raise ValueError(f"{path} is not a {expected}") from error
     if contents.pop(SEALED, False) and not marked:
         _raise_damaged(path, "lost its end, where its checksum was")
     return contents
 
 
 def _checksum(file: IO[bytes], size: int) -> bytes:
-    """Of the first so many bytes: 1.3 GB/s, where SHA-256 without the processor's help has 0.5."""
+    """Return the checksum of the first `size` bytes, at 1.3 GB/s; SHA-256 without hardware support has 0.5 GB/s."""
     file.seek(0)
     found = hashlib.blake2b(digest_size=32)
     while size and (part := file.read(min(size, 1 << 20))):
@@ -97,4 +97,4 @@ def _checksum(file: IO[bytes], size: int) -> bytes:
 
 
 def _raise_damaged(path: str | PathLike, what: str) -> None:
-    raise ValueError(f"{path} is damaged: it has {what}; pass a whole copy of it, or an earlier file.")
+    raise ValueError(f"{path} is damaged: it has {what}; pass an undamaged copy, or an earlier file.")

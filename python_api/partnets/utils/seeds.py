@@ -1,4 +1,4 @@
-"""Seeds: one for each thing that is drawn, from one that the user gives."""
+"""Seeds: derivation of a separate seed for each random object from the user's seed."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import torch
 
 
 def derived(seed: int, name: str) -> int:
-    """A seed in [0, 2**63) of its own for each name, the same everywhere.
+    """Return a seed in [0, 2**63) that depends on seed and name, the same on every machine.
 
     Example:
         >>> derived(0, "encoder.0") == derived(0, "encoder.0"), derived(0, "encoder.0") == derived(0, "encoder.1")
@@ -19,5 +19,5 @@ def derived(seed: int, name: str) -> int:
 
 
 def random() -> int:
-    """A seed from torch's global generator: reproducible under torch.manual_seed, another at each call."""
+    """Draw a seed from torch's global generator: reproducible by torch.manual_seed, different at each call."""
     return int(torch.randint((1 << 63) - 1, (), device="cpu"))

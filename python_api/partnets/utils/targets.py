@@ -1,4 +1,4 @@
-"""Checks of targets and outputs that a loss of torch would accept silently, or refuse without a cure."""
+"""Checks of targets and outputs that torch's losses accept silently or refuse without naming a remedy."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from partnets.utils.likelihood import BINARY, IGNORED, SQUARED, ignored, is_cros
 
 # Losses of torch that broadcast outputs and targets.
 DISTANCES = {*SQUARED, "l1_loss", "L1Loss", "smooth_l1_loss", "SmoothL1Loss", "huber_loss", "HuberLoss"}
-# How far the sum of probabilities may be from 1.
+# The largest difference of a sum of probabilities from 1.
 ROUNDING = 1e-4
 
 
 def token_cross_entropy(logits: Tensor, labels: Tensor, *, label_smoothing: float = 0.0) -> Tensor:
-    """Return the mean cross-entropy of tokens, of logits [batch, length, classes] and labels [batch, length].
+    """Return the mean cross-entropy of tokens, for logits [batch, length, classes] and labels [batch, length].
 
-    0 if all labels are -100, which count nowhere.
+    Labels of -100 are ignored; the result is 0 if all labels are -100.
 
     Example:
         >>> token_cross_entropy(torch.zeros(2, 5, 3), torch.ones(2, 5, dtype=torch.int64))
@@ -32,7 +32,7 @@ def token_cross_entropy(logits: Tensor, labels: Tensor, *, label_smoothing: floa
 
 
 def is_of_classes(loss: Any) -> bool:
-    """Return whether this is torch's cross-entropy or that of tokens.
+    """Return whether a loss is torch's cross-entropy or token_cross_entropy.
 
     Example:
         >>> is_of_classes(nn.CrossEntropyLoss()), is_of_classes(token_cross_entropy), is_of_classes(nn.MSELoss())
@@ -45,7 +45,8 @@ def tried(model: nn.Module, batch: Any, forward: Callable[[nn.Module, Any], tupl
     """Return the output of a model and the targets of a batch.
 
     Raises:
-        ValueError: the model does not take the batch; with the shape of its inputs. Or forward returns no pair.
+        ValueError: the model does not take the batch (the error has the shape of the inputs), or forward does not
+            return a pair.
 
     Example:
         >>> tried(nn.Conv2d(1, 2, 3), (torch.rand(4, 8, 8), torch.zeros(4)), lambda model, batch: (model(batch[0]), batch[1]))
@@ -69,7 +70,7 @@ def tried(model: nn.Module, batch: Any, forward: Callable[[nn.Module, Any], tupl
 
 
 def described(batch: Any) -> str:
-    """Return the shape and type of a batch's inputs, with usual cures; an empty text if its inputs are no tensors.
+    """Return the shape and dtype of a batch's inputs with usual remedies, or "" if the inputs are not tensors.
 
     Example:
         >>> described((torch.rand(4, 8, 8), torch.zeros(4)))
@@ -77,28 +78,28 @@ def described(batch: Any) -> str:
     """
     x = batch[0] if isinstance(batch, tuple | list) and batch else None
     if isinstance(x, tuple | list):
-        return " Of a network with several inputs pass forward=lambda network, batch: (network(*batch[0]), batch[1])."
+        return " If the network has several inputs, pass forward=lambda network, batch: (network(*batch[0]), batch[1])."
     if not isinstance(x, Tensor):
         return ""
     hint = ""
     if x.dim() == 3:
         hint += " Images need a dimension for their channels: x.unsqueeze(1) for grey ones."
     if x.dtype == torch.uint8:
-        hint += " Of images pass x.float() / 255, or put data.ToFloat before the network."
+        hint += " For images pass x.float() / 255, or put data.ToFloat before the network."
     return f" x is {list(x.shape)} of {x.dtype}.{hint}"
 
 
 def check_targets(loss: Any, output: Any, y: Any) -> None:
-    """Raise ValueError if targets do not fit the outputs of a network under one of torch's losses.
+    """Raise ValueError if targets do not fit a network's outputs under one of torch's losses.
 
     Args:
-        loss: any; torch's cross-entropies, also of several labels, and its distances are checked.
-        output: of the network, or of transformers' models an object with `logits`.
+        loss: any loss; only torch's cross-entropies, also binary ones, and distances are checked.
+        output: the network's output, or an object with `logits` as from transformers' models.
         y: the targets.
 
     Raises:
-        ValueError: labels have a wrong type or shape or are out of range; the outputs are probabilities where logits
-            are expected, or a single one; or a distance would broadcast.
+        ValueError: labels have a wrong dtype or shape or are out of range; the outputs are probabilities where logits
+            are expected, or a single logit; or a distance would broadcast.
 
     Example:
         >>> from torch.nn.functional import cross_entropy
@@ -122,12 +123,12 @@ def check_targets(loss: Any, output: Any, y: Any) -> None:
 
 
 def check_broadcast(loss: Callable, output: Any, y: Any) -> None:
-    """Raise ValueError if a loss of the user's takes each output with each target, such as [n, 1] with [n].
+    """Raise ValueError if a user-defined loss broadcasts outputs and targets, such as [n, 1] with [n].
 
     Example:
         >>> check_broadcast(lambda output, y: (output - y).square().mean(), torch.rand(4, 1), torch.rand(4))
         Traceback (most recent call last):
-        ValueError: the loss is another with outputs [4, 1] than with [4], the shape of the targets: it broadcasts ...
+        ValueError: the loss with outputs [4, 1] differs from that with the targets' shape [4]: it broadcasts ...
     """
     tensors = isinstance(output, Tensor) and isinstance(y, Tensor) and not name_of(loss)
     if not tensors or output.shape == y.shape or output.squeeze().shape != y.squeeze().shape or len(y) < 2:
@@ -135,17 +136,17 @@ def check_broadcast(loss: Callable, output: Any, y: Any) -> None:
     try:
         values = [loss(each, y) for each in (output, output.reshape(y.shape))]
         broadcast = values[0].shape == values[1].shape and not torch.allclose(*values, 1e-4, 1e-7, equal_nan=True)
-    except (RuntimeError, TypeError, ValueError, IndexError, AttributeError):  # one that wants its own shapes
+    except (RuntimeError, TypeError, ValueError, IndexError, AttributeError):  # the loss requires other shapes
         return
     if broadcast:
         raise ValueError(
-            f"the loss is another with outputs {list(output.shape)} than with {list(y.shape)}, the shape of the"
-            f" targets: it broadcasts them; pass {_one_shape(output, y)}."
+            f"the loss with outputs {list(output.shape)} differs from that with the targets' shape {list(y.shape)}: it"
+            f" broadcasts them; pass {_one_shape(output, y)}."
         )
 
 
 def _one_shape(output: Tensor, y: Tensor) -> str:
-    """Return how targets come into the shape of the outputs."""
+    """Return the text that says how to give targets the outputs' shape."""
     return "targets.unsqueeze(1)" if output.shape == (*y.shape, 1) else "both in one shape"
 
 
@@ -154,7 +155,7 @@ def _shapes(output: Tensor, y: Tensor) -> str:
 
 
 def _floats(output: Tensor, y: Tensor) -> str:
-    """Return how labels become floats in the shape of the outputs."""
+    """Return the expression that converts labels to floats of the outputs' shape."""
     shape = ", ".join(map(str, (-1, *output.shape[1:])))
     return "labels.float()" + ("" if y.shape == output.shape else f".reshape({shape})")
 
@@ -189,7 +190,7 @@ def _check_labels(loss: Any, output: Tensor, y: Tensor) -> None:
 
 
 def check_range(loss: Any, output: Any, y: Tensor) -> None:
-    """Raise ValueError if class labels are out of range; `y` may be of other examples than the outputs.
+    """Raise ValueError if class labels are out of range; `y` may belong to other examples than the outputs.
 
     Example:
         >>> check_range(F.cross_entropy, torch.zeros(2, 3), torch.tensor([0, 1, 2, 3]))

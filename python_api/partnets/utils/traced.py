@@ -1,4 +1,4 @@
-"""Who looks at what is computed: PyTorch's compiler, its function transforms, or a recording of a GPU's kernels."""
+"""Tests whether PyTorch's compiler, its function transforms or a CUDA graph are tracing the computation."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from torch.autograd import forward_ad
 
 
 def is_traced() -> bool:
-    """Whether PyTorch is to see a definition: its compiler fuses that, and torch.func and forward mode need it."""
+    """Return whether to compute by definition: the compiler fuses it, and torch.func and forward mode need it."""
     is_followed = torch.compiler.is_compiling() or _are_functorch_transforms_active()
     return is_followed or forward_ad._current_level >= 0
 
 
 def is_captured(device: torch.device) -> bool:
-    """Whether a CUDA graph is being recorded, in which nobody may ask for the state of random numbers."""
+    """Return whether a CUDA graph is being captured, during which random states cannot be read."""
     return device.type == "cuda" and torch.cuda.is_current_stream_capturing()

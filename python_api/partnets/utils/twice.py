@@ -1,4 +1,4 @@
-"""twice_differentiable: what has no second derivative in PyTorch, or a wrong one, is computed by other functions."""
+"""twice_differentiable: replacements for functions with a missing or wrong second derivative in PyTorch."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from torch.overrides import TorchFunctionMode
 
 @contextmanager
 def twice_differentiable() -> Iterator[None]:
-    """Inside, weight norm and scaled dot-product attention have right second derivatives.
+    """Give weight norm and scaled dot-product attention correct second derivatives in the context.
 
-    Those of PyTorch's fused attention are missing, and those of torch._weight_norm on a CPU are wrong (up to 2.13).
+    PyTorch's fused attention lacks them, and those of torch._weight_norm on a CPU are wrong (up to 2.13).
 
     Example:
         >>> v, g = torch.ones(2, 3, requires_grad=True), torch.ones(2, 1, requires_grad=True)
@@ -36,6 +36,6 @@ class _Composed(TorchFunctionMode):
 
 
 def _weight_norm(v: Tensor, g: Tensor, dim: int = 0) -> Tensor:
-    """torch._weight_norm: g v / |v|, with a norm for each index of `dim`; -1 is one norm of all."""
+    """Compute torch._weight_norm, g v / |v|, with a norm for each index of `dim`; -1 is one norm over all entries."""
     others = [i for i in range(v.dim()) if i != dim]
     return v * (g / torch.linalg.vector_norm(v, dim=others, keepdim=True))

@@ -1,4 +1,4 @@
-// The one product of cuBLAS that the examples call: c [m, n] = alpha a b + beta c of column-major matrices.
+// The cuBLAS product that the examples call: c [m, n] = alpha a b + beta c for column-major matrices.
 #pragma once
 
 #include "cuda_runtime.h"

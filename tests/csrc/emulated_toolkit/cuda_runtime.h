@@ -1,4 +1,4 @@
-// As much of the CUDA runtime as the examples call: the emulator's GPU has the host's memory, and one stream.
+// The part of the CUDA runtime that the examples call. The emulated GPU uses host memory and has one stream.
 #pragma once
 
 #include <cstdlib>

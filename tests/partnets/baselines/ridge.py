@@ -1,4 +1,4 @@
-"""Ridge regression with penalties exp(λ), whose best response and hypergradient have closed forms."""
+"""Ridge regression with penalties exp(λ), which has a closed-form best response and hypergradient."""
 
 from functools import partial
 
@@ -6,9 +6,9 @@ import torch
 
 
 class Ridge:
-    """f(w, λ) = |Xw - y|² / 2n + Σ exp(λᵢ) wᵢ² / 2 and F(w) = |X'w - y'|² / 2n' on other examples; float64.
+    """The losses f(w, λ) = |Xw - y|² / 2n + Σ exp(λᵢ) wᵢ² / 2 and F(w) = |X'w - y'|² / 2n' on other examples.
 
-    λ is of one penalty for all or of one for each feature.
+    All numbers are float64. λ has one penalty for all features, or one for each.
     """
 
     def __init__(self, seed=0, n=60, d=20):
@@ -33,11 +33,11 @@ class Ridge:
         return {"w": torch.linalg.solve(self.hessian(hyper), self.x.T @ self.y / len(self.x))}
 
     def reached(self, hyper):
-        """F(λ, w*(λ))."""
+        """Return F(λ, w*(λ))."""
         return self.validate(self.best(hyper), hyper).item()
 
     def gradient(self, hyper):
-        """dF/dλ = -(∂²f/∂λ∂w) H⁻¹ ∂F/∂w."""
+        """Return dF/dλ = -(∂²f/∂λ∂w) H⁻¹ ∂F/∂w."""
         w = self.best(hyper)["w"]
         by_w = self.x_validation.T @ (self.x_validation @ w - self.y_validation) / len(self.x_validation)
         by_feature = -hyper.exp() * w * torch.linalg.solve(self.hessian(hyper), by_w)

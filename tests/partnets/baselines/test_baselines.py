@@ -1,4 +1,4 @@
-"""Ensembles and undivided networks train like partitioned ones: each network learns from its own chunks alone."""
+"""Ensembles and dense networks train like partitioned ones: each network learns only from its chunks."""
 
 import copy
 
@@ -46,7 +46,7 @@ def test_subnetwork_k_is_network_k_and_the_last_from_there_on(networks, count):
             assert type(plain) is nn.Sequential and torch.equal(plain(x), expected[-1])
             assert not set(plain.parameters()) & set(model.parameters())
             assert all(parameter.requires_grad for parameter in plain.parameters())
-    assert torch.equal(model(x), expected[-1])  # by default the last
+    assert torch.equal(model(x), expected[-1])  # the default is the last subnetwork
     assert len({tuple(output.flatten().tolist()) for output in expected}) == networks
 
 
@@ -119,7 +119,7 @@ def test_psi_is_shared_and_learns_from_every_network():
 
 
 def run(build, sampling=None, changed=None):
-    """The weights of each network after training with ψ frozen, once with other examples in chunk `changed`."""
+    """Return each network's weights after training with ψ frozen, with other examples in chunk `changed` if given."""
     torch.manual_seed(0)
     x, y = examples()
     model, chunks = build((x, y))
@@ -186,7 +186,7 @@ def test_standard_training_is_the_plain_pytorch_loop():
     assert sorted(order.tolist()) == list(range(60)) and order.tolist() != whole(plain, (x, y))[1].order.tolist()
     optimizer = torch.optim.SGD(plain.parameters(), **settings)
     for _ in range(25):
-        torch.multinomial(torch.ones(1), 1, generator=generator)  # k, which can only be 1
+        torch.multinomial(torch.ones(1), 1, generator=generator)  # draws k, which is always 1
         batch = order[torch.randint(60, (16,), generator=generator)]
         optimizer.zero_grad()
         F.cross_entropy(plain(x[batch]), y[batch]).backward()
@@ -205,7 +205,7 @@ def test_running_statistics_are_those_of_the_plain_pytorch_loop():
     generator = torch.Generator().manual_seed(0)
     optimizer = torch.optim.SGD(plain.parameters(), lr=0.1)
     for _ in range(4):
-        torch.multinomial(torch.ones(1), 1, generator=generator)  # k, which can only be 1
+        torch.multinomial(torch.ones(1), 1, generator=generator)  # draws k, which is always 1
         x, y = chunks.sample_upto(1, 8, generator)
         optimizer.zero_grad()
         F.cross_entropy(plain(x), y).backward()
@@ -222,7 +222,7 @@ def test_running_statistics_never_see_the_validation_set():
         x, y = examples()
         model, chunks = held_out(nn.Sequential(mask, with_batchnorm()), (x, y), validation=0.5)
         x[chunks.indices(2)] += shift
-        # The mask does not learn, as the weights would see that.
+        # The mask does not learn, because the weights would depend on it.
         optimizer = torch.optim.SGD(mask.parameters(), lr=0.0)
         partnets.Trainer(
             model, chunks, hyper=mask, hyper_optimizer=optimizer, batch_size=8, sampling=(1, 0), lml_every=2

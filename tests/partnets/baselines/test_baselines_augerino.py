@@ -1,4 +1,4 @@
-"""Augerino steps w and ψ on the training loss minus a bonus for wide augmentations, which the safe variant limits."""
+"""Augerino trains w and ψ on the training loss minus a bonus for wide augmentations, limited in the safe variant."""
 
 import copy
 import math
@@ -12,13 +12,13 @@ from torch.optim import lr_scheduler
 from partnets import hyper, optim
 from partnets.baselines import Augerino, held_out, whole
 
-# 2 x 300 degrees are more than 10 radians, 2 x 280 less.
+# The safe variant's limit is 10 radians: 2 x 300 degrees are above it, 2 x 280 below.
 WIDE, NARROW = 300.0, 280.0
 SIZE = 5
 
 
 class Still(nn.Module):
-    """Moves nothing, so that the loss gives the widths a gradient of 0 and the bonus alone remains."""
+    """An augmentation without effect: the loss has zero gradients in the widths, so only the bonus acts."""
 
     def __init__(self, augmentation):
         super().__init__()
@@ -29,7 +29,7 @@ class Still(nn.Module):
 
 
 def augerino(rotation=15.0, still=False, **arguments):
-    """float64, with SGD for both."""
+    """Return an Augerino trainer in float64 with SGD for w and ψ."""
     augmentation = hyper.Affine(rotation=rotation, scale=0.3)
     moves = Still(augmentation) if still else augmentation
     network = nn.Sequential(moves, nn.Flatten(), nn.Linear(SIZE * SIZE, 3)).double()
@@ -47,7 +47,7 @@ def raw(one):
 
 
 def bonus_gradient(raw, regularisation):
-    """Of -regularisation * ||width||: width_i = softplus(raw_i), whose derivative is sigmoid(raw_i)."""
+    """Return the gradient of -regularisation * ||width||, where width_i = softplus(raw_i)."""
     widths = [math.log1p(math.exp(value)) for value in raw.tolist()]
     norm = math.sqrt(sum(width**2 for width in widths))
     slopes = [1 / (1 + math.exp(-value)) for value in raw.tolist()]
@@ -143,7 +143,7 @@ def test_what_augerino_has_no_bonus_or_no_data_for_raises(refused, message):
 
 
 def test_an_augmentation_that_reaches_nothing_is_named():
-    one = augerino(WIDE)  # so that the bonus gives it no gradient either
+    one = augerino(WIDE)  # so wide that the bonus has no gradient either
     one.model.networks[0][0].forward = lambda x: x
     with pytest.raises(RuntimeError, match=r"gives networks\.0\.0\.widths\.raw no gradient"):
         one.step()

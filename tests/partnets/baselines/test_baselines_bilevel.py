@@ -1,4 +1,4 @@
-"""Each method comes to the best penalty of a ridge regression from both sides, and its records are honest."""
+"""Each method finds the best penalty of a ridge regression from both sides, and its records are correct."""
 
 from functools import partial
 
@@ -12,7 +12,7 @@ from torch import nn
 from partnets.baselines import bilevel, hypergradient, schedules
 
 SGD = partial(torch.optim.SGD, lr=0.15)
-# With the usual 0.9 it would still swing about the best λ after the steps that there are.
+# With the usual beta1=0.9, λ would still oscillate about the best value after these steps.
 ADAM = partial(torch.optim.Adam, lr=0.2, betas=(0.5, 0.99))
 SEEDS = [0, *(pytest.param(seed, marks=pytest.mark.weekly) for seed in range(1, 6))]
 DESCENTS = [
@@ -29,7 +29,7 @@ def one(value):
 
 
 def lowest(ridge, low=-8.0, high=4.0):
-    """min F(λ) of one penalty, over a grid."""
+    """Return min F(λ) over a grid of one common penalty."""
     return min(ridge.reached(one(value)) for value in torch.linspace(low, high, 200).tolist())
 
 
@@ -49,7 +49,7 @@ def test_descent_comes_within_a_hundredth_of_the_way_to_the_best_penalty(options
 @pytest.mark.parametrize("seed", SEEDS)
 def test_descent_of_twenty_penalties_beats_the_best_single_one(seed):
     ridge = Ridge(seed)
-    # Above a penalty of exp(1.5) this learning rate is too high.
+    # This learning rate is too high for penalties above exp(1.5).
     options = {"steps": 60, "inner_steps": 20, "optimizer": SGD, "hyper_optimizer": ADAM, "box": (-8.0, 1.5)}
     result = bilevel(ridge.train, ridge.validate, ridge.start, torch.zeros(20).double(), **options)
     assert ((result.values >= -8) & (result.values <= 1.5)).all() and (result.hyper == 1.5).any()
@@ -172,14 +172,14 @@ def test_the_optimisers_state_is_kept_between_outer_steps(method):
         for steps in (3, 1)
     )
     torch.testing.assert_close(halves.weights, at_once.weights, rtol=1e-12, atol=1e-12)
-    # Else each outer step would keep the graphs of all before it.
+    # Otherwise each outer step would keep the graphs of all previous ones.
     assert not any(state["momentum_buffer"].requires_grad for one in made for state in one.state.values())
 
 
 @pytest.mark.full
 @pytest.mark.parametrize("method", ["conjugate_gradients", "neumann", "unrolled", "truncated", "best_response"])
 def test_the_weight_decay_of_a_network_learns(method):
-    # Of noise nothing is to be learned, so the more decay the better.
+    # The labels are noise, so more decay is always better.
     network = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 1))
     x, x_validation = torch.randn(2, 20, 8)
     y = torch.randn(20, 1)
@@ -273,8 +273,8 @@ def test_a_schedule_gives_each_step_of_the_weights_its_value(schedule):
         ({"inner_steps": 0}, "inner_steps=0; pass an int, at least 1"),
         ({"terms": 0}, "terms=0; pass"),
         ({"hidden": -1}, "hidden=-1; pass an int, at least 0"),
-        ({"optimizer": None}, "optimizer=None; pass what makes one"),
-        ({"hyper_optimizer": None}, "hyper_optimizer=None; pass what makes one"),
+        ({"optimizer": None}, "optimizer=None; pass a function that makes one"),
+        ({"hyper_optimizer": None}, "hyper_optimizer=None; pass a function that makes one"),
         ({"method": "neumann", "alpha": None}, "alpha=None; pass 'neumann'"),
         ({"method": "best_response", "box": None}, r"box=None; pass \(least, greatest\)"),
         ({"method": "best_response", "restart": True}, "restart=True; leave it out, as 'best_response' trains once"),
@@ -286,7 +286,7 @@ def test_a_schedule_gives_each_step_of_the_weights_its_value(schedule):
             {"hyper": lambda step: one(0.0)},
             "hyper is a schedule, which 'conjugate_gradients' cannot learn; pass a tensor",
         ),
-        ({"hyper": [0.0]}, r"hyper is \[0.0\]; pass a tensor of floating point"),
+        ({"hyper": [0.0]}, r"hyper is \[0.0\]; pass a floating-point tensor"),
         ({"weights": {"w": torch.zeros(20).long()}}, r"weights\['w'\] is a tensor of torch.int64"),
     ],
 )

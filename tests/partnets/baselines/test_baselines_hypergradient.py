@@ -1,4 +1,4 @@
-"""Hypergradients are those of ridge regression's closed form, and each method's bias is what its theory says."""
+"""Hypergradients match ridge regression's closed form, and each method's bias matches its theory."""
 
 from functools import partial
 
@@ -97,7 +97,7 @@ def test_unrolled_steps_of_any_optimiser_have_the_gradient_of_finite_differences
     moves = 1e-5 * torch.eye(3, dtype=torch.float64)
     expected = [(after(hyper + move) - after(hyper - move)) / 2e-5 for move in moves]
     torch.testing.assert_close(found.gradient, torch.tensor(expected, dtype=torch.float64), rtol=1e-4, atol=1e-9)
-    # A differentiable Adam counts its steps in float32.
+    # A differentiable Adam computes its step count in float32.
     assert found.validation == pytest.approx(after(hyper), rel=1e-4)
 
 
@@ -128,7 +128,7 @@ def test_damping_adds_to_the_hessians_diagonal():
 @pytest.mark.parametrize(
     ("options", "expected", "calls"),
     [
-        # f's gradient, F's, two for each of 5 products and two for the mixed one.
+        # One evaluation for the gradient of f, one for F, two for each of 5 products, two for the mixed product.
         ({"terms": 5}, 1 + 1 + 2 * 5 + 2, 1),
         ({"terms": 5, "inner_steps": 4}, 4 + 1 + 1 + 2 * 5 + 2, 5),
         ({"terms": 5, "method": "neumann", "alpha": 0.1}, 1 + 1 + 2 * 4 + 2, 1),
@@ -221,8 +221,8 @@ LOSSES = {"train": CONVEX, "validate": squares, "weights": W, "hyper": HYPER}
         ({"method": "neumann", "alpha": 0.0}, "alpha=0.0; pass"),
         ({"damping": -1.0}, "damping=-1.0; pass a number of at least 0"),
         ({"damping": float("nan")}, "damping=nan; pass"),
-        ({"inner_steps": 1}, r"optimizer=None; pass what makes one, as functools.partial\(torch.optim.SGD"),
-        ({"inner_steps": 1, "optimizer": SGD(list(map(nn.Parameter, W.values())))}, "pass what makes one"),
+        ({"inner_steps": 1}, r"optimizer=None; pass a function that makes one, such as functools.partial\(SGD"),
+        ({"inner_steps": 1, "optimizer": SGD(list(map(nn.Parameter, W.values())))}, "pass a function that makes one"),
         (
             {"method": "unrolled", "inner_steps": 1, "optimizer": partial(SGD, momentum=0.9, dampening=0.5)},
             "dampening=0.5 of the optimizer; pass 0",
@@ -237,9 +237,9 @@ def test_numbers_out_of_place_raise_with_the_cure(arguments, message):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"hyper": 1.0}, "hyper is 1.0; pass a tensor of floating point"),
+        ({"hyper": 1.0}, "hyper is 1.0; pass a floating-point tensor"),
         ({"hyper": torch.ones(2, dtype=torch.long)}, "hyper is a tensor of torch.int64; pass"),
-        ({"weights": {}}, r"weights=\{\}; pass a dict of tensors, as dict\(model.named_parameters"),
+        ({"weights": {}}, r"weights=\{\}; pass a dict of tensors, such as dict\(model.named_parameters"),
         ({"weights": [torch.zeros(2)]}, "pass a dict of tensors"),
         ({"weights": W | {"n": torch.zeros(1).long()}}, r"weights\['n'\] is a tensor of torch.int64; pass"),
         ({"weights": W | {"v": torch.zeros(1)}}, r"does not depend on weights\['v'\]; leave it out"),
@@ -274,7 +274,7 @@ def test_a_loss_that_is_not_finite_is_named(which, method):
 def test_a_hypergradient_that_is_not_finite_raises():
     adam = partial(torch.optim.Adam, lr=0.1)
 
-    def train(weights, hyper):  # one weight stays at its minimum, where Adam's square root has no slope
+    def train(weights, hyper):  # one weight stays at its minimum, where Adam's square root is not differentiable
         return (hyper * weights["w"].square()).sum()
 
     with pytest.raises(FloatingPointError, match=r"hypergradient by 'unrolled' is .*a larger eps, or SGD"):

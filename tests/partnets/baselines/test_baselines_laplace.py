@@ -1,4 +1,4 @@
-"""The post-hoc Laplace evidence is that of the diagonal GGN by hand, at the best prior precision."""
+"""The post-hoc Laplace evidence equals a manual computation with the diagonal GGN at the best prior precision."""
 
 import sys
 
@@ -11,7 +11,7 @@ from torch.utils.data import TensorDataset
 from partnets import hyper
 from partnets.baselines import laplace
 
-# laplace-torch's own: about predictions, which are not made here, and from what it imports.
+# Warnings of laplace-torch about predictions, which these tests do not make, and of the modules that it imports.
 pytestmark = pytest.mark.filterwarnings("ignore:By default `link_approx`:UserWarning", "ignore::DeprecationWarning")
 
 
@@ -32,7 +32,7 @@ def trained(x, y):
 
 @torch.no_grad()
 def evidence(model, x, y):
-    """log p(y | w) - 1/2 sum_i log(1 + h_i / λ) - λ/2 ||w||², at the best λ of a grid.
+    """Return log p(y | w) - 1/2 sum_i log(1 + h_i / λ) - λ/2 ||w||² at the best λ of a grid.
 
     h is the diagonal of the generalised Gauss-Newton matrix: for class c, the sum over examples of p_c (1 - p_c), times
     the squared feature for a weight.

@@ -1,4 +1,4 @@
-"""Last-layer marginal likelihood: the process equals the dense one, the bound is one, and ψ goes where it should."""
+"""Last-layer marginal likelihood: the sparse process matches the dense one, the bound holds, and ψ learns."""
 
 import math
 from itertools import pairwise
@@ -15,7 +15,7 @@ CLASSES = 3
 
 
 def process(points=6, seed=0):
-    """float64, with a distribution of inducing values that has moved from the prior."""
+    """Return a process in float64 with a distribution of inducing values that differs from the prior."""
     torch.manual_seed(seed)
     found = SparseProcess(torch.randn(points, 4, dtype=torch.float64), CLASSES)
     with torch.no_grad():
@@ -25,7 +25,7 @@ def process(points=6, seed=0):
 
 
 def dense(found, features):
-    """Mean and covariance of g at all copies by the textbook: [classes, batch * copies], and squared."""
+    """Return mean [classes, n] and covariance [classes, n, n] of g at all n = batch * copies inputs."""
     z, x = found.inducing, features.flatten(0, 1)
 
     def k(a, b):
@@ -50,7 +50,7 @@ def test_values_are_those_of_the_dense_process_averaged(batch, copies, points):
 
 def test_the_divergence_is_that_of_normal_distributions():
     found = process()
-    with torch.no_grad():  # the same distribution, with a root as torch has it
+    with torch.no_grad():  # the same distribution with torch's convention for the root
         found.root.copy_(torch.linalg.cholesky(found.root.tril() @ found.root.tril().mT))
     prior = MultivariateNormal(torch.zeros(6).double(), torch.eye(6).double())
     expected = kl_divergence(MultivariateNormal(found.mean, scale_tril=found.root.tril()), prior).sum()
@@ -77,7 +77,7 @@ def test_the_bound_is_below_the_marginal_likelihood():
 
 
 class Turn(hyper.Hyperparameter):
-    """Points of the plane, each turned by an angle from U[-width, width]."""
+    """A rotation of each point in the plane by an angle from U[-width, width]."""
 
     def __init__(self, width):
         super().__init__()
@@ -93,7 +93,7 @@ class Turn(hyper.Hyperparameter):
 @pytest.mark.full
 @pytest.mark.parametrize("turns", [True, False])
 def test_an_invariance_is_learned_where_there_is_one(turns):
-    """Classes by the distance from the centre, or by the angle."""
+    """Learn classes that depend on the distance from the centre, or on the angle."""
     torch.manual_seed(0)
     x = torch.randn(60, 2)
     y = ((x.norm(dim=1) > 1.2) if turns else (x[:, 1] > 0)).long()

@@ -1,4 +1,4 @@
-"""Schedules move values, not what is unconstrained, and stay within their range."""
+"""Schedules change constrained values, not raw ones, and stay within their range."""
 
 import math
 
@@ -21,7 +21,7 @@ def test_noise_has_its_standard_deviation_in_values(range):
     values = torch.stack([range.transform(schedule(step)) for step in torch.arange(200).tolist()])
     assert values.mean().item() == pytest.approx(0.5, abs=0.002)
     assert values.std().item() == pytest.approx(0.05, rel=0.05)
-    # Neither steps nor hyperparameters share it.
+    # The noise is independent between steps and between hyperparameters.
     assert torch.corrcoef(values).fill_diagonal_(0).abs().max() < 0.7
     assert torch.corrcoef(values.T).fill_diagonal_(0).abs().max() < 0.4
 

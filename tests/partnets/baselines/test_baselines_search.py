@@ -1,4 +1,4 @@
-"""A search tries values of its space, follows its seed, and by TPE comes to where the score is high."""
+"""A search draws values from its space, follows its seed, and with TPE finds values with high scores."""
 
 import math
 import sys
@@ -76,7 +76,7 @@ def test_optunas_distributions_are_taken(sampler):
     space["kind"] = CategoricalDistribution(["SGD", "Adam"])
     study = search(lambda values: -values["lr"], space, 30, sampler=sampler)
     found = values_of(study)
-    assert sum(values["lr"] < 1e-3 for values in found) > 8  # half of the orders of magnitude
+    assert sum(values["lr"] < 1e-3 for values in found) > 8  # two of the four orders of magnitude
     assert {values["layers"] for values in found} == {1, 3, 5} and {values["kind"] for values in found} == {
         "SGD",
         "Adam",

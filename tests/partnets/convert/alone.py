@@ -1,6 +1,6 @@
-"""Runs what test_export_alone exported, in a process that can import neither partnets nor partkernels.
+"""A program that runs the files of test_export_alone in a process that cannot import partnets or partkernels.
 
-usage: python alone.py FOLDER
+usage: `python alone.py FOLDER`
 """
 
 import sys
@@ -12,7 +12,7 @@ from torch import nn
 
 
 def plain():
-    """The architecture of "features" as one writes it without partnets."""
+    """Return the architecture of "features", written without partnets."""
     return nn.Sequential(nn.Sequential(nn.Linear(6, 8), nn.LayerNorm(8), nn.ReLU()), nn.Dropout(), nn.Linear(8, 3))
 
 
@@ -42,8 +42,8 @@ LOADERS = {
 def main(folder):
     for name in ("partnets", "partkernels"):
         assert name not in sys.modules
-        sys.modules[name] = None  # an import of it, or of anything in it, raises
-    warnings.simplefilter("ignore")  # torch.jit and torch.ao warn that they will go
+        sys.modules[name] = None  # importing it or one of its modules raises
+    warnings.simplefilter("ignore")  # torch.jit and torch.ao are deprecated
     inputs, outputs = torch.load(folder / "inputs"), {}
     for path in sorted(folder.iterdir()):
         if path.suffix in LOADERS:

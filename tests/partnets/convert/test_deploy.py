@@ -1,4 +1,4 @@
-"""finalize(model, "deploy"): torch's modules and the model's own classes alone, nothing random, no ψ to be moved."""
+"""finalize(model, "deploy") returns only torch modules and the user's classes, without randomness or trainable ψ."""
 
 import copy
 import functools
@@ -19,7 +19,7 @@ def named(model):
 
 
 class Scale(hyper.Hyperparameter):
-    """One of a user, without a to_ordinary of its own."""
+    """A user-defined hyperparameter without to_ordinary."""
 
     def __init__(self):
         super().__init__()
@@ -252,7 +252,7 @@ class Branch(Scale):
 
 
 class Doubled(hyper.InputMask):
-    """What its base says of to_ordinary is not true of it."""
+    """A subclass for which the inherited to_ordinary would be wrong."""
 
     def forward(self, x):
         return 2 * x * self.probability()
@@ -331,7 +331,7 @@ def test_only_deploy_takes_draws():
 
 
 class Careful(hyper.Hyperparameter):
-    """Lets everything but tensors through."""
+    """A hyperparameter that scales tensors and returns other inputs unchanged."""
 
     def __init__(self):
         super().__init__()

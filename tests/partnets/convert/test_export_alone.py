@@ -1,4 +1,4 @@
-"""What finalize(model, "deploy") gives goes through each format into a process without partnets: the same numbers."""
+"""Models of finalize(model, "deploy"), exported in each format, give the same outputs in a process without partnets."""
 
 import importlib.util
 import subprocess
@@ -14,7 +14,7 @@ import partnets
 from partnets import hyper
 
 PROPORTIONS = (0.6, 0.3, 0.1)
-# Of torch.onnx and of ONNX Runtime, which runs the file.
+# Requirements of torch.onnx, and ONNX Runtime, which runs the file.
 ONNX = all(map(importlib.util.find_spec, ("onnx", "onnxscript", "onnxruntime")))
 
 
@@ -47,12 +47,12 @@ def features():
 
 
 def transformer():
-    """An architecture of partnets.models, whose class stays."""
+    """Return an architecture of partnets.models, which keeps its class when deployed."""
     network = partnets.models.ViT(image_size=8, patch=4, width=8, depth=1, heads=2, in_channels=1)
     return hyper.Averaged(hyper.ImmerAffine(), network), torch.rand(5, 1, 8, 8)
 
 
-# What the export to ONNX, of seconds each, is tried on: every kind of module that takes ψ's place is in one of them.
+# Models to export to ONNX, which takes seconds each. Together they have every kind of module that replaces ψ.
 OF_ONNX = ("averaged", "masked")
 MODELS = {
     "images": (images, 0),
@@ -64,7 +64,7 @@ MODELS = {
 
 
 def deployed(name):
-    """With weights of its own in each partition, and inputs of two batch sizes."""
+    """Return a deployed model with different weights in each partition, and inputs of two batch sizes."""
     make, draws = MODELS[name]
     torch.manual_seed(0)
     model, x = make()
@@ -76,13 +76,13 @@ def deployed(name):
 
 
 def write(network, x, stem):
-    """The network in each format that it goes into."""
+    """Export the network in each format that it supports."""
     batch = ({0: torch.export.Dim("batch")},)
     torch.export.save(torch.export.export(network, (x,), dynamic_shapes=batch), f"{stem}.pt2")
     torch.jit.trace(network, (x,)).save(f"{stem}.traced.jit")
     int8 = torch.ao.quantization.quantize_dynamic(network, {nn.Linear}, dtype=torch.qint8)
     torch.jit.trace(int8, (x,)).save(f"{stem}.int8.jit")
-    if stem.name not in ("averaged", "transformer"):  # of which a class is partnets'
+    if stem.name not in ("averaged", "transformer"):  # these contain classes of partnets
         torch.jit.script(network).save(f"{stem}.scripted.jit")
         torch.save(network, f"{stem}.pickle")
     if stem.name == "features":
@@ -96,16 +96,16 @@ def write(network, x, stem):
 
 @pytest.fixture(scope="module")
 def ran(tmp_path_factory):
-    """What the networks give here, and what their files give there, by name."""
+    """Return the networks' outputs here and the outputs of their files in the other process, by name."""
     folder = tmp_path_factory.mktemp("exported")
     inputs, expected = {}, {}
     for name in MODELS:
         network, inputs[name] = deployed(name)
         with torch.no_grad(), warnings.catch_warnings():
-            warnings.simplefilter("ignore", DeprecationWarning)  # of torch.jit and torch.ao, that they will go
-            warnings.simplefilter("ignore", torch.jit.TracerWarning)  # images' height and width are the trace's own
+            warnings.simplefilter("ignore", DeprecationWarning)  # torch.jit and torch.ao are deprecated
+            warnings.simplefilter("ignore", torch.jit.TracerWarning)  # the trace fixes images' height and width
             warnings.filterwarnings("ignore", "torch.quantize_per_tensor", UserWarning)
-            warnings.filterwarnings("ignore", ".*LeafSpec", FutureWarning)  # of torch.onnx itself
+            warnings.filterwarnings("ignore", ".*LeafSpec", FutureWarning)  # raised by torch.onnx
             expected[name] = [network(x) for x in inputs[name]]
             write(network, inputs[name][0], folder / name)
     torch.save(inputs, folder / "inputs")
@@ -116,7 +116,7 @@ def ran(tmp_path_factory):
 FORMATS = ["pt2", "traced.jit", "scripted.jit", "int8.jit", "pickle", "state", "onnx", "int8.onnx"]
 
 
-@pytest.mark.full  # the usual run has the code of docs/export.md
+@pytest.mark.full  # the usual run tests the code of docs/export.md
 @pytest.mark.parametrize("suffix", FORMATS)
 def test_without_partnets_its_files_give_the_same(ran, suffix):
     if "onnx" in suffix and not ONNX:

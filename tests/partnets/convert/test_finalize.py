@@ -1,4 +1,4 @@
-"""finalize: an ordinary model with the hyperparameters that were found, trained, to be trained on, or fresh."""
+"""finalize returns a dense model with the learned hyperparameters: trained, for further training, or reinitialised."""
 
 import copy
 import functools
@@ -30,7 +30,7 @@ def network():
 
 
 def trained(make=network, defaults="seed", steps=6):
-    """After some steps of everything, ψ included."""
+    """Return a model after some steps of all parameters, including ψ."""
     torch.manual_seed(0)
     model = hyper.Averaged(hyper.Affine(rotation=20.0), make(), samples=2)
     partnets.partition(model, PROPORTIONS, defaults=defaults)
@@ -73,7 +73,7 @@ def test_it_computes_what_the_whole_network_computes():
 
 
 class Language(nn.Module):
-    """Its head is the embedding, and its author draws all weights in a way of their own."""
+    """A model with tied head and embedding and a custom initialisation."""
 
     def __init__(self):
         super().__init__()
@@ -236,7 +236,7 @@ def test_a_fresh_layer_starts_as_torchs(defaults):
 
 
 def check_uniform(values, bound):
-    assert values.abs().max() <= 1.01 * bound  # bfloat16 numbers
+    assert values.abs().max() <= 1.01 * bound  # defaults are rounded to bfloat16
     assert values.std().item() == pytest.approx(bound / math.sqrt(3), rel=0.2)
     assert values.mean().abs() < 4 * bound / math.sqrt(3 * values.numel())
 
@@ -279,7 +279,7 @@ def test_a_weight_with_given_defaults_is_drawn_from_their_distribution_by_anothe
 
 
 class Backbone(nn.Module):
-    """Frozen, with running statistics."""
+    """A frozen module with running statistics."""
 
     def __init__(self):
         super().__init__()
@@ -330,7 +330,7 @@ def test_of_whole_networks_it_is_the_last(mode):
 
 
 class Token(nn.Module):
-    """A layer that does not know how it starts."""
+    """A layer without reset_parameters()."""
 
     def __init__(self):
         super().__init__()
@@ -377,7 +377,7 @@ def test_attention_starts_as_torchs():
         nn.init.constant_(parameter, 7.0)
     fresh = partnets.finalize(baselines.Ensemble([attention]), "retrain")
     assert not fresh.in_proj_bias.any() and not fresh.out_proj.bias.any()
-    check_uniform(fresh.in_proj_weight, math.sqrt(6 / (8 + 24)))  # Glorot's
+    check_uniform(fresh.in_proj_weight, math.sqrt(6 / (8 + 24)))  # Glorot initialisation
     check_uniform(fresh.out_proj.weight, 1 / math.sqrt(8))
 
 
@@ -410,7 +410,7 @@ def test_a_model_without_partitions_raises(mode):
 
 
 class LowRank(nn.Linear):
-    """A frozen layer and what is learned beside it, in one module, which resets what learns if it is asked to."""
+    """A frozen layer with trainable low-rank weights in one module, which resets these weights if `resets`."""
 
     def __init__(self, *sizes, resets=True):
         super().__init__(*sizes)

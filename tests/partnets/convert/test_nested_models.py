@@ -1,4 +1,4 @@
-"""scheme='nested': subnetwork k is the first units of each layer, and nothing else is computed or learned."""
+"""scheme='nested': subnetwork k computes and learns only the first channels of each layer."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ PROPORTIONS = (0.6, 0.2, 0.2)
 
 
 class Residual(nn.Module):
-    """Convolutions with a shortcut, in groups, with norms of all kinds, concatenated, and a scale of its own."""
+    """Convolutions with a shortcut, groups, several norms, a concatenation and a scale parameter of the module."""
 
     def __init__(self):
         super().__init__()
@@ -56,7 +56,7 @@ class OwnNorm(nn.Module):
 
 
 class Attending(nn.Module):
-    """A transformer with position embeddings and a class token of its own, and norms of its own."""
+    """A transformer with custom position embeddings, class token and norms."""
 
     def __init__(self, width=24, heads=3):
         super().__init__()
@@ -122,13 +122,13 @@ def made(name, **options):
     model = make().double()
     x = x.double() if x.is_floating_point() else x
     partnets.partition(model, PROPORTIONS, scheme="nested", example=x, **options)
-    for parameter in model.parameters():  # some start at 0
+    for parameter in model.parameters():  # some are 0 initially
         nn.init.normal_(parameter, std=0.3)
     return model, x
 
 
 def owned(model, k):
-    """Of each parameter by its name, which entries partition k owns."""
+    """Return for each parameter's name a mask of the entries that partition k owns."""
     found = {}
     for path, layer in partitioned_layers(model):
         for name, parameter in layer.owned():
@@ -270,7 +270,7 @@ def test_layers_that_cannot_nest_are_divided_at_random():
     for layer, why in ((model.second, "no units"), (model.unused, "does not call"), (model.read, "read by others")):
         assert layer.nesting is None and why in layer.whole_because
         assert type(layer.partition) is partkernels.Partition and layer.partition.defaults == partkernels.Zeros()
-    assert model.last.nesting is None  # its inputs and outputs are all live
+    assert model.last.nesting is None  # all its inputs and outputs are active
 
 
 def test_by_weights_the_widths_are_square_roots():
@@ -310,7 +310,7 @@ class Slots:
 
 
 class TeacherOutput(Out):
-    """In whose name there is 'ache'."""
+    """A class with "ache" in its name, as in "cache"."""
 
 
 OUTPUTS = {
@@ -335,7 +335,7 @@ OUTPUTS = {
 
 
 class Cascade(nn.Module):
-    """Whose output a second stage computes with as well."""
+    """A model with an output that is also the input of a second stage."""
 
     def __init__(self, returned):
         super().__init__()
@@ -344,7 +344,7 @@ class Cascade(nn.Module):
 
     def forward(self, x):
         x = torch.relu(self.a(x))
-        y, other = self.b(x), self.auxiliary(x)  # which is computed always, and returned in training alone
+        y, other = self.b(x), self.auxiliary(x)  # `other` is always computed, and returned only in training
         found = self.returned(y, self.training), self.norm(self.second(y.softmax(-1)))
         return (*found, other) if self.training else found
 
@@ -352,7 +352,7 @@ class Cascade(nn.Module):
 @pytest.mark.parametrize("examples", [1, 4])
 @pytest.mark.parametrize("how", OUTPUTS)
 def test_outputs_are_live_however_they_are_returned(how, examples):
-    """Of one example too, for which a batch norm fails in training."""
+    """Include a batch of one example, for which batch norm fails in training."""
     model = partnets.partition(Cascade(OUTPUTS[how]), PROPORTIONS, scheme="nested", example=torch.randn(examples, 5))
     assert model.b.nesting.outputs.is_whole and model.auxiliary.nesting.outputs.is_whole
     assert model.a.nesting.outputs.segments == ((8, 12, 16),)
@@ -378,7 +378,7 @@ def test_the_example_stays_as_it_is():
 
 
 class Experts(nn.Module):
-    """Of which an example calls some."""
+    """A mixture of experts; each example calls some of them."""
 
     def __init__(self, how, count, most):
         super().__init__()
@@ -403,7 +403,7 @@ class Experts(nn.Module):
 
 
 class Branches(nn.Module):
-    """Code that an example may not run."""
+    """A model with code that an example may not run."""
 
     def __init__(self, what):
         super().__init__()
@@ -439,19 +439,19 @@ def test_what_an_example_does_not_call_works_all_the_same(rows, how, count, most
         for parameter in model.parameters():
             parameter.add_(0.3 * torch.randn_like(parameter))
     nestings = [layer.nesting for _, layer in partitioned_layers(model) if layer.nesting is not None]
-    assert all(nesting.inputs is None or nesting.inputs.number(1) for nesting in nestings)  # others may come later
+    assert all(nesting.inputs is None or nesting.inputs.number(1) for nesting in nestings)  # also without tokens
     x = torch.randn(1000, 6).double()
     for k in (1, 2, 3):
         with partnets.subnetwork(model, k):
             y = model(x)
             torch.testing.assert_close(partnets.merge(model, k)(x), y)
-        if most > 1:  # without a norm, whose live units alone count
+        if most > 1:  # without a norm, which would normalise only active channels
             found = torch.func.functional_call(experts, dict(masked(model, k)), (x,))
             torch.testing.assert_close(found, y, rtol=1e-4, atol=1e-4)
 
 
 def masked(model, k):
-    """Each parameter of an ordinary model that computes subnetwork k: 0 where nothing is live, also of its inputs."""
+    """Yield the parameters of a dense model that computes subnetwork k, with zeros for inactive entries."""
     for path, layer in partitioned_layers(model):
         for name, parameter in layer.owned():
             partition = layer.partitions.get(name)
@@ -476,7 +476,7 @@ def test_code_that_an_example_does_not_run_works_all_the_same(what):
 
 
 class Gate(nn.Module):
-    """By the mean over units, which are fewer in a narrow network."""
+    """A gate by the mean over channels; a narrow network has fewer channels."""
 
     def __init__(self, scale=1.0, training_alone=False):
         super().__init__()
@@ -504,7 +504,7 @@ def test_a_layer_stays_whole_however_little_the_example_shows(options, dtype):
 
 
 class Lazy(nn.Module):
-    """Its first call makes a number of how many units there are, for all calls."""
+    """A model that computes a scale from the number of channels in its first call and keeps it."""
 
     def __init__(self):
         super().__init__()
@@ -518,7 +518,7 @@ class Lazy(nn.Module):
 
 
 class ByMode(nn.Module):
-    """In training alone it divides by a mean over units."""
+    """A model that divides by a mean over channels only in training."""
 
     def __init__(self):
         super().__init__()
@@ -540,7 +540,7 @@ def test_what_a_model_keeps_and_does_in_training_shows_whatever_its_mode(make, m
 
 
 class Coded(nn.Module):
-    """With code of one's own between two layers."""
+    """A model with custom code between two layers."""
 
     def __init__(self, code, **parts):
         super().__init__()
@@ -552,7 +552,7 @@ class Coded(nn.Module):
         return self.code(self, self.a(x))
 
 
-# Of little effect, or the outputs of the whole model would show it.
+# The effects are small, so that the outputs of the complete model do not reveal them.
 MEANS = {
     "a saturated gate": lambda model, h: model.b(h * (1 + 0.05 * F.hardtanh(5 * h.abs().mean(-1, keepdim=True)))),
     "a one-sided gate": lambda model, h: model.b(h * (1 + torch.relu(-h.mean(-1, keepdim=True)))),
@@ -604,7 +604,7 @@ def test_a_compiled_model_and_inference_mode_make_the_same():
 
 
 class Telling(nn.Module):
-    """Code that reads of its layers what a merged one tells otherwise: their sizes, or their weights."""
+    """A model that reads its layers' sizes or weights, which differ in a merged model."""
 
     def __init__(self, reads):
         super().__init__()
@@ -638,7 +638,7 @@ def test_what_code_reads_of_layers_is_the_same_merged(reads):
 
 
 class Between(nn.Module):
-    """Some of what `between` gives is 0 for any one example, and of other weights something else."""
+    """A model in which some outputs of `between` are 0 for a given example but not with other weights."""
 
     def __init__(self, is_recurrent):
         super().__init__()
@@ -831,7 +831,7 @@ def test_a_merged_norm_of_few_units_takes_all():
     model, x = made("encoder")
     merged = partnets.merge(model.eval(), 1)
     assert isinstance(merged[1].layers[0].norm1, LiveUnits)
-    with torch.no_grad(), partnets.subnetwork(model, 1):  # where torch's fast path would read the norm's parameters
+    with torch.no_grad(), partnets.subnetwork(model, 1):  # torch's fast path reads norms
         torch.testing.assert_close(merged(x), model(x))
 
 
@@ -962,7 +962,7 @@ def test_groups_are_torchs_whatever_is_given():
 
 
 class Concatenated(nn.Module):
-    """A norm whose live units are not the first ones."""
+    """A model with a norm in which the active channels are not the first ones."""
 
     def __init__(self):
         super().__init__()
@@ -976,7 +976,7 @@ class Concatenated(nn.Module):
 @pytest.mark.cases(usual=1)
 @pytest.mark.parametrize("trained", [False, True])
 def test_running_statistics_are_those_of_the_unit(trained):
-    """Those that a norm came with, and those that it follows."""
+    """Check both the norm's given statistics and those that it updates."""
     model = Concatenated()
     with torch.no_grad():
         model.norm.running_mean.copy_(torch.linspace(-1, 1, 32))
@@ -1005,7 +1005,7 @@ def test_running_statistics_are_those_of_the_unit(trained):
 
 
 def test_units_that_a_sort_moves_count_as_live():
-    """Zeros come before numbers above 0, and after those below."""
+    """Check a sort, which moves the zeros of inactive channels between negative and positive numbers."""
 
     class Sorted(nn.Module):
         def __init__(self):
@@ -1020,7 +1020,7 @@ def test_units_that_a_sort_moves_count_as_live():
 
 
 def test_every_subnetwork_can_be_merged():
-    """Of which the code hands on fewer units in the first one alone."""
+    """Check code that drops channels only in the first subnetwork."""
 
     class Strided(nn.Module):
         def __init__(self):
@@ -1078,7 +1078,7 @@ def test_a_model_without_memory_is_refused():
 @pytest.mark.cases(usual=1)
 @pytest.mark.parametrize("scheme", ["nested", "weight"])
 def test_merged_layers_know_nothing_of_partitions(scheme):
-    """Else they would go on with it where they are partitioned again."""
+    """Check that merged layers have no attributes of partitions, which would persist when partitioned again."""
     model, x = MODELS["residual"][0](), images()
     before = {path: {*vars(module)} for path, module in model.named_modules()}
     partnets.partition(model, PROPORTIONS, scheme=scheme, **({"example": x} if scheme == "nested" else {}))
@@ -1119,7 +1119,7 @@ def test_hooks_on_layers_are_a_part_of_the_model(code):
 
 
 @pytest.mark.full
-@pytest.mark.filterwarnings("ignore")  # what tracing says of sizes that it takes for constants
+@pytest.mark.filterwarnings("ignore")  # tracing warns about sizes that become constants
 def test_a_merged_norm_of_an_uneven_group_is_traced():
     model, x = nn.Sequential(nn.Conv2d(3, 24, 3), nn.GroupNorm(4, 24), nn.ReLU(), nn.Conv2d(24, 3, 3)), images()
     partnets.partition(model, (0.5, 0.25, 0.25), scheme="nested", example=x)
@@ -1138,7 +1138,7 @@ def test_hooks_on_merged_norms_see_all_units():
 
 
 class Reading(nn.Module):
-    """Whose code asks a norm for its settings and its scales, beside calling it."""
+    """A model that reads a norm's settings and weights besides calling it."""
 
     def __init__(self, norm, read):
         super().__init__()
@@ -1177,7 +1177,7 @@ def test_who_reads_a_norm_reads_the_same_merged(what):
 
 
 class WarmNorm(nn.Module):
-    """Comes in over its first calls, remembers them, and has its method and a number that are no size."""
+    """A norm that counts its calls, keeps a bound method, and has a number equal to its size that is not a size."""
 
     def __init__(self, size):
         super().__init__()
@@ -1208,7 +1208,7 @@ def test_a_norm_of_ones_own_keeps_what_it_writes_and_knows_which_number_is_its_s
 
 
 class DividedGradient(torch.autograd.Function):
-    """Its gradient is divided by the root of how many units there are, as learned step sizes are."""
+    """The identity with a gradient divided by the root of the number of channels, as in learned step sizes."""
 
     @staticmethod
     def forward(ctx, x):
@@ -1226,7 +1226,7 @@ def test_gradients_that_know_the_number_of_units_keep_zeros():
 
 
 class OwnMethods(nn.Module):
-    """With a parameter that its methods read: as hooks, in a list, in a partial, and from another object."""
+    """A model with methods that read a parameter and are kept as a hook, in a list, a partial and another object."""
 
     def __init__(self):
         super().__init__()
@@ -1286,7 +1286,7 @@ def test_a_compiled_forward_is_that_of_the_merged_one():
 
 
 class Kinds(nn.Module):
-    """Which asks what its layers are."""
+    """A model that checks the types of its layers."""
 
     def __init__(self):
         super().__init__()
@@ -1316,7 +1316,7 @@ def test_merged_norms_are_norms_to_who_asks():
 @pytest.mark.cases(usual=1)
 @pytest.mark.parametrize(("norm_first", "padded"), [(True, True), (False, False)])
 def test_merged_transformers_are_their_subnetworks_on_torchs_fast_path_too(norm_first, padded):
-    """Without gradients torch reads the parameters of a layer's norms, and does not call them."""
+    """Disable gradients, so that torch reads the parameters of a layer's norms instead of calling the norms."""
     layer = nn.TransformerEncoderLayer(16, 4, 32, dropout=0.0, batch_first=True, norm_first=norm_first)
     layers = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
     model = nn.ModuleDict({"before": nn.Linear(5, 16), "layers": layers, "after": nn.Linear(16, 3)})

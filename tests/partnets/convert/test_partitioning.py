@@ -1,4 +1,4 @@
-"""partition: which layers change, and what refuses before anything changes. merge: the way back."""
+"""partition: which layers it replaces, and which models it rejects unchanged. merge: the reverse conversion."""
 
 import copy
 import functools
@@ -35,7 +35,7 @@ def nested():
 
 
 def unchanged(model, change, message, error=ValueError):
-    """change() raises, and leaves every module, parameter and mode of the model as it was."""
+    """Check that change() raises and leaves every module, parameter and mode of the model unchanged."""
     modules, state = dict(model.named_modules()), copy.deepcopy(model.state_dict())
     with pytest.raises(error, match=message):
         change()
@@ -209,7 +209,7 @@ def test_skipping_what_has_no_rule_leaves_the_rest_to_be_partitioned():
     assert list(obstacles) == ["1"] and "a SyncBatchNorm whose running statistics" in obstacles["1"]
     partnets.partition(model, (0.5, 0.5), skip=obstacles)
     assert [type(layer) for layer in model[::3]] == [partnets.Conv2d, partnets.Linear]
-    assert partnets.without_rule(model, skip=obstacles).keys() == {"0", "3"}, "they are partitioned already"
+    assert partnets.without_rule(model, skip=obstacles).keys() == {"0", "3"}, "layers 0 and 3 are already partitioned"
 
 
 @pytest.mark.filterwarnings("ignore:.*weight_norm:FutureWarning")
@@ -331,7 +331,7 @@ def test_a_weight_that_is_computed_from_others_raises(change):
 
 
 def changed(layer):
-    """As training changes a weight: beyond what torch draws."""
+    """Change a weight to values that torch's initialisation would not draw, as training does."""
     nn.init.normal_(layer.weight, std=0.3)
     return layer
 
@@ -378,7 +378,7 @@ def test_a_frozen_weight_is_not_redrawn_without_a_word():
 
 
 class Listed(nn.Module):
-    """Keeps its layers under names, and goes through plain containers of them."""
+    """A model with layers as attributes that it calls through a Python container."""
 
     def __init__(self, container):
         super().__init__()
@@ -409,7 +409,7 @@ def test_layers_that_a_plain_container_holds_too_are_the_partitioned_ones(contai
 
 
 class LowRank(nn.Module):
-    """A frozen layer and what is learned beside it, of low rank."""
+    """A frozen layer with a trainable low-rank branch."""
 
     def __init__(self, base, rank=2):
         super().__init__()
@@ -526,7 +526,7 @@ def test_a_tied_weight_is_as_fresh_as_the_layer_that_drew_it():
 
 
 class Holding(nn.Module):
-    """It calls its layer by another way than its attribute."""
+    """A model that keeps a second reference to its layer besides the attribute."""
 
     def __init__(self, keep):
         super().__init__()
@@ -578,7 +578,7 @@ def test_layers_in_containers_of_containers_are_replaced():
 
 
 class Constrained(nn.Conv2d):
-    """As EEGNet's: the filters' norms are kept below 1."""
+    """A convolution that keeps its filters' norms below 1, as in EEGNet."""
 
     def forward(self, x):
         self.constrain()
@@ -718,7 +718,7 @@ def test_models_are_freed_without_a_garbage_collection(step, scheme):
             trainer.fit(2)
         return gone + [weakref.ref(parameter) for parameter in model.parameters()]
 
-    dropped()  # what the library and torch keep of a first call
+    dropped()  # the first call fills caches of partnets and torch
     gc.collect()
     gc.disable()
     try:

@@ -1,4 +1,4 @@
-"""reassign: shares are as asked, moves are few, nothing of later chunks reaches earlier subnetworks."""
+"""reassign gives the requested shares with few moves, and leaks nothing of later chunks into earlier subnetworks."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def network():
 
 
 def trained(scheme, make=optim.Adam, defaults="seed"):
-    """A model after steps of all partitions, and its optimiser."""
+    """Return a model after steps of all partitions, and its optimiser."""
     torch.manual_seed(0)
     model = partnets.partition(network(), BEFORE, scheme=scheme, seed=1, defaults=defaults)
     optimizer = make(model)
@@ -85,7 +85,7 @@ def test_entries_keep_what_they_may_and_start_anew_where_they_may_not(shares, by
                     own = was[old == k]
                     was = torch.where(earlier & (new == k), own.mean(), was)
                 torch.testing.assert_close(seen, was)
-        # As few as can be, and over each border in one direction.
+        # The number of moves is minimal, and each border is crossed in one direction only.
         kept = sum(min(int((old == k).sum()), size) for k, size in enumerate(partition.sizes(), 1))
         assert int((new == old).sum()) == kept
         for k in (1, 2):
@@ -98,7 +98,7 @@ def test_entries_keep_what_they_may_and_start_anew_where_they_may_not(shares, by
 @pytest.mark.parametrize("by", ["random", "magnitude"])
 @pytest.mark.parametrize("shares", SHARES)
 def test_nothing_of_later_partitions_reaches_earlier_subnetworks(shares, by, scheme):
-    """Whatever later chunks have made of later partitions: values, moments, and which entries are whose."""
+    """Change later partitions' values, moments and ownership as training on later chunks could."""
     x = torch.randn(4, 1, 6, 6)
     for k in (1, 2):
         found = []
@@ -195,7 +195,7 @@ def test_the_best_state_is_of_the_partitions_that_the_model_has():
     chunks = partnets.chunk((torch.randn(60, 1, 6, 6), torch.randint(3, (60,))), BEFORE)
     one = partnets.Trainer(partnets.partition(network(), BEFORE), chunks, batch_size=8, keep_best=True, lml_every=3)
     one.fit(6)
-    one.best.lml = 0.0  # none is above it
+    one.best.lml = 0.0  # no L_ML is above 0
     partnets.reassign(one.model, (0.2, 0.2, 0.6), one.optimizer)
     with pytest.raises(ValueError, match="partitions have moved since"):
         one.restore_best()

@@ -1,4 +1,4 @@
-"""One rule of batches: dicts and nested inputs, logits of an output, and what a mean counts for."""
+"""Batches: dicts and nested inputs, the logits in an output, and the weight of a batch's mean loss."""
 
 import collections
 import functools
@@ -21,7 +21,7 @@ PROPORTIONS = (0.6, 0.4)
 
 
 class Two(nn.Module):
-    """Takes two inputs by name."""
+    """A model with two named inputs."""
 
     def __init__(self):
         super().__init__()
@@ -32,7 +32,7 @@ class Two(nn.Module):
 
 
 class Pair(Two):
-    """Takes both as one argument."""
+    """A model with both inputs in one argument."""
 
     def forward(self, both):
         a, b = both.values() if isinstance(both, dict) else both
@@ -103,7 +103,7 @@ def bert(head, **options):
 
 
 class Sentences(torch.utils.data.Dataset):
-    """As of Hugging Face's `datasets`: dicts of lists, of several lengths, asked for many at once."""
+    """A data set like Hugging Face's `datasets`: dicts of lists of different lengths, fetched in batches."""
 
     asked = 0
 
@@ -119,7 +119,7 @@ class Sentences(torch.utils.data.Dataset):
 
 
 def padded(examples):
-    """What transformers' DataCollatorWithPadding gives: a BatchEncoding, with a mask and `labels`."""
+    """Collate like transformers' DataCollatorWithPadding: a BatchEncoding with a mask and `labels`."""
     ids = [torch.tensor(each["input_ids"]) for each in examples]
     found = {
         "input_ids": pad_sequence(ids, batch_first=True),
@@ -153,7 +153,7 @@ def test_a_model_of_transformers_learns_from_padded_dicts(loss):
 
 
 def tagged(examples):
-    """Batches of unlike amounts of padding, with a class of each token."""
+    """Collate batches with different amounts of padding and a class for each token."""
     rows = [torch.tensor(each["input_ids"]) for each in examples]
     labels = [row % 4 for row in rows]
     return {
@@ -293,7 +293,7 @@ def test_accuracy_names_labels_of_another_shape():
 
 
 class Named(nn.Linear):
-    """Its logits are in a dict."""
+    """A layer that returns its logits in a dict."""
 
     def forward(self, x):
         return {"logits": super().forward(x), "features": x}
@@ -355,7 +355,7 @@ def test_labels_that_ones_own_loss_ignores_count_nowhere(ignored, shape, batch_s
     torch.manual_seed(0)
     x, y = torch.randn(8, 3, *shape), torch.randint(3, (8, *shape))
     y[torch.rand(8, *shape) < 0.4] = ignored
-    y[0] = ignored  # a batch in which nothing counts
+    y[0] = ignored  # a batch of ignored labels only
     expected = F.cross_entropy(x, y, ignore_index=ignored).item()
     own = [ignoring(ignored), lambda *each: F.cross_entropy(*each, ignore_index=ignored, reduction="none")]
     for loss in own:
@@ -379,7 +379,7 @@ def test_tokens_with_their_classes_last_are_counted():
 
 @pytest.mark.parametrize("reduced", [False, True])
 def test_whole_numbers_of_a_regression_all_count(reduced):
-    """Whole numbers beyond the outputs, or below 0, are no labels if the loss depends on the outputs there."""
+    """Check that out-of-range or negative integer targets count if the loss depends on the outputs for them."""
     x, y = torch.randn(9, 2), torch.tensor([0, 1, 2, 5, 255, -1, -3, 0, 1])
 
     def loss(output, y):

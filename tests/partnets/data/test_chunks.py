@@ -1,4 +1,4 @@
-"""Chunks are disjoint, complete and of the right sizes, and are sampled as Appendix I.1 says."""
+"""Chunks are disjoint, complete and of the right sizes, and are sampled as described in Appendix I.1."""
 
 import copy
 import tracemalloc
@@ -124,7 +124,7 @@ class Endless(IterableDataset):
     def __iter__(self):
         return iter(())
 
-    def __len__(self):  # as some have
+    def __len__(self):  # some iterable data sets define it
         return 9
 
 
@@ -140,7 +140,7 @@ class Endless(IterableDataset):
         (torch.zeros(9), {}, TypeError, "Dataset"),
         (numpy.zeros((9, 2)), {}, TypeError, "Dataset"),
         ({"x": torch.zeros(9)}, {}, TypeError, "Dataset"),
-        (Endless(), {}, TypeError, "data are a Endless; .*IterableDataset gives them in a row.* Dataset"),
+        (Endless(), {}, TypeError, "data are a Endless; .*IterableDataset yields them in sequence.* Dataset"),
         (7, {}, TypeError, "Dataset"),
         (iter([1]), {}, TypeError, r"data are a list_iterator; .*list\(data\)"),
         ("train.csv", {}, TypeError, "data are a str; a path"),
@@ -164,7 +164,7 @@ NO_BATCH = {
         r"\(Tensor \[\d\], int\) make no batch: .*equal size.*pass collate=, .*pad_sequence",
     ),
     "lists": ([{"ids": [0] * (1 + i % 2)} for i in range(8)], ValueError, "make no batch: each element in list"),
-    "images": ([(Image.new("L", (2, 2)), 0)] * 8, TypeError, "Image, int.*make no batch: .*a transform makes them"),
+    "images": ([(Image.new("L", (2, 2)), 0)] * 8, TypeError, "Image, int.*make no batch: .*transform images"),
     "None": ([(torch.zeros(2), None)] * 8, TypeError, "NoneType.*make no batch"),
     "names": ([{"a": 1}, {"b": 1}] * 4, ValueError, "make no batch"),
 }
@@ -184,7 +184,7 @@ def test_a_collate_function_of_ones_own_is_asked_for_tensors_too():
 
 
 class Huge(Dataset):
-    """Claims more examples than there is room for, and counts what it is asked for."""
+    """A data set that claims more examples than fit into memory and counts its fetches."""
 
     asked = 0
 
@@ -205,8 +205,8 @@ class Huge(Dataset):
 def test_a_data_set_takes_eight_bytes_an_example_and_is_read_as_it_is_needed(n):
     huge, few = Huge(n), 500
     model = partnets.partition(nn.Linear(4, 2), (0.8, 0.2))
-    partnets.Trainer(model, partnets.chunk(Huge(50), (0.8, 0.2))).fit(1)  # what torch imports late is not counted
-    tracemalloc.start()  # of Python's objects, as lists of ints
+    partnets.Trainer(model, partnets.chunk(Huge(50), (0.8, 0.2))).fit(1)  # so that torch's late imports are not counted
+    tracemalloc.start()  # traces Python objects, such as lists of ints
     chunks = partnets.chunk(huge, (1 - few / n, few / n))
     assert len(chunks[1]) == len(chunks.upto(1)) == n - few and chunks.order.nbytes == 8 * n
     chunks[1][5], chunks.fingerprint, next(chunks.batches(1, 10))
@@ -218,7 +218,7 @@ def test_a_data_set_takes_eight_bytes_an_example_and_is_read_as_it_is_needed(n):
 
 
 def test_the_last_of_many_examples_is_found():
-    n = 2**24 + 4  # n - 1 is not a float32
+    n = 2**24 + 4  # n - 1 is not representable in float32
     assert len(partnets.Chunks(Huge(n), torch.arange(n), [n]).fingerprint) == 33
 
 

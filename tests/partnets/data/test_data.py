@@ -1,4 +1,4 @@
-"""Data sets in memory: subsets, rotations, moments, and the way of their bytes into a network."""
+"""Data sets in memory: subsets, rotations, moments, and the conversion of bytes to inputs of a network."""
 
 import math
 import sys
@@ -14,7 +14,7 @@ from partnets.data import Data, Normalise, ToFloat, digits, input_selection, loa
 
 
 def data(n=2300, dtype=torch.uint8):
-    """Smooth 9x9 colour images, more than are rotated at once."""
+    """Return smooth 9x9 colour images, more than are rotated in one batch."""
     y, x = torch.meshgrid(torch.linspace(0, 1, 9), torch.linspace(0, 1, 9), indexing="ij")
     phase = torch.rand(n, 3, 1, 1) * 6
     images = (torch.sin(2 * x + phase) * torch.cos(y - phase) + 1) / 2
@@ -41,12 +41,12 @@ def test_subsets_out_of_range_raise(n):
 
 
 def rotated_one_by_one(image, angle):
-    """Every pixel looked up where it comes from, with bilinear weights written out; [channels, side, side]."""
+    """Rotate one image [channels, side, side] with explicit bilinear interpolation."""
     channels, side, _ = image.shape
     padded = F.pad(image.double(), (1, 1, 1, 1))
     centre = (side - 1) / 2
     rows, cols = torch.meshgrid(torch.arange(side) - centre, torch.arange(side) - centre, indexing="ij")
-    # A turn by `angle` to the left, on a screen where y points downwards.
+    # A counterclockwise rotation by `angle`; the y axis points downwards.
     from_x = math.cos(angle) * cols - math.sin(angle) * rows + centre
     from_y = math.sin(angle) * cols + math.cos(angle) * rows + centre
     total = torch.zeros(channels, side, side, dtype=torch.float64)
@@ -60,7 +60,7 @@ def rotated_one_by_one(image, angle):
 
 
 def angles(seed, sizes):
-    """The angles that rotated(seed) draws, for parts of these sizes in order."""
+    """Return the angles that rotated(seed) draws for parts of these sizes, in order."""
     generator = torch.Generator().manual_seed(seed)
     return [(math.pi * (2 * torch.rand(n, generator=generator) - 1)).tolist() for n in sizes]
 

@@ -1,4 +1,4 @@
-"""MNIST, CIFAR-10 and Tiny ImageNet: files become the right tensors, damage is named, and nothing is downloaded."""
+"""MNIST, CIFAR-10 and Tiny ImageNet: files give the right tensors, errors name damaged files, and no downloads."""
 
 import gzip
 import os
@@ -27,13 +27,13 @@ def _no_network(monkeypatch):
 
 @pytest.fixture(params=["official", "."])
 def layout(request):
-    """Where the files lie in root: None is in the folder of their archive."""
+    """Return the files' folder relative to root; None stands for the folder of their archive."""
     return None if request.param == "official" else "."
 
 
 @pytest.fixture
 def root(request, tmp_path, monkeypatch):
-    """The folder with the files of the data set that is asked for."""
+    """Return a folder with the files of the requested data set."""
     image_files.write(request.param, tmp_path, monkeypatch, ".")
     return tmp_path
 
@@ -46,7 +46,7 @@ def holds(part, images, labels):
 
 def test_mnist_is_read(layout, tmp_path, monkeypatch):
     train, test = image_files.write("mnist", tmp_path, monkeypatch, layout)
-    with torch.device("meta"):  # the data are on the CPU all the same
+    with torch.device("meta"):  # the data are on the CPU nevertheless
         data = mnist(tmp_path)
     assert holds(data.train, train[0][:, None], train[1]) and holds(data.test, test[0][:, None], test[1])
     pixels = train[0].double() / 255
@@ -90,7 +90,7 @@ def test_tiny_imagenet_is_read_in_the_order_of_wnids_and_labelled_by_the_annotat
     with torch.device("meta"):
         data = tiny_imagenet(tmp_path)
 
-    def near(x, colours):  # JPEG keeps an even colour to within a few steps
+    def near(x, colours):  # JPEG preserves a uniform colour up to a few levels
         return (x.int() - torch.tensor(colours)[:, :, None, None]).abs().max() <= 4
 
     (x, y), (test_x, test_y) = data.train, data.test
@@ -138,7 +138,7 @@ def test_what_is_missing_is_named_with_where_it_belongs_before_anything_is_decod
         load(name, root)
     message = str(error.value)
     assert missing.removeprefix("train/") in message and str(root) in message
-    if missing in (NEEDED[name][0], "wnids.txt"):  # what says which folder it is
+    if missing in (NEEDED[name][0], "wnids.txt"):  # the file by which the folder is recognised
         assert f"{root / missing}" in message and f"{root / FOLDERS[name] / missing}" in message
         assert "Nothing is downloaded" in message
 
@@ -169,7 +169,7 @@ GOOD = idx(torch.zeros(5, 28, 28))
         ("t10k-images-idx3-ubyte", GOOD[:-1], "bytes for "),
         ("t10k-images-idx3-ubyte", GOOD + b"\0", "bytes for "),
         ("t10k-images-idx3-ubyte", b"<html>" + GOOD, r"begins with the bytes \[60, 104, 116, 109\]"),
-        # Without the time, which would be part of the name: workers must collect the same tests.
+        # mtime=0, because the content is part of the test's name and all workers must collect the same tests.
         ("t10k-images-idx3-ubyte", gzip.compress(GOOD, mtime=0), r"begins with the bytes \[31, 139, 8"),
         ("t10k-images-idx3-ubyte", idx(torch.zeros(0, 28, 28)), "bytes for 0 x 28 x 28"),
         ("t10k-images-idx3-ubyte", idx(torch.zeros(30, 784)), r"begins with the bytes \[0, 0, 8, 2\]"),
@@ -181,8 +181,8 @@ GOOD = idx(torch.zeros(5, 28, 28))
 @pytest.mark.parametrize("root", ["mnist"], indirect=True)
 def test_damaged_files_of_mnist_are_named(root, file, content, message):
     (root / file).write_bytes(content)
-    named = file if "bytes" in message else "/" + file.split("-")[0] + r"-\*"  # which of the two is wrong is unknown
-    with pytest.raises(ValueError, match=f"{named} .*{message}.*Copy it anew"):
+    named = file if "bytes" in message else "/" + file.split("-")[0] + r"-\*"  # either of two files
+    with pytest.raises(ValueError, match=f"{named} .*{message}.*Copy it again"):
         mnist(root)
 
 
@@ -191,7 +191,7 @@ def test_damaged_files_of_mnist_are_named(root, file, content, message):
 def test_files_of_cifar10_that_are_not_the_official_ones_are_named_and_not_unpickled(root, file, tmp_path):
     bait = tmp_path / "bait"
     (root / file).write_bytes(f"c__builtin__\nopen\n(V{bait}\nVw\ntR.".encode())
-    with pytest.raises(ValueError, match=rf"{file} has another MD5 than \w+; expected .*Copy it anew"):
+    with pytest.raises(ValueError, match=rf"{file} has another MD5 than \w+; expected .*Copy it again"):
         cifar10(root)
     assert not bait.exists()
 
@@ -210,7 +210,7 @@ def test_files_of_cifar10_that_are_not_the_official_ones_are_named_and_not_unpic
 @pytest.mark.parametrize("root", ["tiny-imagenet"], indirect=True)
 def test_damaged_lists_of_tiny_imagenet_are_named(root, path, text, message):
     (root / path).write_text(text)
-    with pytest.raises(ValueError, match=f"{path} .*{message}.*Copy it anew"):
+    with pytest.raises(ValueError, match=f"{path} .*{message}.*Copy it again"):
         tiny_imagenet(root)
 
 
@@ -222,7 +222,7 @@ def test_damaged_images_are_named(root):
         path.write_bytes(damage)
         with pytest.raises(ValueError, match=r"n03_1.JPEG cannot be decoded .*expected an image of 64x64"):
             tiny_imagenet(root)
-    # A program, which Pillow would have Ghostscript run.
+    # A PostScript program, for which Pillow would call Ghostscript.
     path.write_bytes(b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 64 64\n%%EndComments\nshowpage\n%%EOF\n")
     with pytest.raises(ValueError, match=r"n03_1.JPEG cannot be decoded \(cannot identify image file"):
         tiny_imagenet(root)
@@ -242,7 +242,7 @@ def test_damaged_images_are_named(root):
     indirect=["root"],
 )
 def test_files_that_are_far_too_large_are_not_read(root, file, request):
-    os.truncate(root / file, 1 << 40)  # nothing of it is on the disk
+    os.truncate(root / file, 1 << 40)  # a sparse file
     with pytest.raises(ValueError, match=f"{file} has {1 << 40} bytes; expected .* bytes at most"):
         load(request.node.callspec.params["root"], root)
 
@@ -250,11 +250,11 @@ def test_files_that_are_far_too_large_are_not_read(root, file, request):
 @pytest.mark.parametrize("root", ["tiny-imagenet"], indirect=True)
 def test_an_image_that_is_far_too_large_is_not_decoded(root, monkeypatch):
     path = root / "train" / "n03" / "images" / "n03_1.JPEG"
-    save(path, 0, size=(9000, 9000), mode="1", kind="PNG")  # 2 kB, and a quarter of a gigabyte in colour
+    save(path, 0, size=(9000, 9000), mode="1", kind="PNG")  # 2 kB in the file, 0.25 GB when decoded in colour
     monkeypatch.setattr(Image.Image, "convert", lambda picture, mode: picture if picture.size == (64, 64) else 1 / 0)
     with pytest.raises(ValueError, match=r"n03_1.JPEG is an image of 9000x9000; expected one of 64x64"):
         tiny_imagenet(root)
-    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 1000)  # twice as many, and Pillow refuses to open it
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 1000)  # Pillow rejects images with twice as many pixels
     with pytest.raises(ValueError, match=r"JPEG cannot be decoded \(Image size .* decompression bomb"):
         tiny_imagenet(root)
 

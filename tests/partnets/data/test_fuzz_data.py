@@ -1,4 +1,4 @@
-"""Damaged files of data sets: a reader names the file, or all that was not damaged is as it was."""
+"""Damaged files of data sets: a reader raises with the file's name, or reads all undamaged examples correctly."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from image_files import FOLDERS
 
 from partnets.data import load
 
-# Bytes that a reader may take beyond what it takes for whole files of a few kB.
+# Bytes that a reader may allocate in addition to those for undamaged files of a few kB.
 MOST_MEMORY = 300 << 20
 OTHERS = (
     b"\0" * 40,
@@ -25,7 +25,7 @@ OTHERS = (
 
 
 def damaged(draw: Draw, whole: bytes) -> bytes:
-    """Bytes flipped, set, cut off, left out or put in; most often one, and often at the start, where headers are."""
+    """Flip, set, remove or insert bytes: usually in one place, and often in the header."""
     content = bytearray(whole)
     for _ in range(draw.choice((1, 1, 1, 2, 8))):
         at = draw.randrange(min(len(content), draw.choice((4, 20, 1 << 20))) or 1)
@@ -60,7 +60,7 @@ def test_a_damaged_file_is_named_or_spoils_nothing_else(name, tmp_path, monkeypa
         try:
             after = load(name, tmp_path)
         except (ValueError, FileNotFoundError) as error:
-            # Of MNIST's images and labels nobody knows which is wrong.
+            # If MNIST's images and labels disagree, the error names both files.
             assert path.name in str(error) or f"{path.parent}/{path.name.split('-')[0]}-*" in str(error), error
         else:
             changed = sum(a != b for a, b in zip(content, whole, strict=False)) + abs(len(content) - len(whole))
@@ -69,7 +69,7 @@ def test_a_damaged_file_is_named_or_spoils_nothing_else(name, tmp_path, monkeypa
             ):
                 assert x.shape == x_before.shape and x.dtype == x_before.dtype and y.dtype == y_before.dtype
                 assert y.min() >= 0 and y.max() < before.classes
-                # An entry for each byte, and a whole image of a JPEG.
+                # A changed byte may change one entry, or one image if it is a JPEG.
                 pixels = (x != x_before).flatten(1).any(1).sum() if path.suffix == ".JPEG" else (x != x_before).sum()
                 assert pixels <= changed and (y != y_before).sum() <= changed
         finally:

@@ -1,4 +1,4 @@
-"""A training on a file that is larger than what the process may allocate."""
+"""Training on a file that is larger than the memory that the process may allocate."""
 
 import subprocess
 import sys
@@ -10,7 +10,7 @@ import resource
 import sys
 
 import numpy, torch
-import torch._dynamo  # 170 MB, which every optimiser of torch's loads: they are no part of the data's
+import torch._dynamo  # 170 MB that every torch optimizer loads, not part of the data's memory
 import partnets
 from torch.utils.data import Dataset
 
@@ -48,11 +48,11 @@ print(len(chunks[1]), trainer.history.lml["lml"][0] < 0, resident() - before < a
 
 
 @pytest.mark.weekly
-@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="the limit and what is resident are Linux's")
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="RLIMIT_DATA and /proc need Linux")
 def test_a_file_larger_than_the_memory_that_is_allowed_trains(tmp_path):
     path = tmp_path / "rows.bin"
     with path.open("wb") as file:
-        file.truncate(1_000_000 * 16_384)  # 16 GB, and nothing of it on the disk
+        file.truncate(1_000_000 * 16_384)  # a sparse file of 16 GB
     found = subprocess.run([sys.executable, "-c", PROGRAM, path], capture_output=True, text=True, timeout=300)
     assert found.returncode == 0, found.stderr
     assert found.stdout.split() == ["limited", "999500", "True", "True"]

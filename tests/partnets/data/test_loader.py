@@ -1,4 +1,4 @@
-"""The draws of a Loader: of the right chunks, in the right shares, and the same however a training is interrupted."""
+"""The draws of a Loader: the right chunks and shares, independent of interruptions of a training."""
 
 import itertools
 from collections import Counter
@@ -58,7 +58,7 @@ def test_draws_for_steps_ahead_are_of_what_the_subnetwork_has_seen_and_change_no
 
 
 def test_steps_ahead_without_steps_of_psi_raise():
-    with pytest.raises(ValueError, match="steps_ahead=1 are of ψ's steps, and there are none; pass hyper_batch_size"):
+    with pytest.raises(ValueError, match="steps_ahead=1 needs steps of ψ; pass hyper_batch_size"):
         loader(hyper_batch_size=None, steps_ahead=1)
 
 
@@ -87,7 +87,7 @@ def test_a_loop_that_sets_the_epoch_gets_its_draws():
     one.sampler.set_epoch(1)
     assert listed(one) == listed(loader(steps=20))[10:]
     one.load_state_dict({"done": 14})
-    one.sampler.set_epoch(1)  # as Lightning does after a resumption
+    one.sampler.set_epoch(1)  # as Lightning does after resuming
     assert listed(one) == listed(loader(steps=20))[14:]
 
 

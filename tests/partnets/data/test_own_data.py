@@ -1,4 +1,4 @@
-"""Data.from_folder and Data.from_arrays: data of the user's own become Data, or an error says what to change."""
+"""Data.from_folder and Data.from_arrays convert a user's data to Data, or raise with the necessary change."""
 
 import re
 import shutil
@@ -13,7 +13,7 @@ from partnets.data import Data
 
 
 def write(path, colour=(10, 20, 30), size=(6, 4), mode="RGB", **options):
-    """A file of one colour; size is width and height."""
+    """Write an image of one colour and return its path; size is (width, height)."""
     path.parent.mkdir(parents=True, exist_ok=True)
     Image.new(mode, size, colour).save(path, **options)
     return path
@@ -74,7 +74,7 @@ def test_folders_of_a_split_do_not_pass_as_classes(tmp_path):
     (tmp_path / "train").rename(tmp_path / "second")
     with pytest.raises(ValueError, match="first has folders and no images; pass a folder with a folder of images"):
         Data.from_folder(tmp_path)
-    for kind in ("ape", "owl"):  # as of Tiny ImageNet
+    for kind in ("ape", "owl"):  # as in Tiny ImageNet
         write(tmp_path / "nested" / kind / "images" / "0.png")
         write(tmp_path / "nested" / kind / "images" / "1.png")
     assert Data.from_folder(tmp_path / "nested", test=0.5).names == ("ape", "owl")
@@ -116,7 +116,7 @@ def test_grey_images_have_one_channel_if_all_are_grey(tmp_path):
 def test_images_are_upright_as_viewers_show_them(tmp_path):
     of_two_classes(tmp_path, mode="L", colour=7, size=(4, 6))
     exif = Image.Exif()
-    exif[0x0112] = 6  # turn by 90 degrees
+    exif[0x0112] = 6  # orientation: rotated by 90 degrees
     turned = Image.new("L", (6, 4))
     turned.putpixel((0, 0), 255)
     turned.save(tmp_path / "cat" / "0.png", exif=exif)

@@ -1,4 +1,4 @@
-"""Groups stay together, classes keep their shares, and a split of one's own is checked."""
+"""Groups stay together, classes keep their shares, and user-defined splits are checked."""
 
 import warnings
 
@@ -38,7 +38,7 @@ def test_a_group_is_in_one_chunk_and_every_example_in_one(groups, seed):
 
 @pytest.mark.parametrize("stratified", [False, True])
 def test_sizes_are_near_the_proportions_and_every_chunk_has_large_groups_and_small_ones(stratified):
-    groups = [g for g in range(1, 101) for _ in range(g)]  # of 1 to 100 examples, 5050 in all
+    groups = [g for g in range(1, 101) for _ in range(g)]  # groups of 1 to 100 examples, 5050 in total
     options = {"stratify": [g % 2 for g in groups]} if stratified else {}
     with warnings.catch_warnings():
         warnings.simplefilter("error")

@@ -1,4 +1,4 @@
-"""Processes in a gloo group that stay for all tests of a session: starting them takes longer than the tests."""
+"""Processes in a gloo group, kept for all tests of a session because starting them takes longer than the tests."""
 
 import datetime
 import traceback
@@ -7,12 +7,12 @@ import torch
 import torch.distributed as dist
 from processes import CONTEXT
 
-# Long enough for a busy machine; ranks that wait for one another forever fail instead.
+# Long enough for a busy machine; deadlocked ranks fail after this time.
 TIMEOUT = datetime.timedelta(seconds=60)
 
 
 class Ranks:
-    """Call it with a function of a test module and its arguments: gives what it returns on each rank, in a list."""
+    """A group of processes. Calling it with a function and arguments returns the list of each rank's result."""
 
     def __init__(self, count, store):
         self.pipes, self.processes = [], []

@@ -1,4 +1,4 @@
-"""Ranks that share chunks see together, and in order, what one process sees."""
+"""Ranks that share chunks together see the same examples as one process, in the same order."""
 
 import pytest
 import torch
@@ -10,7 +10,7 @@ from partnets import distributed
 
 
 class Squares(Dataset):
-    """Counts what is fetched."""
+    """A data set that counts its fetches."""
 
     fetched = 0
 
@@ -37,7 +37,7 @@ def test_the_ranks_batches_make_the_batch_of_one_process(two_ranks):
     (first, fetched, state, sizes), (second, *others) = two_ranks(sample)
     for pair, both in zip(zip(first, second, strict=True), whole, strict=True):
         assert torch.equal(torch.cat(pair), both)
-    assert fetched == others[0] == 8  # each rank fetches its own examples only
+    assert fetched == others[0] == 8  # each rank fetches only its part
     assert torch.equal(state, generator.get_state()) and torch.equal(others[1], state)
     assert sizes == chunks.sizes
 
@@ -47,5 +47,5 @@ def sample_unevenly():
 
 
 def test_a_batch_that_the_ranks_cannot_share_is_refused(two_ranks):
-    with pytest.raises(AssertionError, match="batch_size=5, which 2 ranks cannot share; pass a multiple of 2"):
+    with pytest.raises(AssertionError, match="batch_size=5 cannot be shared by 2 ranks; pass a multiple of 2"):
         two_ranks(sample_unevenly)

@@ -1,4 +1,4 @@
-"""What torch.distributed.checkpoint saved on one rank or two, whole or sharded, goes on on two or on one."""
+"""Checkpoints of torch.distributed.checkpoint from one or two ranks, sharded or not, resume on two ranks or one."""
 
 import copy
 
@@ -15,7 +15,7 @@ import partnets
 from partnets import distributed, optim
 from partnets.training import checkpoint
 
-# What it says of one process alone is meant so here.
+# Some tests use torch.distributed.checkpoint in a single process on purpose.
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled, unavailable or uninitialized")
 
 
@@ -173,12 +173,12 @@ def kill(*_, **__):
     raise KeyboardInterrupt("killed")
 
 
-# All ranks have written what they hold; and what is large is there, and the rest is not.
+# Interrupt a save after all ranks have written their parts, or after all tensors but before trainer.pt.
 KILLED = {"in dcp.save": (dcp.FileSystemWriter, "finish"), "after it": (checkpoint, "save")}
 
 
 def killed(one, folder, at, monkeypatch):
-    """A save that ends there, and deletes nothing."""
+    """Save until the given point and stop as if killed, without deleting anything."""
     with monkeypatch.context() as patch, pytest.raises((KeyboardInterrupt, CheckpointException)):
         patch.setattr(*KILLED[at], kill)
         distributed.save(one, folder)
@@ -232,7 +232,7 @@ def test_a_folder_without_a_finished_save_is_told(at, monkeypatch, tmp_path):
 
 
 def saved_over(folder):
-    """The weights of a first save, and those that are loaded after a second one that rank 0 did not finish."""
+    """Return weights of a first save, and those loaded after a second save that rank 0 did not finish."""
     one = trainer(distributed.Trainer, sharded=True)
     one.fit(3)
     distributed.save(one, folder)
@@ -327,7 +327,7 @@ def test_ranks_that_would_load_different_files_are_told_and_none_loads(two_ranks
 
 def wrapped():
     one = trainer(partnets.Trainer)
-    with pytest.raises(ValueError, match="is inside of DistributedDataParallel; pass it as it is"):
+    with pytest.raises(ValueError, match="is inside of DistributedDataParallel; pass the wrapped model"):
         distributed.Trainer(nn.parallel.DistributedDataParallel(one.model), one.chunks)
 
 

@@ -1,4 +1,4 @@
-"""Ranks that share a batch learn what one process learns from all of it, and send only what learns."""
+"""Ranks that share a batch learn the same as one process, and send only the gradients that are needed."""
 
 import itertools
 
@@ -18,8 +18,8 @@ def learn_on_ranks(name, scheme):
     model = network(scheme)
     with torch.no_grad():
         for parameter in model.parameters():
-            parameter += dist.get_rank()  # rank 0's weights count, as in every DistributedDataParallel
-    model = model.to(memory_format=torch.channels_last)  # the kernel's gradient is then a view of other strides
+            parameter += dist.get_rank()  # DDP broadcasts rank 0's weights
+    model = model.to(memory_format=torch.channels_last)  # gives the kernel's gradient other strides
     return learn(model, distributed.DDP(model, bucket_cap_mb=0.01), OPTIMIZERS[name](model))
 
 
@@ -34,7 +34,7 @@ def test_two_ranks_learn_the_weights_of_one_process_with_the_joint_batch(name, s
 
 
 def bytes_sent(scheme):
-    """Bytes for update=1..C, for a step of ψ, and of the whole gradient, as DDP itself would send it."""
+    """Return the bytes sent for update=1..C and for ψ, the bytes of all parameters, and those of ψ's parameters."""
     model = network(scheme)
     call = distributed.DDP(model)
     sent = []
@@ -65,13 +65,13 @@ def test_the_bytes_sent_are_those_of_the_partition_that_learns(scheme, two_ranks
     *of_partition, _ = sent
     for probabilities, limit in (((1 / 3, 1 / 3, 1 / 3), 0.36), ((0.8, 0.1, 0.1), 0.68)):
         mean = sum(p * count for p, count in zip(probabilities, of_partition, strict=True))
-        exact = sum(p * share for p, share in zip(probabilities, PROPORTIONS, strict=True))  # 0.333, and 0.66
-        # Of biases and norms one row travels, 1 / 3 whatever the proportions, and of ψ nothing.
+        exact = sum(p * share for p, share in zip(probabilities, PROPORTIONS, strict=True))  # 0.333 and 0.66
+        # For biases and norms, one of three rows is sent, whatever the proportions; nothing of ψ is sent.
         assert mean / whole <= min(limit, 1.02 * exact)
 
 
 def gradients_of_several(scheme, is_given_wrapped=False):
-    """Of a batch whose examples have subnetworks of their own, others on each rank."""
+    """Return the gradients of a batch with a different subnetwork for each example and rank."""
     model = network(scheme)
     call = distributed.DDP(model) if dist.is_initialized() else model
     active, update = torch.tensor([1, 3, 3, 1, 2, 2, 2, 1]), torch.tensor([1, 0, 3, 1, 2, 1, 0, 0])
@@ -92,7 +92,7 @@ def test_ranks_may_have_other_subnetworks_of_a_batch(scheme, is_given_wrapped, t
 
 
 def gradients_of_two_calls(scheme):
-    """Of two subnetworks, each of which learns, in two calls of the model and one backward pass."""
+    """Return the gradients of two subnetworks from two calls of the model and one backward pass."""
     model = network(scheme)
     call = distributed.DDP(model) if dist.is_initialized() else model
     value = 0
@@ -112,7 +112,7 @@ def test_several_calls_may_have_one_backward_pass(scheme, two_ranks):
 
 
 def gradients(updates):
-    """What no_sync gathers of several subnetworks, and then travels at once."""
+    """Return the gradients of several subnetworks, accumulated under no_sync and synchronised by the last step."""
     model = network()
     call = distributed.DDP(model)
     for step, k in enumerate(updates):
@@ -138,7 +138,7 @@ def test_gradients_gathered_without_synchronising_travel_with_the_next_that_do(u
 
 
 def other_partitions(dtype):
-    """A step in which each rank has another partition, of the same size: whether it raises and changes nothing."""
+    """Check that a step raises if ranks update different partitions of one size; return whether nothing changed."""
     model = partnets.partition(nn.Sequential(nn.Linear(8, 10), nn.Linear(10, 3)), (0.6, 0.2, 0.2)).to(dtype)
     call, optimizer, k = distributed.DDP(model, bucket_cap_mb=1e-4), optim.SGD(model, lr=1.0), 2 + dist.get_rank()
     before = [parameter.detach().clone() for parameter in model.parameters()]
@@ -184,7 +184,7 @@ def wrap_with_other_seed():
 
 def test_ranks_whose_partitions_differ_are_refused(two_ranks):
     of_the_gru = ", ".join(f"the {what} of 1.weight_{to}_l0" for to in ("ih", "hh") for what in ("map", "defaults"))
-    message = rf"the ranks differ in the map of 0\.weight, the defaults of 0\.weight, {of_the_gru}; make"
+    message = rf"the ranks differ in the map of 0\.weight, the defaults of 0\.weight, {of_the_gru}; construct"
     with pytest.raises(AssertionError, match=message):
         two_ranks(wrap_with_other_seed)
 

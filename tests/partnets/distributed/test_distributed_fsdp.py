@@ -1,4 +1,4 @@
-"""Ranks that hold parts of every weight learn what one process learns, and step what they hold."""
+"""Ranks with sharded weights learn the same as one process, and each steps its shards."""
 
 import pytest
 import torch
@@ -41,7 +41,7 @@ def test_two_ranks_learn_the_weights_of_one_process_with_the_joint_batch(name, u
 
 
 def transposed(scheme, inputs):
-    """transformers' layer, whose partition is that of the transpose of what is sharded."""
+    """Return a model of transformers' Conv1D layers, in which partitions refer to the transposed weight."""
     conv1d = pytest.importorskip("transformers.pytorch_utils").Conv1D
     torch.manual_seed(0)
     layers, options = nn.Sequential(conv1d(9, inputs), nn.Tanh(), conv1d(3, 9)), {"defaults": "seed"}
@@ -64,7 +64,7 @@ def learn_transposed(scheme, inputs, sharded=True):
     return [whole(parameter) for parameter in model.parameters()]
 
 
-# The second rank's columns begin inside of a byte of the map, at one, and where defaults are drawn.
+# The second rank's columns begin within a byte of the map, at a byte, or at a block of drawn defaults.
 @pytest.mark.parametrize(("scheme", "inputs"), [("weight", 11), ("weight", 16), ("weight", 128), ("nested", 11)])
 def test_weights_that_are_kept_transposed_step_the_entries_of_their_partition(scheme, inputs, two_ranks):
     expected = learn_transposed(scheme, inputs, sharded=False)
@@ -73,7 +73,7 @@ def test_weights_that_are_kept_transposed_step_the_entries_of_their_partition(sc
 
 
 class Token(nn.Module):
-    """A parameter of a module's own, which fully_shard leaves whole."""
+    """A model with a parameter besides its layers, which fully_shard does not shard."""
 
     def __init__(self):
         super().__init__()
@@ -120,7 +120,7 @@ def shard_what_differs():
 
 
 def test_ranks_whose_parameters_differ_are_refused(two_ranks):
-    with pytest.raises(AssertionError, match=r"ValueError: the ranks differ in 0.weight, 0.bias; make model"):
+    with pytest.raises(AssertionError, match=r"ValueError: the ranks differ in 0.weight, 0.bias; construct the same"):
         two_ranks(shard_what_differs)
 
 

@@ -1,4 +1,4 @@
-"""Best responses on ranks that share a batch learn what one process learns from all of it."""
+"""Best-response models on ranks that share a batch learn the same as one process with the complete batch."""
 
 import itertools
 from contextlib import contextmanager
@@ -21,7 +21,7 @@ Y = torch.randint(3, (EXAMPLES,), generator=DATA)
 
 
 def made(kind, options):
-    skipped = [] if "linearised" in options else ["6"]  # partitioned layers have no forward mode
+    skipped = [] if "linearised" in options else ["6"]  # no forward-mode AD in partitioned layers
     torch.manual_seed(0)
     dropout, noise = hyper.Dropout(0.3), hyper.InputNoise(0.1)
     layers = nn.Conv2d(1, 4, 3, stride=2), nn.ReLU(), nn.Flatten(), nn.LayerNorm(36), dropout, nn.Linear(36, 3)
@@ -36,7 +36,7 @@ def made(kind, options):
 
 
 def learn(model, call, part):
-    """Two steps of weights and two of hyperparameters, without dropout, each example with noise of its own."""
+    """Take two steps of weights and two of hyperparameters, without dropout and with independent noise per example."""
     vector, steps = vector_of(model.eval()), itertools.count(5)
 
     @contextmanager

@@ -1,4 +1,4 @@
-"""A run of the example, one of whose processes is killed, ends with the bits of one that nothing interrupted."""
+"""A run of the example in which a process is killed ends with the same bits as an uninterrupted run."""
 
 import runpy
 import subprocess
@@ -13,7 +13,7 @@ EXAMPLE = Path(__file__).parents[3] / "examples" / "distributed.py"
 
 
 def run(checkpoint):
-    """Without torchrun and without an interruption."""
+    """Run the example without torchrun and without interruption."""
     torch.manual_seed(dist.get_rank())
     one = runpy.run_path(str(EXAMPLE))["trainer"](checkpoint, save_every=10, kill_at=None)
     one.fit(30)
@@ -30,12 +30,12 @@ def run_and_kill(checkpoint):
 
 def load(checkpoint):
     saved = torch.load(checkpoint)
-    # Of the states of noise only torch's is seeded.
+    # Only torch's random state is seeded.
     return saved | {"noises": [noise["torch"] for noise in saved["noises"]]}
 
 
 def differences(one, other, path=""):
-    """The paths of what differs by a bit."""
+    """Return the paths of values that are not bitwise equal."""
     if isinstance(one, torch.Tensor):
         return [] if torch.equal(one, other) else [path]
     if isinstance(one, dict):
@@ -47,7 +47,7 @@ def differences(one, other, path=""):
     return [] if one == other else [path]
 
 
-@pytest.mark.full  # starts torchrun, two processes, and both again
+@pytest.mark.full  # starts torchrun and two processes, twice
 def test_a_run_of_which_a_process_was_killed_ends_with_the_same_bits(two_ranks, tmp_path):
     assert run_and_kill(tmp_path / "killed.pt").startswith("steps 20 to 30")
     two_ranks(run, tmp_path / "whole.pt")

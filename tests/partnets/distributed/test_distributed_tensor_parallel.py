@@ -1,4 +1,4 @@
-"""Ranks that each have a part of every layer's weight compute and learn what one process does."""
+"""Tensor-parallel ranks, each with a part of every weight, compute and learn the same as one process."""
 
 import pytest
 import torch
@@ -17,7 +17,7 @@ PROPORTIONS = (0.8, 0.1, 0.1)
 def network(defaults="seed", seed=0):
     torch.manual_seed(0)
     layers = [hyper.InputMask(12), nn.Linear(12, 128), nn.Tanh(), nn.Linear(128, 5), nn.LayerNorm(5)]
-    if defaults == "nested":  # of which the second layer's outputs are divided too
+    if defaults == "nested":  # the second layer's outputs are partitioned too
         layers[3:] = [nn.Linear(128, 16), nn.Tanh(), nn.Linear(16, 5)]
         nested = {"scheme": "nested", "example": torch.randn(2, 12)}
         return partnets.partition(nn.Sequential(*layers), PROPORTIONS, **nested).double().eval()
@@ -30,7 +30,7 @@ def parallel(model):
 
 
 def outputs_and_gradients(model):
-    """Of every subnetwork with every partition that may learn, or none."""
+    """Return outputs and gradients for combinations of `active` and `update`, including update=None."""
     x = torch.randn(3, 12, generator=torch.Generator().manual_seed(1), dtype=torch.float64, requires_grad=True)
     found = []
     for active, update in [(1, 1), (2, 1), (2, 2), (3, 3), (2, None)]:
@@ -114,7 +114,7 @@ def test_a_layer_computes_with_the_partition_that_it_has_loaded(two_ranks):
 
 
 def refused(features, style):
-    """What parallelize_module says of a layer on two ranks, and what it leaves of it."""
+    """Return parallelize_module's error for a layer on two ranks, and whether the layer is unchanged."""
     model = partnets.partition(nn.Sequential(nn.Linear(*features)), PROPORTIONS)
     mesh = dist.init_device_mesh("cpu", (dist.get_world_size(),))
     with pytest.raises(ValueError) as error:
@@ -136,5 +136,5 @@ def test_what_the_ranks_cannot_share_is_refused_by_all_of_them(features, style, 
 
 
 def test_an_ordinary_layer_is_refused():
-    with pytest.raises(ValueError, match=r"a Linear cannot be made parallel so; name a partnets\.Linear in the plan"):
+    with pytest.raises(ValueError, match=r"does not support a Linear; name a partnets\.Linear in the plan"):
         distributed.ColwiseParallel()._apply(nn.Linear(2, 2), None)

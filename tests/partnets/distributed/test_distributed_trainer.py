@@ -1,4 +1,4 @@
-"""A trainer on two ranks learns what one process learns, and their checkpoints are each other's."""
+"""A trainer on two ranks learns the same as on one process, and each loads the other's checkpoints."""
 
 import pytest
 import torch
@@ -64,7 +64,7 @@ def test_two_ranks_learn_an_ensemble_as_one_process_does(two_ranks):
 def looking_ahead(kind, technique, options, steps):
     torch.manual_seed(0)
     network = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.LayerNorm(8), nn.Linear(8, 3)).double()
-    extractor = hyper.Submodule(nn.Linear(6, 6).double())  # learns directly, beside the others
+    extractor = hyper.Submodule(nn.Linear(6, 6).double())  # learns directly, unlike the others
     rate, decay, smoothing = hyper.LearningRate(network, 0.05), hyper.WeightDecay(network), hyper.LabelSmoothing()
     psi = [extractor, rate, decay, smoothing]
     model = nn.Sequential(extractor, network, *psi[1:]).double()
@@ -109,7 +109,7 @@ def test_a_loss_that_is_infinite_on_one_rank_raises_on_both(two_ranks):
 
 
 class Broken(hyper.Penalty):
-    """A loss or a penalty, which is NaN on the last rank once it is set to be."""
+    """A loss or penalty that is NaN on the last rank while `is_now` is set."""
 
     is_now = False
 
@@ -122,7 +122,7 @@ class Broken(hyper.Penalty):
 
 
 class Remembers(nn.Module):
-    """A mean of all that it has seen, on the last rank alone."""
+    """A module that accumulates a mean of its inputs on the last rank only."""
 
     def __init__(self):
         super().__init__()
@@ -150,7 +150,7 @@ def test_a_leak_that_one_rank_alone_finds_is_told_on_all(two_ranks):
 
 
 def not_finite(part, sharded):
-    """What changes in the step of w, or of ψ, in which a loss or a penalty is NaN on one rank."""
+    """Return whether ψ changes, whether w changes, and whether all is finite, after a step with NaN on one rank."""
     broken = Broken()
     options = {"loss": nn.functional.cross_entropy} | ({part: broken} if part != "penalty" else {})
     one = trainer(distributed.Trainer, sharded=sharded, lml_every=None, keep_best=False, **options)
@@ -168,7 +168,7 @@ def not_finite(part, sharded):
 @pytest.mark.parametrize("sharded", [False, True])
 @pytest.mark.parametrize("part", ["loss", "hyper_loss", "penalty"])
 def test_a_loss_that_is_nan_on_one_rank_raises_on_all_before_anything_is_stepped(part, sharded, two_ranks):
-    # ψ is stepped after w, whose loss was finite.
+    # ψ is stepped after w; with "hyper_loss", the loss of w was finite.
     assert two_ranks(not_finite, part, sharded) == [(False, part == "hyper_loss", True)] * 2
 
 
@@ -177,7 +177,7 @@ def sharded_ahead():
     network = nn.Linear(6, 3)
     model = partnets.partition(nn.Sequential(network, decay := hyper.WeightDecay(network)), (0.6, 0.2, 0.2))
     distributed.fully_shard(model, mesh=dist.init_device_mesh("cpu", (dist.get_world_size(),)))
-    with pytest.raises(ValueError, match="1 learns by looking ahead, which takes whole weights"):
+    with pytest.raises(ValueError, match="1 learns by looking ahead, which needs whole weights"):
         distributed.Trainer(model, partnets.chunk(examples(), (0.6, 0.2, 0.2)), hyper=decay)
 
 
@@ -186,7 +186,7 @@ def test_looking_ahead_of_a_sharded_model_is_refused(two_ranks):
 
 
 def earlier_partitions(changed, sharded):
-    """What partitions 1 and 2 have learned, and what partition 3 has, if that many examples of D_3 are others."""
+    """Return the weights of partitions 1 and 2, and of 3, after training with `changed` examples of D_3 changed."""
     one = trainer(distributed.Trainer, hyper=[], sharded=sharded)
     x, _ = one.chunks.dataset.tensors
     x[one.chunks.indices(3)[:changed]] += 1
@@ -238,7 +238,7 @@ def test_what_two_ranks_saved_goes_on_in_one_process_and_the_other_way_round(two
 
 
 def resume(path):
-    """With noise of each rank's own: an uninterrupted run, and one from its checkpoint."""
+    """Compare an uninterrupted run with one from its checkpoint, with different noise on each rank."""
     whole = trainer(distributed.Trainer, dropout=0.3)
     torch.manual_seed(dist.get_rank())
     whole.fit(5)
@@ -271,12 +271,12 @@ def construct_with(options):
     ],
 )
 def test_ranks_whose_trainers_differ_are_refused(options, named, two_ranks):
-    with pytest.raises(AssertionError, match=f"ValueError: the ranks differ in {named}.*; make model"):
+    with pytest.raises(AssertionError, match=f"ValueError: the ranks differ in {named}.*; construct the same model"):
         two_ranks(construct_with, options)
 
 
 def construct_with_settings(name, setting, values):
-    """An optimiser or a scheduler with another setting on each rank."""
+    """Construct a trainer with an optimiser or scheduler that has different settings on each rank."""
     torch.manual_seed(0)
     model = partnets.partition(nn.Sequential(mask := hyper.InputMask(6), nn.Linear(6, 2)), (0.6, 0.2, 0.2))
     own = {setting: values[dist.get_rank()]}
@@ -304,14 +304,14 @@ def construct_with_settings(name, setting, values):
     ],
 )
 def test_ranks_whose_optimizers_differ_are_refused(name, setting, values, named, two_ranks):
-    with pytest.raises(AssertionError, match=f"ValueError: the ranks differ in {named}; make model"):
+    with pytest.raises(AssertionError, match=f"ValueError: the ranks differ in {named}; construct the same model"):
         two_ranks(construct_with_settings, name, setting, values)
 
 
 def construct_with_a_schedule_of_a_function():
     model = partnets.partition(nn.Linear(6, 2), (0.6, 0.2, 0.2))
     optimizer = optim.SGD(model, lr=0.1)
-    optimizer.param_groups[0]["of the user"] = object()  # whose repr is another on each rank
+    optimizer.param_groups[0]["of the user"] = object()  # its repr differs on each rank
     scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 / (1 + step))
     chunks = partnets.chunk(examples(), (0.6, 0.2, 0.2))
     distributed.Trainer(model, chunks, optimizer=optimizer, scheduler=scheduler, batch_size=16)
@@ -323,7 +323,7 @@ def test_settings_that_are_no_plain_values_are_not_compared(two_ranks):
 
 @pytest.mark.parametrize("name", ["batch_size", "hyper_batch_size"])
 def test_sizes_that_ranks_cannot_share_are_refused_by_their_names(name, two_ranks):
-    with pytest.raises(AssertionError, match=f"ValueError: {name}=21, which 2 ranks cannot share; pass a multiple"):
+    with pytest.raises(AssertionError, match=f"ValueError: {name}=21 cannot be shared by 2 ranks; pass a multiple"):
         two_ranks(construct_with, {name: (21, 21)})
 
 

@@ -1,4 +1,4 @@
-"""Models without noise, steps of all of their partitions and of ψ, and a trainer."""
+"""A model without noise, steps of all its partitions and of ψ, and a trainer."""
 
 import torch
 import torch.distributed as dist
@@ -18,7 +18,7 @@ OPTIMIZERS = {
 
 
 def network(scheme="weight"):
-    torch.manual_seed(0)  # nested partitions keep the weights that the layers have
+    torch.manual_seed(0)  # nested partitions keep the layers' weights
     mask = hyper.InputMask(3 * 8 * 8, temperature=0.5)
     model = nn.Sequential(
         mask,
@@ -27,7 +27,7 @@ def network(scheme="weight"):
         nn.GroupNorm(2, 8),
         nn.ReLU(),
         nn.Flatten(),
-        nn.Linear(8 * 6 * 6, 17),  # which two ranks cannot halve
+        nn.Linear(8 * 6 * 6, 17),  # not divisible by two ranks
         nn.LayerNorm(17),
         nn.ReLU(),
         nn.Linear(17, 4),
@@ -42,25 +42,25 @@ def batch(step):
 
 
 def mine(tensor):
-    """This rank's part of the joint batch; all of it in a process of its own."""
+    """Return this rank's part of the joint batch, or all of it without a process group."""
     return tensor.chunk(dist.get_world_size())[dist.get_rank()] if dist.is_initialized() else tensor
 
 
 def loss(model, step):
     x, y = batch(step)
-    # Evaluation mode: the mask's noise would be drawn for other examples on each rank.
+    # Evaluation mode, because the mask's noise would differ on each rank.
     return F.cross_entropy(model.eval()(mine(x)), mine(y))
 
 
 def learn(model, call, optimizer, steps=range(STEPS)):
-    """Steps of all partitions and of ψ, in turn; `call` is the model or what wraps it."""
+    """Take steps of all partitions and of ψ in turn, and return the weights; `call` is the model or its wrapper."""
     psi = torch.optim.SGD(hyper.hyperparameters(model), lr=0.5)
     for step in steps:
         k = distributed.draw((1, 1, 1), seed=0, step=step)
         optimizer.zero_grad()
         with partnets.subnetwork(model, active=k, update=k):
             value = loss(call, step)
-        value.backward()  # outside, where the layers no longer know what learns
+        value.backward()  # outside the context, in which no subnetwork is set
         optimizer.step(update=k)
         psi.zero_grad()
         with partnets.subnetwork(call, active=1 + step % 2):
@@ -90,6 +90,6 @@ def trainer(kind, *, dropout=0.0, sharded=False, **options):
 
 
 def learned(one):
-    """All that a run learned, as tensors."""
+    """Return everything that a run learned, as tensors."""
     history = [torch.tensor(one.history.steps[name]) for name in ("step", "k", "loss")]
     return [*map(whole, one.model.parameters()), *history, torch.tensor(one.history.lml["lml"])]

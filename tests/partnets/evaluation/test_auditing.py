@@ -1,4 +1,4 @@
-"""An audit finds what carries later chunks into earlier subnetworks, names it, and leaves everything as it was."""
+"""An audit finds and names leaks of later chunks into earlier subnetworks, and changes nothing."""
 
 import itertools
 import random
@@ -20,7 +20,7 @@ PROPORTIONS = (0.5, 0.3, 0.2)
 
 
 class Around(nn.Module):
-    """A layer, and something around it."""
+    """A layer with custom code after it; subclasses override `made` and `between`."""
 
     def __init__(self):
         super().__init__()
@@ -91,7 +91,7 @@ class Codebook(Around):
 
 
 class Experts(Around):
-    """Balanced by a bias that follows the load, as integers."""
+    """A mixture of experts, balanced by integer counts of their load."""
 
     def made(self):
         self.register_buffer("load", torch.zeros(6, dtype=torch.int64))
@@ -121,7 +121,7 @@ class Nested(Around):
 
 
 class Logged(Around):
-    """Nothing reads it yet."""
+    """A log of the data that the model does not read."""
 
     def made(self):
         self.seen = []
@@ -132,10 +132,10 @@ class Logged(Around):
 
 
 class Teacher(Around):
-    """It follows the weights of whichever subnetwork is live."""
+    """A moving average of the active subnetwork's weights."""
 
     def made(self):
-        self.teacher = [nn.Linear(6, 6).requires_grad_(False)]  # where no module finds it
+        self.teacher = [nn.Linear(6, 6).requires_grad_(False)]  # in a list, so it is not registered
 
     def between(self, x):
         if self.training:
@@ -145,7 +145,7 @@ class Teacher(Around):
 
 
 class Frozen(Around):
-    """A parameter that is not partitioned, and is written."""
+    """A frozen parameter that forward modifies."""
 
     def made(self):
         self.center = nn.Parameter(torch.zeros(6, 6), requires_grad=False)
@@ -181,7 +181,7 @@ class PythonRandom(Around):
 
 
 class OutOfSight(Around):
-    """What a class keeps is in no module."""
+    """A running mean in a class attribute, which belongs to no module instance."""
 
     mean = 0.0
 
@@ -204,7 +204,7 @@ class MadeInForward(Around):
 
 
 class Noise(Around):
-    """As many numbers for each batch, of generators of its own."""
+    """Noise from private generators, with the same number of draws for each batch."""
 
     def made(self):
         self.numpy, self.python = np.random.default_rng(0), random.Random(0)
@@ -214,7 +214,7 @@ class Noise(Around):
 
 
 class Overwritten(Around):
-    """What it keeps is of the last pass alone, and what it counts are passes."""
+    """State without a leak: the last pass's attention, and counts of passes."""
 
     def made(self):
         self.attention, self.steps, self.cache = None, 0, {}
@@ -238,7 +238,7 @@ def batch(count=12):
 
 
 class MadeForEvaluation(Around):
-    """Normalises a weight once for evaluation, and drops that in train()."""
+    """A normalised weight that is cached in evaluation and dropped by train()."""
 
     kept = None
 
@@ -255,7 +255,7 @@ class MadeForEvaluation(Around):
 
 
 class Stateful(Around):
-    """Goes on from the batch before, until the mode changes."""
+    """A state that is carried from batch to batch until the mode changes."""
 
     hidden = 0.0
 
@@ -271,10 +271,10 @@ class Stateful(Around):
 
 
 class Observer(Around):
-    """Its range is that of the loudest pass so far, as quantisation calibrates it: often an earlier subnetwork's."""
+    """The largest range of all passes, as in calibration for quantisation; often an earlier subnetwork has it."""
 
     def made(self):
-        self.register_buffer("attention", torch.zeros(()))  # which is overwritten
+        self.register_buffer("attention", torch.zeros(()))  # overwritten in each pass
         self.register_buffer("range", torch.zeros(()))
 
     def between(self, x):
@@ -284,7 +284,7 @@ class Observer(Around):
 
 
 class Loud(Around):
-    """As a Python number."""
+    """A running maximum as a Python number."""
 
     most = 0.0
 
@@ -294,7 +294,7 @@ class Loud(Around):
 
 
 class Loudest(Around):
-    """In a variable of a hook, in evaluation mode alone."""
+    """A running maximum in a hook's variable, only in evaluation mode."""
 
     def made(self):
         most = 0.0
@@ -309,7 +309,7 @@ class Loudest(Around):
 
 
 class LastBatch(Around):
-    """Normalises by the statistics of the last training batch in evaluation."""
+    """A normalisation that uses the last training batch's mean in evaluation."""
 
     def made(self):
         self.register_buffer("mean", torch.zeros(6))
@@ -321,7 +321,7 @@ class LastBatch(Around):
 
 
 class LastEvaluation(Around):
-    """What evaluation writes, training reads."""
+    """A hook that in training reads a value written in evaluation."""
 
     def made(self):
         kept = [0.0]
@@ -338,7 +338,7 @@ LAST = {"mean": 0.0}
 
 
 class LastOfAll(Around):
-    """In a global of its file, where there are gradients."""
+    """A mean in a global variable, written when gradients are enabled."""
 
     def between(self, x):
         if torch.is_grad_enabled():
@@ -348,7 +348,7 @@ class LastOfAll(Around):
 
 
 class LastWeight(Around):
-    """The weight of the last training pass, for evaluation."""
+    """A copy of the last training pass's weight, used in evaluation."""
 
     kept = None
 
@@ -359,7 +359,7 @@ class LastWeight(Around):
 
 
 class Hebbian(Around):
-    """Changes all entries of a weight, where that is none of what reading it gives."""
+    """An update of all entries of a weight through named_parameters(), not through the attribute."""
 
     def between(self, x):
         if self.training:
@@ -369,7 +369,7 @@ class Hebbian(Around):
 
 
 class FirstBatch(Around):
-    """A shift that the first training batch sets."""
+    """A parameter that the first training batch initialises."""
 
     def made(self):
         self.shift = nn.Parameter(torch.zeros(6))
@@ -384,7 +384,7 @@ class FirstBatch(Around):
 
 
 class Backwards(Around):
-    """In the backward pass."""
+    """A bias that the backward pass modifies."""
 
     def between(self, x):
         def decay(grad):
@@ -396,9 +396,9 @@ class Backwards(Around):
 
 
 LEAKS = {
-    Parameters: "the model itself reads weights of partitions that are not live",
+    Parameters: "the model itself reads weights of inactive partitions",
     Entries: "the model itself reads weights",
-    Gradient: "layer.weight of partition 1 has a gradient that depends on weights which are not live",
+    Gradient: "layer.weight of partition 1 has a gradient that depends on weights of inactive partitions",
     InEvaluation: "the model itself reads weights",
     RunningMean: "mean follows the data",
     Codebook: "codes follows the data",
@@ -559,7 +559,7 @@ def test_weights_that_are_tied_after_they_were_divided_apart_are_found(scheme):
     options = {"example": torch.randn(2, 6)} if scheme == "nested" else {}
     partnets.partition(model, PROPORTIONS, scheme=scheme, **options)
     model[2].weight = model[0].weight
-    assert any("not live" in str(leak) for leak in partnets.audit(model, batch(), F.cross_entropy))
+    assert any("inactive partitions" in str(leak) for leak in partnets.audit(model, batch(), F.cross_entropy))
 
 
 class Reentrant(Around):
@@ -573,7 +573,7 @@ def test_reentrant_checkpoints_are_tried_as_well():
 
 
 class Unsteady(Around):
-    """As sums by atomics on a GPU: the last bits are others each time."""
+    """A model with varying last bits, as from atomic additions on a GPU."""
 
     turn = itertools.count()
 
@@ -596,7 +596,7 @@ def test_what_differs_by_itself_is_no_leak_and_hides_none(monkeypatch):
 
 
 class Initialised(nn.Module):
-    """As ActNorm: its parent has it set its parameters by the first batch."""
+    """A layer like ActNorm: its parent initialises its parameters with the first batch."""
 
     def __init__(self):
         super().__init__()
@@ -631,7 +631,7 @@ class Clamped(Around):
 @pytest.mark.parametrize(("around", "path"), [(Initialising, "norm.loc"), (Clamped, "head.weight")])
 def test_what_is_written_into_a_live_parameter_is_said_to_be_lost(around, path):
     (leak,) = partnets.audit(model_of(around), batch(), F.cross_entropy)
-    assert (leak.path, leak.what) == (path, "is written in a pass, which the next one knows nothing of")
+    assert (leak.path, leak.what) == (path, "is modified in place in forward, and the change is discarded")
 
 
 ELSEWHERE = nn.Linear(6, 6)
@@ -644,7 +644,7 @@ class Elsewhere(Around):
 
 def test_parameters_of_no_module_of_the_model_are_said_to_be_none_of_its_own():
     (leak,) = partnets.audit(model_of(Elsewhere), batch(), F.cross_entropy)
-    assert (leak.path, leak.what) == ("", "computes with parameters of shape [6, 6], [6] that it does not have")
+    assert (leak.path, leak.what) == ("", "computes with parameters of shape [6, 6], [6] that are not in the model")
 
 
 def test_tensors_and_frozen_modules_from_elsewhere_are_no_leak():
@@ -717,7 +717,7 @@ def test_the_model_must_have_partitions():
 
 
 class AllWeights(hyper.Penalty):
-    """Each live weight, times all of them."""
+    """A penalty that multiplies active weights by all weights."""
 
     def __init__(self, layer):
         super().__init__()
@@ -748,4 +748,4 @@ def test_what_a_penalty_reads_is_looked_at():
 
     assert not leaks(hyper.WeightDecay)
     (leak,) = leaks(AllWeights)
-    assert leak.what == "has a loss that reads weights of partitions that are not live"
+    assert leak.what == "has a loss that reads weights of inactive partitions"

@@ -1,4 +1,4 @@
-"""Means are over examples whatever the batches, the loss matrix has L_ML beside its diagonal, and modes come back."""
+"""Means are over examples for any batch size, L_ML is next to the loss matrix's diagonal, and modes are restored."""
 
 import functools
 import math
@@ -20,7 +20,7 @@ BATCH_SIZES = [1, 4, 7, 30, 31, 256]
 
 
 class Rows(Dataset):
-    """Examples one by one, with labels that are plain numbers."""
+    """A map-style data set with Python numbers as labels."""
 
     def __init__(self, x, y):
         self.x, self.y = x, y
@@ -33,7 +33,7 @@ class Rows(Dataset):
 
 
 class Negated(TensorDataset):
-    """Transforms its examples, as users' subclasses do."""
+    """A subclass that transforms its examples, as users write it."""
 
     def __getitem__(self, i):
         x, y = super().__getitem__(i)
@@ -45,7 +45,7 @@ class NegatedSubset(Subset):
         x, y = super().__getitem__(i)
         return -x, y
 
-    def __getitems__(self, indices):  # PyTorch refuses a subclass without
+    def __getitems__(self, indices):  # required by PyTorch
         return [self[i] for i in indices]
 
 
@@ -77,7 +77,7 @@ def partitioned():
 
 
 def by_numpy(model, x, y):
-    """The mean negative log-likelihood and the accuracy, from the logits alone."""
+    """Return the mean negative log-likelihood and the accuracy, computed from logits with NumPy."""
     logits = model.eval()(x).detach().double().numpy()
     likelihoods = np.exp(logits)[np.arange(len(y)), y.numpy()] / np.exp(logits).sum(1)
     return -np.log(likelihoods).mean(), (logits.argmax(1) == y.numpy()).mean()
@@ -223,7 +223,7 @@ def test_a_loss_that_draws_is_tried_without_a_trace():
     mean_loss(model, data, loss, batch_size=4)
     torch.manual_seed(0)
     own = [torch.rand(()).item() for _ in drawn[1:]]
-    assert [drawn[0], *drawn[2:]] == own  # the second call is of the batch that holds each example twice
+    assert [drawn[0], *drawn[2:]] == own  # the second call tests a batch with every example twice
 
 
 def test_lml_sums_what_stands_right_of_the_diagonal():
@@ -249,5 +249,5 @@ def test_data_that_are_no_chunks_are_refused_by_whatever_takes_chunks(data):
         lambda: partnets.Loader(data, 2, steps=2),
     ]
     for take in takers:
-        with pytest.raises(TypeError, match=rf"the data are a {type(data).__name__}; divide them first, as partnets"):
+        with pytest.raises(TypeError, match=rf"the data are a {type(data).__name__}; split them first, with partnets"):
             take()

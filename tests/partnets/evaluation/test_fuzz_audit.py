@@ -1,6 +1,6 @@
-"""Random small models: subnetworks of sound ones do not know later partitions, and audits tell them from leaking ones.
+"""Random small models: sound ones do not leak later partitions, and audits distinguish them from leaking ones.
 
-A new kind of block is a class or function of a width here, and a line in SOUND or LEAKING.
+To add a kind of block, add a class or function of a width, and a line in SOUND or LEAKING.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import partnets
 
 
 class Read(nn.Module):
-    """A layer, and its weight turned, as tied autoencoders read it."""
+    """A layer followed by its transposed weight, as in tied autoencoders."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -33,7 +33,7 @@ class Read(nn.Module):
 
 
 class Own(nn.Module):
-    """Parameters of its own."""
+    """A block that owns parameters."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -44,7 +44,7 @@ class Own(nn.Module):
 
 
 class Tied(nn.Module):
-    """Two layers of one weight."""
+    """Two layers that share a weight."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -65,7 +65,7 @@ class LookedUp(nn.Module):
 
 
 class Constant(nn.Module):
-    """A buffer that nothing writes, one that counts passes, and what is of the last pass alone."""
+    """A block with a constant buffer, a count of passes, and the attention of the last pass."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -79,7 +79,7 @@ class Constant(nn.Module):
 
 
 class AsImages(nn.Module):
-    """A convolution over [n, 2, width, 1]."""
+    """Convolutions over inputs viewed as [n, 1, width, 1]."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -91,7 +91,7 @@ class AsImages(nn.Module):
         return self.second(self.norm(self.first(x[:, None, :, None])).relu())[:, 0, :, 0]
 
 
-# Blocks of blocks.
+# Containers of blocks.
 
 
 class Residual(nn.Module):
@@ -153,7 +153,7 @@ class RunningMean(nn.Module):
 
 
 class Spread(nn.Module):
-    """A number in a dict, which follows the data. (A maximum tells nothing where subnetwork 1 has the largest.)"""
+    """A number in a dict that follows the data (not a maximum, which subnetwork 1 might dominate)."""
 
     def __init__(self, _: int) -> None:
         super().__init__()
@@ -165,7 +165,7 @@ class Spread(nn.Module):
 
 
 class Raw(nn.Module):
-    """All entries of its parameters, whoever owns them."""
+    """A block that reads all entries of its parameters, including inactive ones."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -201,7 +201,7 @@ class Hooked(nn.Module):
 
 
 class Bound(nn.Module):
-    """A method of a layer, which goes on with the layer that it was: refused."""
+    """A block that keeps a method of the original layer, which partition rejects."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -213,7 +213,7 @@ class Bound(nn.Module):
 
 
 class Clipped(nn.Module):
-    """Writes its weight: refused."""
+    """A block that modifies its weight in forward, which partition rejects."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -240,7 +240,7 @@ def drawn_blocks(draw: Draw, width: int, depth: int) -> list[nn.Module]:
 
 
 def drawn_model(draw: Draw, leak: str | None) -> tuple[nn.Module, Tensor, Tensor]:
-    """A partitioned model with a leak or none, and two batches."""
+    """Draw a partitioned model, with a leak if given, and two batches."""
     width = draw.choice((2, 4, 6, 10))
     features, count = draw.choice((3, 7)), draw.choice((2, 3, 3, 5))
     torch.manual_seed(draw.getrandbits(40))
@@ -252,24 +252,24 @@ def drawn_model(draw: Draw, leak: str | None) -> tuple[nn.Module, Tensor, Tensor
     shares = [draw.uniform(0.1, 1) for _ in range(count)]
     options = {"scheme": draw.choice(("weight", "weight", "node")), "defaults": draw.choice(("seed", "zero", "stored"))}
     with warnings.catch_warnings():
-        # Of embeddings and norms alone, which have no seed of their own.
+        # partition warns if the share of a partition is too small for a unit of any layer.
         warnings.simplefilter("ignore")
         proportions, seed = [share / sum(shares) for share in shares], draw.getrandbits(40)
         try:
             partnets.partition(model, proportions, seed=seed, **options)
-        except ValueError as error:  # weight norms of few weights, all at a default of 0
+        except ValueError as error:  # weight norm of weights that are all at their default 0
             if "not finite" not in str(error):
                 raise
             partnets.partition(model, proportions, seed=seed, **options | {"defaults": "seed"})
     return model, torch.randn(8, features), 2 * torch.randn(8, features) - 1
 
 
-# An independent account of what later partitions own, and of what a subnetwork gives.
+# Independent implementations: the entries of later partitions, and the outputs of a subnetwork.
 
 
 @torch.no_grad()
 def poison(model: nn.Module, k: int) -> nn.Module:
-    """Makes all that partitions above k own NaN."""
+    """Set all entries of partitions above k to NaN."""
     for layer in model.modules():
         for name, parameter in layer._parameters.items() if hasattr(layer, "partitions") else ():
             if parameter is None or not parameter.requires_grad:
@@ -282,7 +282,7 @@ def poison(model: nn.Module, k: int) -> nn.Module:
 
 
 def given_by(model: nn.Module, k: int, x: Tensor) -> list[Tensor]:
-    """What subnetwork k gives: its output in training, all gradients, and its output in evaluation."""
+    """Return subnetwork k's output in training, all gradients, and its output in evaluation."""
     torch.manual_seed(0)
     with partnets.subnetwork(model.train(), k, k):
         y = model(x)
@@ -301,7 +301,7 @@ def count_of(model: nn.Module) -> int:
 
 
 def sound(draw: Draw) -> None:
-    """Nothing that subnetwork k gives depends on later partitions, or on passes of them; and no audit says so."""
+    """Check that subnetworks do not depend on later partitions or their passes, and that an audit finds no leak."""
     model, x, other = drawn_model(draw, None)
     count = count_of(model)
     for k in range(1, count):
@@ -318,7 +318,7 @@ def sound(draw: Draw) -> None:
 
 
 def leaking(draw: Draw) -> None:
-    """A leak is refused, or found."""
+    """Check that a leak is rejected by partition or found by an audit."""
     leak = draw.choice(list(LEAKING))
     try:
         model, x, _ = drawn_model(draw, leak)

@@ -1,4 +1,4 @@
-"""BatchNorm's statistics are of the present weights wherever a model is judged, and of no chunk beyond its own."""
+"""BatchNorm's statistics match the current weights when a model is evaluated, and contain no later chunks."""
 
 import copy
 import warnings
@@ -48,7 +48,7 @@ def test_an_estimate_is_the_mean_over_batches_of_what_a_subnetwork_may_see():
     for k, seen in ((1, 50), (2, 80), (3, 100)):
         with partnets.subnetwork(model.eval(), k), torch.no_grad():
             drawn = chunks.order[torch.randperm(seen, generator=torch.Generator().manual_seed(0))]
-            drawn = drawn[: seen // 25 * 25]  # whole batches
+            drawn = drawn[: seen // 25 * 25]  # complete batches
             hidden = model[1](model[0](chunks.dataset.tensors[0][drawn])).split(25)
         means = torch.stack([part.mean(0) for part in hidden])
         variances = torch.stack([part.var(0) for part in hidden])
@@ -209,7 +209,7 @@ def test_a_norm_that_does_not_learn_keeps_its_statistics():
 
 @pytest.mark.full
 def test_a_deep_network_computes_after_training_what_it_computed_in_it():
-    """Subnetwork 3 has had a tenth of the steps: its statistics follow weights of long ago."""
+    """Train subnetwork 3 in only a tenth of the steps, so that its statistics are from old weights."""
     chunks = partnets.chunk(examples(400), (0.8, 0.1, 0.1))
     torch.manual_seed(0)
     blocks = [nn.Sequential(nn.Linear(16, 16), nn.BatchNorm1d(16), nn.ReLU()) for _ in range(4)]

@@ -1,4 +1,4 @@
-"""What federated tests share: a small model with ψ, made anew alike, and clients with examples of their own."""
+"""Shared tools of the federated tests: a reproducible small model with ψ, and clients with different examples."""
 
 import torch
 from torch import nn
@@ -7,12 +7,12 @@ import partnets
 from partnets import baselines, federated, hyper
 
 PROPORTIONS = (0.5, 0.3, 0.2)
-# Of four clients.
+# The chunk of each of four clients.
 CHUNKS = (1, 2, 3, 1)
 
 
 class Gains(hyper.Hyperparameter):
-    """ψ without noise."""
+    """A hyperparameter without noise."""
 
     def __init__(self):
         super().__init__()
@@ -28,7 +28,7 @@ def make_network(rate=0.0):
 
 
 def make_model(rate=0.0):
-    """The same each time, with noise if there is a rate of dropout."""
+    """Return a reproducible model and its ψ, with noise if the dropout rate is not 0."""
     model = nn.Sequential(psi := Gains(), *make_network(rate))
     return partnets.partition(model, PROPORTIONS, seed=0), psi
 
@@ -44,7 +44,7 @@ def make_undivided():
 
 
 def load_data(number, clients=4):
-    """More examples for later clients; each call gives the same."""
+    """Return a client's examples, reproducibly; later clients have more."""
     generator = torch.Generator().manual_seed(100 + number)
     x = torch.randn(20 + 5 * number, 6, generator=generator)
     return x, (x[:, 0] > 0).long() + (x[:, 1] > 0.5).long()
@@ -63,7 +63,7 @@ def server(make=make_model, **options):
 
 
 def run(server, clients, rounds):
-    """So many rounds; returns the last one's outcome."""
+    """Run `rounds` rounds and return the last one's outcome."""
     for _ in range(rounds):
         values, number = server.values(), server.rounds + 1
         found = server.step([one.train(values, number) for one in clients])
@@ -75,7 +75,7 @@ def same(first, second):
 
 
 def state(server):
-    """All that decides further rounds, as bits."""
+    """Return all tensors that determine further rounds."""
     optimizers = server.optimizer.state_dict()["state"], server.hyper_optimizer.state_dict()["state"]
     moments = {
         f"{which}.{i}.{name}": torch.as_tensor(value)

@@ -1,6 +1,6 @@
 import importlib.util
 
-# A Flower app, that processes of its own run; and what imports Flower, where Python is older than 3.11.
+# Do not collect the Flower app, which runs in separate processes, nor files that import Flower if it is missing.
 collect_ignore = ["flower_project"]
 if not importlib.util.find_spec("flwr"):
     collect_ignore += ["nodes.py"]

@@ -1,4 +1,4 @@
-"""What the tests by Flower share: an app of the clients of clients.py, and nodes of which one does something else."""
+"""Shared tools of the Flower tests: an app of the clients of clients.py, and grids with one faulty node."""
 
 import copy
 import pickle
@@ -17,7 +17,7 @@ def grid(app, clients=4, **options):
 
 
 def remembered(app):
-    """An app that computes its reply to the same message once."""
+    """Return an app that computes the reply to the same message only once."""
     replies = {}
 
     def call(message, context):
@@ -29,8 +29,8 @@ def remembered(app):
     return call
 
 
-def hurting(spoil, node, rounds=(2,), app=remembered(app())):  # noqa: B008 - one for all
-    """An app of which one node's replies in these rounds are what spoil(reply) makes of them, if anything."""
+def hurting(spoil, node, rounds=(2,), app=remembered(app())):  # noqa: B008 - one shared app
+    """Return an app in which one node's replies in these rounds are replaced by spoil(reply), unless it is None."""
 
     def call(message, context):
         reply = app(message, context)
@@ -43,7 +43,7 @@ def hurting(spoil, node, rounds=(2,), app=remembered(app())):  # noqa: B008 - on
 
 
 def start(grid, rounds, own=None, timeout=3600, **options):
-    """So many rounds of a strategy; returns it."""
+    """Run `rounds` rounds of a strategy and return it."""
     strategy = PartitionedFedAvg(server() if own is None else own, **options)
     strategy.start(grid, num_rounds=rounds, timeout=timeout)
     return strategy

@@ -18,7 +18,7 @@ def test_chunks_have_clients_in_these_proportions(clients, proportions, expected
 
 
 def test_a_chunk_without_clients_is_an_error():
-    with pytest.raises(ValueError, match=r"chunk 3 of 4 clients in proportions \(0.7, 0.2, 0.1\) would have none"):
+    with pytest.raises(ValueError, match=r"chunk 3 of 4 clients in proportions \(0.7, 0.2, 0.1\) would have no client"):
         federated.assign(4, (0.7, 0.2, 0.1))
 
 

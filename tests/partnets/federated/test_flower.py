@@ -1,4 +1,4 @@
-"""By Flower: the same bits as without it, what travels, evaluations, and strategies around ours."""
+"""Training with Flower: the same bits as without it, bytes sent, evaluations, and strategies that wrap ours."""
 
 import logging
 import math
@@ -46,7 +46,7 @@ def test_rounds_are_those_of_the_core():
     strategy = PartitionedFedAvg(server(make_noisy))
     result = strategy.start(grid(app(make_noisy)), num_rounds=3)
     assert same(state(own), state(strategy.server))
-    # Flower's numbers of nodes are from 1.
+    # Flower numbers its nodes from 1.
     assert [replace(each, norms=[*each.norms.values()]) for each in strategy.history] == [
         replace(each, norms=[*each.norms.values()]) for each in metrics.values()
     ]
@@ -78,7 +78,7 @@ def test_nodes_are_drawn_from_seed_and_round():
 @pytest.mark.full
 @pytest.mark.parametrize("proportions, expected", [((0.7, 0.2, 0.1), 0.77), ((0.9, 0.1), 0.91)])
 def test_what_is_uploaded_beside_plain_averaging(proportions, expected):
-    """J.1: of 10 clients, in serialised bytes; biases, of which each partition has its own, are a thousandth here."""
+    """Check Appendix J.1 for 10 clients, in serialised bytes; the biases of the partitions are a thousandth here."""
 
     def network():
         torch.manual_seed(0)
@@ -113,7 +113,7 @@ def test_what_is_uploaded_beside_plain_averaging(proportions, expected):
 def test_bfloat16_travels():
     def make():
         model, psi = make_model()
-        model[1].to(torch.bfloat16)  # one layer; the rest stays in float32
+        model[1].to(torch.bfloat16)  # one layer; the others stay in float32
         return nn.Sequential(model[0], Cast(torch.bfloat16), model[1], Cast(torch.float32), *model[2:]), psi
 
     own = server(make)
@@ -172,7 +172,7 @@ def test_a_model_made_otherwise_is_no_member():
 
 
 def test_proportions_are_those_of_the_model():
-    with pytest.raises(RuntimeError, match=r"proportions=\(0\.5, 0\.5\) are of 2 chunks, and the model has C=3"):
+    with pytest.raises(RuntimeError, match=r"proportions=\(0\.5, 0\.5\) are of 2 chunks, but the model has C=3"):
         start(LocalGrid(app(proportions=(0.5, 0.5)), 4), 1)
 
 
@@ -194,11 +194,11 @@ def test_evaluation_is_over_all_examples():
     assert told["num-examples"] == len(x)
     assert told["accuracy"] == pytest.approx(partnets.accuracy(own.model, (x, y)))
     assert told["loss"] == pytest.approx(partnets.mean_loss(own.model, (x, y)), rel=1e-5)
-    assert not strategy.start(grid(app()), num_rounds=2).evaluate_metrics_clientapp  # there is no round left
+    assert not strategy.start(grid(app()), num_rounds=2).evaluate_metrics_clientapp  # no rounds are left
 
 
 def evaluating(change, rounds=1, **options):
-    """Rounds of which node 2's evaluations are what change(reply) makes of them; the strategy and its metrics."""
+    """Return the last round's metrics if node 2's evaluations are replaced by change(reply)."""
     honest = app()
 
     def call(message, context):
@@ -257,9 +257,9 @@ def test_clients_with_privacy_tell_no_loss_and_no_reason(caplog):
 
     def load(number, clients):
         x, y = load_data(number)
-        return x, y + 7  # which torch's error would quote
+        return x, y + 7  # torch's error would quote these labels
 
-    with pytest.raises(RuntimeError, match="as it has privacy, the reason is in its own log alone") as found:
+    with pytest.raises(RuntimeError, match="with privacy, the reason is only in its own log") as found:
         start(grid(app(load=load, privacy=federated.Privacy(1.0, 1.0))), 1)
     assert "Target" not in str(found.value)
 
@@ -280,16 +280,16 @@ def test_data_that_are_drawn_at_random_are_the_same_in_all_rounds():
 
 
 def test_what_cannot_begin_says_so(tmp_path):
-    with pytest.raises(ValueError, match=r"min_nodes=2, and the grid has 1"):
+    with pytest.raises(ValueError, match=r"min_nodes=2, but the grid has 1"):
         start(LocalGrid(app(), 1), 1)
-    with pytest.raises(ValueError, match="in a folder that is not there"):
+    with pytest.raises(ValueError, match="in a folder that does not exist"):
         PartitionedFedAvg(server(), checkpoint=tmp_path / "none" / "server.pt")
     with pytest.raises(ValueError, match="seed=-1"):
         PartitionedFedAvg(server(), seed=-1)
 
 
 class Doubled(Strategy):
-    """Around another: gives the clients other arrays than it was given."""
+    """A strategy that wraps another and sends changed arrays to the clients."""
 
     def __init__(self, inner):
         self.inner = inner
@@ -369,7 +369,7 @@ def test_mods_are_around_the_client():
 
 
 def test_any_app_runs_in_a_local_grid():
-    """Flower's own strategy, and an app without ours."""
+    """Run Flower's FedAvg with an app that does not use partnets."""
     from flwr.clientapp import ClientApp
     from flwr.serverapp.strategy import FedAvg
 
@@ -427,7 +427,7 @@ def test_augerinos_clients_are_apps_too():
 
 def test_one_unreadable_reply_takes_no_other_with_it():
     class Broken(LocalGrid):
-        """As a network's Grid, which reads what it pulls, and cannot read what node 2 sends."""
+        """A grid that, like a network's, parses pulled messages, and cannot parse those of node 2."""
 
         node = None
 

@@ -1,4 +1,4 @@
-"""Nodes that fail, are late, lie or attack: the global model is, to the bit, as if they had not been asked."""
+"""Nodes that fail, are late, lie or attack do not change a bit of the global model."""
 
 import asyncio
 import io
@@ -24,12 +24,12 @@ from nodes import app, grid, hurting, start
 from partnets.federated.flower import LocalGrid, PartitionedFedAvg
 from partnets.federated.flower.arrays import to_record
 
-# The node with the number 3 is client 2, of chunk 3.
+# Node 3 is client 2, with chunk 3.
 NODE, W3, PSI = 3, "w3.float32", "gradient.hyper.float32"
 
 
 def without(number, rounds=3, missing=2):
-    """The state after so many rounds, of which one without this client."""
+    """Return the state after `rounds` rounds, without client `number` in round `missing`."""
     own = server()
     for each in range(1, rounds + 1):
         run(own, [client(i) for i in range(4) if each != missing or i != number], 1)
@@ -55,7 +55,7 @@ def put_metric(name, value):
 
 
 def put_values(change):
-    """Changes w_3 as an array of NumPy's."""
+    """Return a fault that changes w_3 as a NumPy array."""
     return put(W3, lambda array: Array(change(array.numpy().copy())))
 
 
@@ -66,7 +66,7 @@ def npy(array, **options):
 
 
 def lying_content(change):
-    """Says w_3's dtype and shape, and has something else inside."""
+    """Return a fault that declares w_3's dtype and shape but has other content."""
     return put(W3, lambda array: Array(array.dtype, array.shape, array.stype, change(array)))
 
 
@@ -79,7 +79,7 @@ def spoiled_entry(value):
 
 
 class Bomb:
-    """What runs code where it is unpickled."""
+    """An object that runs code when it is unpickled."""
 
     def __reduce__(self):
         return os.abort, ()
@@ -219,7 +219,7 @@ def test_a_node_that_answers_something_else_is_refused(expected):
 
 
 def test_what_comes_after_the_timeout_is_not_heard(expected):
-    """Nor in the next round."""
+    """Check that a late reply is ignored, also in the next round."""
 
     def late(reply):
         time.sleep(1.5)
@@ -230,13 +230,13 @@ def test_what_comes_after_the_timeout_is_not_heard(expected):
 
 
 def test_another_strategy_is_named_as_the_reason(caplog):
-    caplog.set_level(logging.INFO, "flwr")  # whatever another test has set
+    caplog.set_level(logging.INFO, "flwr")  # another test may have changed it
     FedAvg(fraction_evaluate=0.0).start(grid(app()), to_record(server().values()), num_rounds=1)
-    assert "its strategy is another one; start PartitionedFedAvg" in caplog.text
+    assert "its strategy is not PartitionedFedAvg; start PartitionedFedAvg" in caplog.text
 
 
 class Tampered(LocalGrid):
-    """A network of which one changes what arrives in round 2."""
+    """A network that tampers with the replies of round 2."""
 
     def __init__(self, tamper):
         super().__init__(app(), 4, node_config=lambda number: {"chunk": CHUNKS[number]})
@@ -244,7 +244,7 @@ class Tampered(LocalGrid):
 
     def send_and_receive(self, messages, *, timeout=None):
         messages = [*messages]
-        if not messages:  # of the evaluation, which there is none of
+        if not messages:  # no evaluation
             return messages
         self.rounds += 1
         replies = [*super().send_and_receive(messages, timeout=timeout)]
@@ -333,7 +333,7 @@ start(grid(call), 3, server(), checkpoint=sys.argv[2])
 @pytest.mark.full
 @pytest.mark.parametrize("call", [pytest.param(2, marks=pytest.mark.weekly), 7])
 def test_a_killed_server_goes_on_with_the_same_bits(call, tmp_path):
-    """Killed within round 1 or 2 of four clients each."""
+    """Kill the server within round 1 or 2, each of four clients, and resume."""
     checkpoint = tmp_path / "server.pt"
     done = subprocess.run(
         [sys.executable, "-c", KILLED, os.path.dirname(__file__), str(checkpoint), str(call)], capture_output=True
@@ -346,7 +346,7 @@ def test_a_killed_server_goes_on_with_the_same_bits(call, tmp_path):
 
 
 def test_rounds_to_which_nobody_contributes_are_not_written(tmp_path):
-    """Nor does it go on for long: once the mistake is mended, the same call trains all rounds."""
+    """Check that such a run stops early, and that the same call trains all rounds once the error is fixed."""
     with pytest.raises(RuntimeError, match="no node has contributed in 3 rounds"):
         start(grid(all_fail), 200, checkpoint=tmp_path / "server.pt")
     assert not (tmp_path / "server.pt").exists()
@@ -360,7 +360,7 @@ def test_rounds_to_which_nobody_contributes_are_not_written(tmp_path):
 
 
 class Around(Strategy):
-    """A strategy around another, whose start is Flower's."""
+    """A strategy that wraps another and uses Flower's start()."""
 
     def __init__(self, inner):
         self.inner = inner
@@ -419,7 +419,7 @@ def test_a_client_that_ends_or_answers_nothing_has_failed(what, expected):
 
 
 class Network(LocalGrid):
-    """As one over a network: what is pulled has been read from bytes, and says itself which node it is from."""
+    """A grid with messages that, as over a network, are parsed from bytes and name their sender themselves."""
 
     node = None
 
@@ -471,7 +471,7 @@ def test_nodes_with_one_number_are_told_of(caplog):
     finally:
         logging.getLogger("flwr").removeHandler(caplog.handler)
     assert strategy.history[0].doubled == {0: 2}
-    assert "2 nodes say that they are client 0, and all count: give each its number" in caplog.text
+    assert "2 nodes report client number 0, and all count; number each differently" in caplog.text
 
 
 FORKED = """
@@ -510,7 +510,7 @@ def test_a_child_of_a_fork_does_not_wait_for_a_thread_that_it_lacks():
 
 @pytest.mark.full
 def test_threads_that_make_models_disturb_nobody():
-    """make_model seeds the random states of the process."""
+    """Check that threads do not interfere, although make_model seeds the process's random states."""
     expected, found = state(start(grid(app(make_noisy)), 2, server(make_noisy)).server), []
     servers = [server(make_noisy) for _ in range(4)]
 

@@ -1,4 +1,4 @@
-"""Privacy: bounds and noise of each vector by itself, by the client and by the server, and what they amount to."""
+"""Privacy: norm bounds and noise of each vector, on clients and on the server, and the resulting epsilon."""
 
 import math
 
@@ -23,7 +23,7 @@ def test_each_vector_of_a_client_has_a_bound_of_its_own():
         torch.testing.assert_close(changes(hidden, values)[name], expected, rtol=1e-3, atol=1e-7)
     assert hidden.gradients["hyper.float32"].norm() == pytest.approx(0.002, rel=1e-5)
     assert hidden.hyper_loss is None and not hidden.losses and hidden.examples == 1
-    wide = client(1, privacy=Privacy(1e6, 0.0)).train(values, 1)  # changes nothing
+    wide = client(1, privacy=Privacy(1e6, 0.0)).train(values, 1)  # the bound is too large to clip
     torch.testing.assert_close(wide.values, update.values, rtol=1e-6, atol=1e-7)
     torch.testing.assert_close(wide.gradients, update.gradients)
 
@@ -98,7 +98,7 @@ def test_partitions_without_contributors_get_no_noise():
 
 
 def delta_of(epsilon, z):
-    """Of the Gaussian mechanism, exactly (Balle and Wang 2018)."""
+    """Return the exact delta of the Gaussian mechanism (Balle and Wang 2018)."""
 
     def phi(t):
         return 0.5 * math.erfc(-t / math.sqrt(2))
@@ -109,8 +109,8 @@ def delta_of(epsilon, z):
 @pytest.mark.cases(usual=1)
 @pytest.mark.parametrize("rounds, z", [(1, 2.0), (30, 12.0)])
 def test_epsilon_is_of_all_vectors_of_all_rounds(rounds, z):
-    """Three in a round: w_1..w_3 of chunk 1, or w_2, w_3 and ψ of chunk 2."""
-    pytest.importorskip("dp_accounting", reason="the accountant is its")
+    """Count three vectors per round: w_1..w_3 for chunk 1, or w_2, w_3 and ψ for chunk 2."""
+    pytest.importorskip("dp_accounting", reason="dp_accounting computes epsilon")
     found = Privacy(1.0, z).epsilon(client(0).vectors, rounds, 1e-5)
     assert delta_of(found, z / math.sqrt(3 * rounds)) == pytest.approx(1e-5, rel=1e-3)
 
@@ -141,7 +141,7 @@ def test_a_server_with_privacy_is_saved_and_goes_on(tmp_path):
 
 
 def test_noise_follows_from_no_seed_that_could_be_searched_for(monkeypatch):
-    """torch's generator on a CPU has 2**32 seeds: one that fits an update would be found in an hour."""
+    """Check that torch's CPU generator is not used: a search of its 2**32 seeds takes an hour."""
     monkeypatch.setattr(torch, "randn", None)
     torch.manual_seed(0)
     first, second = (Privacy(1.0, 2.0).noisy({"w1.float32": torch.zeros(100_001)})["w1.float32"] for _ in range(2))

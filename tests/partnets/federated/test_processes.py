@@ -1,4 +1,4 @@
-"""The same app in one process, in Flower's simulation and in processes of a network: the same bits, whoever dies."""
+"""The same app in one process, in Flower's simulation and in networked processes gives the same bits after crashes."""
 
 import contextlib
 import datetime
@@ -23,7 +23,7 @@ from nodes import app, grid, start
 
 HERE = Path(__file__).parent
 ROOT, PROJECT = HERE.parents[2], HERE / "flower_project"
-# What one program may take before a test gives up, in seconds.
+# Timeout of one program in seconds.
 LONG = 300
 
 
@@ -34,7 +34,7 @@ def free_port():
 
 
 def make_certificates(folder):
-    """A certificate of this machine, which vouches for itself, and its key."""
+    """Create a self-signed certificate of this machine and its key."""
     from cryptography import x509
     from cryptography.hazmat.primitives import hashes, serialization
     from cryptography.hazmat.primitives.asymmetric import ec
@@ -54,7 +54,7 @@ def make_certificates(folder):
 
 
 class Network:
-    """A SuperLink and SuperNodes of the first clients on this machine, of which each is a group of processes."""
+    """A SuperLink and the SuperNodes of the first clients on this machine, each in a group of processes."""
 
     def __init__(self, folder, secure, nodes=4):
         self.folder, self.programs = folder, {}
@@ -97,14 +97,14 @@ class Network:
                               text=True, timeout=LONG)  # fmt: skip
 
     def run(self, *, wait=True, **config):
-        """One run of the app, to its end; whether it was completed."""
+        """Run the app to its end and return whether it was completed."""
         told = " ".join(f"{name.replace('_', '-')}={json.dumps(value)}" for name, value in config.items())
-        # Its log ends with the run. To ask again and again would take more time than the run: each starts a process.
+        # Streaming the log waits for the end of the run. Polling would take longer, since each poll starts a process.
         self.flwr("run", ".", "here", "--run-config", told, *(["--stream"] if wait else []))
         return self.status() == "finished:completed"
 
     def status(self):
-        """Of the latest run: what `flwr run` exits with says nothing of it."""
+        """Return the status of the latest run, which the exit status of `flwr run` does not tell."""
         found = json.loads(self.flwr("list", "here", "--format", "json").stdout)["runs"]
         return max(found, key=lambda each: each["pending-at"])["status"]
 
@@ -147,7 +147,7 @@ def load(path):
 
 
 def without(number, rounds):
-    """What three rounds give if a client takes no part in some of them."""
+    """Return the state after three rounds if a client misses some of them."""
     own = server(make_noisy)
     for each in range(1, 4):
         run(own, [client(i, make=make_noisy) for i in range(4) if i != number or each not in rounds], 1)
@@ -163,8 +163,8 @@ def expected():
 def test_the_nodes_of_the_page_ask_where_its_superlink_answers():
     page = (ROOT / "docs" / "federated.md").read_text()
     [(host, port)] = re.findall(r"--host (\S+) --port (\d+)", page)
-    assert host == "0.0.0.0"  # by default other machines do not reach it
-    assert re.findall(r"example\.org:(\d+)", page) == [port] * 2  # of a SuperNode, and of flwr run
+    assert host == "0.0.0.0"  # the default is not reachable from other machines
+    assert re.findall(r"example\.org:(\d+)", page) == [port] * 2  # for a SuperNode and for flwr run
 
 
 @pytest.mark.weekly
@@ -195,7 +195,7 @@ run_simulation(server, nodes.app(clients.make_noisy, mods=[chunked]), 4)
 
 @pytest.mark.full
 def test_a_network_without_encryption_gives_the_same_bits(tmp_path):
-    """The least that each run of tests has: a client of each chunk, and a second round that goes on from the first."""
+    """Check the minimum: one client per chunk, and a second round that continues the first."""
     torch.set_num_threads(1)
     expected = state(start(grid(app(make_noisy), 3), 2, server(make_noisy)).server)
     with network(tmp_path, secure=False, nodes=3) as found:
@@ -221,7 +221,7 @@ def test_a_client_that_is_killed_is_left_out(secure, tmp_path):
 
 @pytest.mark.weekly
 def test_a_node_that_is_killed_is_left_out(secure, tmp_path):
-    """The last test of this network. It is killed after round 1, and asked in round 2 if Flower believes in it."""
+    """Kill a node after round 1; Flower may still ask it in round 2. This must be the network's last test."""
     path = tmp_path / "server.pt"
     secure.run(wait=False, checkpoint=str(path), min_nodes=3)
     secure.wait(path.exists, "round 1 is done")

@@ -1,4 +1,4 @@
-"""A client's round, and what the server makes of several: Eq. 25 and 26, and what must not change."""
+"""A client's round and the server's aggregation: Eq. 25 and 26, and the values that must not change."""
 
 import copy
 import dataclasses
@@ -20,7 +20,7 @@ from partnets.federated.round import shown
 @pytest.mark.full
 @pytest.mark.parametrize("number", [0, 1, 2])
 def test_each_partition_learns_alone_from_what_the_server_has_sent(number):
-    """Eq. 25, written out: SGD on w_j through subnetwork j, each from the server's values."""
+    """Compare with an explicit Eq. 25: SGD on w_j through subnetwork j, each from the server's values."""
     one = client(number, optimizer=lambda model: optim.SGD(model, lr=0.1), epochs=2)
     values = {name: vector + 0.01 for name, vector in one.vectors.read().items()}
     update = one.train(values, round=3)
@@ -29,7 +29,7 @@ def test_each_partition_learns_alone_from_what_the_server_has_sent(number):
     for k in range(one.chunk, 4):
         model, psi = make_model()
         vectors = federated.Vectors(model, psi)
-        # The same draws: the other partitions' epochs come before.
+        # Draw the same numbers: the other partitions' epochs come first.
         again = client(number, optimizer=lambda model: optim.SGD(model, lr=0.1), epochs=2)
         again.train(values, round=3)
         torch.manual_seed(0)
@@ -51,7 +51,7 @@ def test_each_partition_learns_alone_from_what_the_server_has_sent(number):
 
 @pytest.mark.full
 def test_the_gradient_of_psi_is_that_of_the_subnetwork_that_has_not_seen_the_chunk():
-    """Eq. 26: of the mean loss of all examples, whatever the batches."""
+    """Check Eq. 26: the gradient of the mean loss over all examples, for any batches."""
     one = client(2)
     values = one.vectors.read()
     update = one.train(values, round=1)
@@ -81,7 +81,7 @@ def test_a_round_that_is_repeated_gives_the_same_bits_and_leaves_the_random_stat
     before = torch.get_rng_state(), random.getstate()
     first = one.train(values, round=2)
     assert torch.equal(torch.get_rng_state(), before[0]) and random.getstate() == before[1]
-    one.train(values, round=3)  # which leaves nothing behind
+    one.train(values, round=3)  # must not leave any state
     torch.rand(3)
     again, elsewhere = one.train(values, round=2), other.train(values, round=2)
     for update in (again, elsewhere):
@@ -123,7 +123,7 @@ def test_the_mean_change_of_the_contributors_is_the_gradient_of_a_step(weighting
 
 
 def test_one_partition_is_plain_federated_averaging():
-    """Against ten lines of it: local SGD, the mean by examples, Adam on the change (Reddi et al. 2020)."""
+    """Compare with a short implementation: local SGD, mean by examples, Adam on the change (Reddi et al. 2020)."""
     own = server(make_undivided, optimizer=None)
     clients = [client(number, chunk=1, make=make_undivided) for number in range(4)]
     run(own, clients, 3)
@@ -154,7 +154,7 @@ def test_one_partition_is_plain_federated_averaging():
 @pytest.mark.cases(usual=1)
 @pytest.mark.parametrize("k", [2, 3])
 def test_a_later_chunks_examples_reach_no_earlier_partition(k):
-    """With ψ as it is, w_1..w_{k-1} and their moments are the same bits whatever a chunk-k client has."""
+    """Check that w_1..w_{k-1} and their moments do not depend on the data of clients of chunk k, with ψ fixed."""
     outcomes = []
     for flip in (False, True):
         model, _ = make_model()
@@ -170,7 +170,7 @@ def test_a_later_chunks_examples_reach_no_earlier_partition(k):
     first, second = (each.values() for each in outcomes)
     for j in range(1, 4):
         assert torch.equal(first[f"w{j}.float32"], second[f"w{j}.float32"]) == (j < k)
-    for j in range(1, k):  # and their moments
+    for j in range(1, k):  # compare their moments
         for moment in ("exp_avg", "exp_avg_sq"):
             found = []
             for each in outcomes:
@@ -181,7 +181,7 @@ def test_a_later_chunks_examples_reach_no_earlier_partition(k):
 
 
 def spoiled(update, what):
-    """An update that an honest client would not send."""
+    """Return an update that an honest client would not send."""
     name = next(iter(update.values))
     values, number = dict(update.values), update.chunk
     match what:
@@ -240,7 +240,7 @@ FAULTS = (
 
 @pytest.fixture(scope="module")
 def second_round():
-    """A server that knows everybody, and what the four clients send it then."""
+    """Return a server after one round, and the four clients' updates of the second."""
     own = server()
     run(own, [client(i) for i in range(4)], 1)
     return own, [client(i).train(own.values(), 2) for i in range(4)]
@@ -272,7 +272,7 @@ def test_one_who_sends_twice_is_refused_whole():
 
 @pytest.mark.full
 def test_several_who_say_that_they_are_one_client_are_told_of():
-    """By mistake or not: who takes another's number takes nobody's place by it."""
+    """Check that updates with a duplicate client number are reported and do not replace each other."""
     one, other = server(), server()
     updates = [client(i).train(one.values(), 1) for i in range(4)]
     found = one.step([*updates, dataclasses.replace(updates[2], client=0, chunk=3)], senders=[10, 11, 12, 13, 14])
@@ -301,7 +301,7 @@ def test_clients_that_compute_with_the_servers_own_model_are_found_out():
 
 
 class Count(torch.nn.Module):
-    """Counts what it has seen, in a buffer and in an attribute."""
+    """A module that counts its examples in a buffer and in an attribute."""
 
     def __init__(self):
         super().__init__()
@@ -321,7 +321,7 @@ def counting():
 
 
 def test_what_modules_count_starts_anew_for_each_partition_and_round():
-    """As if each were computed by a process of its own, whoever had the model before."""
+    """Compare with a separate process for each partition and round: earlier clients leave no state."""
     base, fresh = client(0, make=counting, audit=False), client(2, make=counting, audit=False)
     values = base.vectors.read()
     for number in (1, 0, 3):
@@ -337,7 +337,7 @@ def test_what_is_frozen_or_unfrozen_later_is_an_error():
     for each in (one, own):
         each.model[1].requires_grad_(False)
     for act in (lambda: one.train(values, 1), own.values):
-        with pytest.raises(RuntimeError, match="construct it anew after any change"):
+        with pytest.raises(RuntimeError, match="construct client and server again"):
             act()
 
 
@@ -492,7 +492,7 @@ def test_settings_that_a_file_changes_are_told(tmp_path):
     with pytest.warns(UserWarning, match=r"optimizer\.param_groups\[0\]\.lr is 0\.001, not 0\.5"):
         other.load(tmp_path / "server.pt")
     assert other.history == own.history
-    with pytest.raises(ValueError, match="client 1 with chunk 2, which is another one in chunks"):
+    with pytest.raises(ValueError, match="client 1 with chunk 2, but chunks has another"):
         server(chunks=(1, 3, 3, 1)).load(tmp_path / "server.pt")
     with pytest.raises(ValueError, match="another weighting, privacy"):
         server(weighting="uniform", privacy=federated.Privacy(1.0, 1.0)).load(tmp_path / "server.pt")
@@ -626,7 +626,7 @@ def test_wrong_use_is_an_error_that_names_the_cure():
 
 
 class Drift(torch.nn.Module):
-    """Follows the data that it has seen, as a running mean does."""
+    """A module with a running mean of the data that it has seen."""
 
     def __init__(self):
         super().__init__()
@@ -703,7 +703,7 @@ def test_a_client_that_diverges_says_so():
 def test_augerino_learns_from_its_own_training_loss():
     torch.manual_seed(0)
     networks = []
-    for _ in range(2):  # the client's and the server's
+    for _ in range(2):  # for the client and the server
         torch.manual_seed(0)
         augmentation = hyper.Affine(rotation=5.0)
         networks.append(torch.nn.Sequential(augmentation, torch.nn.Flatten(), torch.nn.Linear(64, 10)))
@@ -712,8 +712,8 @@ def test_augerino_learns_from_its_own_training_loss():
     own = Server(baselines.Ensemble(networks[1:]), hyper=augmentation)
     widths = augmentation.widths().detach().clone()
     found = own.step([one.train(own.values(), 1)])
-    assert found.contributors == {1: 1} and found.lml is None  # nothing is unseen
-    assert (augmentation.widths() > widths).all()  # the bonus, far above the loss
+    assert found.contributors == {1: 1} and found.lml is None  # no data are unseen
+    assert (augmentation.widths() > widths).all()  # the bonus is far larger than the loss
     with pytest.raises(ValueError, match="Augerino learns from all data"):
         federated.AugerinoClient(make_model()[0], load_data(0), hyper=())
 

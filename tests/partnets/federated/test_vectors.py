@@ -1,4 +1,4 @@
-"""What travels: every entry that learns, once, and a fingerprint of what both sides must have alike."""
+"""The vectors that are sent: every trainable entry once, and a fingerprint that both sides must share."""
 
 import pytest
 import torch
@@ -139,7 +139,7 @@ def test_an_undivided_network_is_one_partition():
 
 
 def test_a_model_that_was_moved_or_loaded_keeps_its_vectors():
-    """Both replace the layers' partitions by others, as equal."""
+    """Check moving and loading, which replace the layers' partitions by equal ones."""
     model = partnets.partition(nn.Linear(4, 3), (0.5, 0.5), seed=0)
     vectors = federated.Vectors(model)
     model.load_state_dict(model.state_dict())

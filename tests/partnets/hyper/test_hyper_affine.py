@@ -1,4 +1,4 @@
-"""Random affine transformations: where they move an image, in which units, and that gradients reach every number."""
+"""Random affine transformations: their effect on images, their units, and gradients of all their numbers."""
 
 import math
 
@@ -27,7 +27,7 @@ every_kind = pytest.mark.parametrize(
 
 
 def image(height=12, width=12, batch=2):
-    """Smooth, so that bilinear interpolation is close to exact."""
+    """Return smooth images, for which bilinear interpolation is nearly exact."""
     y, x = torch.meshgrid(torch.linspace(0, 1, height), torch.linspace(0, 1, width), indexing="ij")
     images = [torch.sin(3 * x + k) * torch.cos(2 * y) + x for k in range(batch)]
     return torch.stack(images)[:, None].double()
@@ -38,12 +38,12 @@ def only(kind, **initial):
 
 
 def transformed(augmentation, x, draw=1.0):
-    """With the same draw for every number of every image."""
+    """Transform images with the same draw for every number of every image."""
     return augmentation.transform(x, torch.full((len(x), len(augmentation.names)), draw).double()).detach()
 
 
 def moved(x, **amounts):
-    """x moved by one transformation of exactly this amount, in the user's units."""
+    """Transform x by exactly this amount of one transformation, in the user's units."""
     ((name, amount),) = amounts.items()
     kind = hyper.Affine if name in WIDTHS else hyper.ImmerAffine
     return transformed(only(kind, **{name: abs(amount)}), x, math.copysign(1.0, amount))
@@ -113,13 +113,13 @@ def test_translations_are_fractions_of_the_width_to_the_right_and_downwards():
 
 
 def sides(image):
-    """The width and height, in pixels, of what is bright, through the middle."""
+    """Return width and height in pixels of the bright area, measured through the centre."""
     return [image[0, 0].sum(dim)[16].item() for dim in (1, 0)]
 
 
 def square():
     x = torch.zeros(1, 1, 33, 33, dtype=torch.float64)
-    x[..., 12:21, 12:21] = 1  # 9 pixels a side, about the centre
+    x[..., 12:21, 12:21] = 1  # 9 x 9 pixels around the centre
     return x
 
 
@@ -155,7 +155,7 @@ def test_an_equal_scale_of_both_axes_is_the_isotropic_one():
 @pytest.mark.parametrize("draw", [-1.0, -0.5, 0.0, 1.0])
 def test_minima_and_maxima_are_composed_as_documented(draw):
     def place(x, y):
-        """Where a pixel reads, one elementary map after another."""
+        """Return the coordinates that a pixel reads, computed by one elementary map after another."""
         number = {name: low + (draw + 1) / 2 * (high - low) for name, (low, high) in SCHWOBEL.items()}
         x, y = x - 2 * number["translate_x"], y - 2 * number["translate_y"]
         x, y = x * number["scale_x"], y * number["scale_y"]
@@ -169,7 +169,7 @@ def test_minima_and_maxima_are_composed_as_documented(draw):
 
     y, x = torch.meshgrid((torch.arange(25.0) - 12) / 15.5, (torch.arange(31.0) - 15) / 15.5, indexing="ij")
     result = transformed(hyper.SchwobelAffine(**SCHWOBEL).double(), linear(x, y).double()[None, None], draw)[0, 0]
-    # Linear images are interpolated exactly, but for where a pixel reads from outside.
+    # Linear images are interpolated exactly, except for pixels that read from outside the image.
     read = place(x, y)
     inside = (read[0].abs() < 15 / 15.5) & (read[1].abs() < 12 / 15.5)
     assert inside.sum() > 100

@@ -1,4 +1,4 @@
-"""Averaged: the mean over copies, of what it says, for any shape of output."""
+"""Averaged: the mean over copies of logits or probabilities, for any shape of output."""
 
 import pytest
 import torch
@@ -9,7 +9,7 @@ from partnets import hyper
 
 
 class Shift(nn.Module):
-    """Adds 0, 1, 2, ... to the copies, to tell them apart."""
+    """An augmentation that adds 0, 1, 2, ... to the copies to distinguish them."""
 
     def forward(self, x):
         return x + torch.arange(len(x) // 2).repeat_interleave(2)[:, None]

@@ -1,4 +1,4 @@
-"""ColourJitter: what each change does to colours, against formulas of its own and Python's colorsys."""
+"""ColourJitter: the effect of each change on colours, compared with explicit formulas and Python's colorsys."""
 
 import colorsys
 import math
@@ -61,7 +61,7 @@ def test_hue_turns_the_chroma_plane_of_yiq(degrees):
     colours = torch.tensor([[0.6, 0.4, 0.5], [0.5, 0.55, 0.4]])
     result = changed(colours.double()[..., None, None], hue=degrees)[..., 0, 0].tolist()
     for before, after in zip(colours.tolist(), result, strict=True):
-        # Python's own YIQ rounds the standard's coefficients to two digits.
+        # Python's YIQ rounds the standard's coefficients to two digits.
         assert colorsys.rgb_to_yiq(*after) == pytest.approx(turned(*before), abs=0.01)
 
 

@@ -1,4 +1,4 @@
-"""Learned numbers: the user's units outside, an unconstrained parameter inside, and a user's own hyperparameters."""
+"""Learned numbers: values in the user's units, unconstrained parameters, and user-defined hyperparameters."""
 
 import copy
 import math
@@ -13,7 +13,7 @@ import partnets
 from partnets import hyper
 
 DEGREE = math.pi / 180
-# A range, a unit, a value in the user's units, and the map from the parameter, written out.
+# A range, a unit, a value in the user's units, and the explicit map from the parameter.
 CASES = {
     "real": (hyper.real, 2, -3, lambda raw: raw),
     "positive": (hyper.positive, 1.0, 0.1, lambda raw: (1 + raw.exp()).log()),
@@ -107,7 +107,7 @@ def test_copies_and_state_dicts_keep_the_value(range, unit, value, formula, dupl
 
 
 class Noise(hyper.Hyperparameter):
-    """A user's own."""
+    """A user-defined hyperparameter."""
 
     def __init__(self, features=3):
         super().__init__()
@@ -155,7 +155,7 @@ def test_many_values_are_shown_as_their_number():
 
 
 def test_softplus_is_torchs():
-    # The default augmentation's arithmetic is to stay as it was: results that were published depend on its bits.
+    # Published results depend on the bits of the default augmentation's arithmetic.
     raw = torch.linspace(-30, 30, 101)
     assert torch.equal(hyper.positive.transform(raw), F.softplus(raw))
 

@@ -63,7 +63,7 @@ def test_dropout_drops_at_its_rate_and_keeps_the_mean(rate):
     torch.manual_seed(0)
     result = hyper.ConcreteDropout(rate)(torch.ones(300, 100)).detach()
     assert (result < 0.5 / (1 - rate)).float().mean() == pytest.approx(rate, abs=0.01)
-    # The relaxed mask's mean is not exactly 1 - p; at temperature 0.1 it is within 2 % of it.
+    # The relaxed mask's mean differs from 1 - p, by at most 2 % at temperature 0.1.
     assert result.mean() == pytest.approx(1.0, abs=0.03)
 
 
@@ -143,7 +143,7 @@ def test_dropout_out_of_range_raises(arguments, message):
 
 
 def test_no_mask_is_kept_for_the_gradient_of_the_rate():
-    """It is drawn again: the input alone is kept, the gradients are the same, and so is the noise that follows."""
+    """Check that the mask is redrawn: only the input is saved; gradients and subsequent noise are unchanged."""
     dropout, x, kept = hyper.ConcreteDropout(0.3), torch.randn(50, 40, requires_grad=True), []
 
     def gradients(call):
@@ -156,7 +156,7 @@ def test_no_mask_is_kept_for_the_gradient_of_the_rate():
     with torch.autograd.graph.saved_tensors_hooks(lambda tensor: kept.append(tensor) or tensor, lambda tensor: tensor):
         dropout(x)
     assert {tensor.data_ptr() for tensor in kept if tensor.numel() > 1} == {x.data_ptr()}
-    with torch.autograd.forward_ad.dual_level():  # where its definition is computed
+    with torch.autograd.forward_ad.dual_level():  # uses the plain implementation
         expected = gradients(dropout)
     for ours, definition in zip(gradients(dropout), expected, strict=True):
         assert torch.equal(ours, definition)

@@ -1,4 +1,4 @@
-"""Hyperparameters whose values differ from example to example, and those that act on training alone."""
+"""Hyperparameters with different values for each example, and those that act only in training."""
 
 import copy
 
@@ -11,7 +11,7 @@ from partnets import hyper, stn
 
 BATCH = 4
 
-# A module, and what it is given for each example.
+# A module and the shape of one example of its input.
 EACH = {
     "ConcreteDropout": (lambda: hyper.ConcreteDropout(0.3), (6,)),
     "Dropout": (lambda: hyper.Dropout(0.3), (6, 2)),
@@ -28,7 +28,7 @@ EACH = {
 
 @pytest.mark.parametrize("name", EACH)
 def test_each_example_has_the_values_of_its_own(name):
-    """All noise is 0.3 of its range, so that nothing but the values differs."""
+    """Fix all noise to 0.3 of its range, so that only the values differ."""
     make, shape = EACH[name]
     module = make().train()
     vector = stn.HyperVector(module, centred=False)
@@ -138,7 +138,7 @@ def test_cutout_blanks_whole_squares():
     blank = hyper.Cutout(1.9, 3.2)(x) == 0
     assert torch.equal(blank[:, 0], blank[:, 1])
     counts = blank[:, 0].sum((1, 2))
-    assert counts.max() == 9 and counts.min() >= 4  # one square of 3, less at a border
+    assert counts.max() == 9 and counts.min() >= 4  # one 3 x 3 square, smaller at a border
     rows, cols = blank[:, 0].any(2).sum(1), blank[:, 0].any(1).sum(1)
     assert torch.equal(rows * cols, counts)
     assert not (hyper.Cutout(0.9, 3.2)(x) == 0).any() and not (hyper.Cutout(2.2, 0.9)(x) == 0).any()
@@ -253,6 +253,6 @@ def test_each_can_be_frozen(name):
     model.eval()(x)
     stn.convert(model, module, per_example=False)
     frozen = stn.freeze(model)
-    if name not in ("Affine", "ImmerAffine", "SchwobelAffine", "ColourJitter"):  # which are drawn in inference too
+    if name not in ("Affine", "ImmerAffine", "SchwobelAffine", "ColourJitter"):  # these also draw in evaluation
         torch.testing.assert_close(frozen(x), model(x))
     assert not list(frozen[0].parameters())

@@ -1,4 +1,4 @@
-"""Submodule: any module as ψ, left whole by partition and trained on the out-of-chunk loss alone."""
+"""Submodule: any module as ψ, not partitioned and trained only on the loss of the held-out chunk."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""What acts on training alone: its gradient is that of real steps, its values are in units, and judging knows none."""
+"""Hyperparameters that act only in training: gradients match real steps, values have units, evaluation ignores them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ PROPORTIONS = (0.5, 0.25, 0.25)
 
 
 class Model(nn.Module):
-    """A network with something in front, and a training loss at its end."""
+    """A network with a module before it and a training loss after it."""
 
     def __init__(self, loss=None, front=None):
         super().__init__()
@@ -76,7 +76,7 @@ class Noise(hyper.Hyperparameter):
 
 
 def made(name):
-    """A model in float64, its training loss, and what it is judged by; batches of (x, y)."""
+    """Return a partitioned model in float64, its training loss, and two batches (x, y)."""
     torch.manual_seed(0)
     make, where = CASES[name]
     model = make().double()
@@ -89,7 +89,7 @@ def made(name):
 
 
 def losses_of(model, name):
-    """How a model learns, and how it is judged."""
+    """Return a model's training loss and its evaluation loss as functions of a batch."""
     where = CASES[name][1]
     own = None if where is None else getattr(model, where)
     train = F.cross_entropy if own is None else own.loss if where == "front" else own
@@ -102,7 +102,7 @@ def losses_of(model, name):
 
 
 class Drawn:
-    """In place of a beta distribution, of which the draws of one seed jump: a number that moves with alpha."""
+    """A stand-in for Beta with draws that are smooth in alpha; with a fixed seed, those of Beta jump."""
 
     def __init__(self, alpha, _):
         self.alpha = alpha
@@ -138,7 +138,7 @@ def test_the_gradient_is_that_of_a_real_step(name, adam, monkeypatch):
     largest = max(parameter.grad.abs().max() for parameter in psi)
     for parameter in psi:
         flat, gradient = parameter.data.view(-1), parameter.grad.view(-1)
-        for i in range(0, len(flat), 7):  # of many
+        for i in range(0, len(flat), 7):  # every 7th of many
             here, found = flat[i].item(), {}
             for move in (-2, -1, 1, 2):
                 flat[i] = here + 1e-3 * move
@@ -220,7 +220,7 @@ def test_labels_that_do_not_count_make_no_expected_error():
 
 
 def test_to_weigh_a_large_source_more_is_no_learning_rate():
-    """Of examples that are all alike, no weights change the mean loss: neither up nor down."""
+    """Check that weights do not change the mean loss of identical examples."""
     weights, source = hyper.SourceWeights(2), torch.tensor([0] * 9 + [1])
     before = weights(torch.zeros(10, 3), (torch.zeros(10, dtype=torch.long), source)).mean()
     weights.weights.assign([9.0, 1.0])
@@ -331,7 +331,7 @@ def test_vectors_are_no_weights_to_decay_in_a_partitioned_model_either(scheme):
 
 @pytest.mark.parametrize("defaults", ["stored", "zero"])
 def test_what_is_inside_of_an_attention_is_decayed_where_it_learns(defaults):
-    """Of which partition makes a new last layer."""
+    """Check an attention, in which partition replaces the last layer."""
     attention = nn.MultiheadAttention(8, 2)
     linear = [module for module in attention.modules() if isinstance(module, nn.Linear)]
     decay = hyper.WeightDecay(linear)
@@ -427,7 +427,7 @@ def test_what_acts_in_the_loss_alone_is_told_of_where_the_loss_is_another(make):
     network = nn.Sequential(*([acts, nn.Linear(5, 3)] if is_mixup else [nn.Linear(5, 3), acts]))
     network = partnets.finalize(partnets.partition(network, (0.8, 0.2)), "retrain")
     loss = network[0].loss if is_mixup else network[1]
-    with pytest.warns(UserWarning, match="acts in the training loss alone, and the loss is another one: pass it as"):
+    with pytest.warns(UserWarning, match="acts only in the training loss, but the loss is another one; pass it as"):
         partnets.Trainer(*partnets.baselines.whole(network, (x, y)))
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -442,7 +442,7 @@ def test_what_acts_in_the_loss_alone_is_told_of_where_the_loss_is_another(make):
 )
 def test_examples_that_do_not_count_change_neither_the_losses_nor_the_weights_of_others(make, tokens, own, ignored):
     if own and ignored == 1:
-        pytest.skip("which class a loss of one's own ignores, nobody can know")
+        pytest.skip("the class that a custom loss ignores cannot be detected")
     torch.manual_seed(0)
     inside = partial(F.cross_entropy, ignore_index=ignored, reduction="none")
     weights = make(loss=(lambda *each: inside(*each)) if own else nn.CrossEntropyLoss(ignore_index=ignored))
@@ -470,7 +470,7 @@ def test_examples_that_do_not_count_change_neither_the_losses_nor_the_weights_of
 @pytest.mark.parametrize("training", [False, True])
 @pytest.mark.parametrize("make", [hyper.LabelSmoothing, partial(hyper.ClassWeights, 3)])
 def test_the_mean_of_a_training_loss_is_over_the_labels_that_count(make, training):
-    """Callers take .mean() themselves, as with compute_loss_func of transformers."""
+    """Check losses on which callers call .mean(), as in transformers' compute_loss_func."""
     loss, logits, y = make().train(training), torch.randn(4, 3, 6), torch.randint(3, (4, 6))
     y[:, 2:] = -100
     found = loss(logits, y).mean()

@@ -1,4 +1,4 @@
-"""Lightning trains as a loop by hand does, resumes to the same bits, and lets nothing of a later chunk through."""
+"""Lightning trains like a manual loop, resumes with the same bits, and leaks nothing of later chunks."""
 
 import csv
 import sys
@@ -20,7 +20,7 @@ from partnets.integrations.lightning import PartitionedModule
 
 PROPORTIONS = (0.5, 0.3, 0.2)
 EPOCHS, STEPS = 2, 10
-# A step of w and one of ψ in each.
+# Lightning counts two steps per draw: one of w and one of ψ.
 SAVED = 2 * 14
 pytestmark = [
     pytest.mark.filterwarnings("ignore:The 'train_dataloader' does not have many workers"),
@@ -30,7 +30,7 @@ pytestmark = [
 
 
 class Classifier(PartitionedModule):
-    """With noise, learned and not, and with statistics of each subnetwork and of a layer that was left out."""
+    """A classifier with learned and fixed dropout, and with partitioned and unpartitioned batch norm."""
 
     def __init__(self, chunks):
         super().__init__()
@@ -89,7 +89,7 @@ def fit(one, draws, folder, checkpoint=None, save=False, **options):
 
 
 def by_hand(one, draws):
-    """The same training, as one writes it."""
+    """Run the same training as a manual loop and return its records."""
     optimizer, hyper_optimizer = one.configure_optimizers()
     one.train()
     one.network[3].eval()
@@ -118,7 +118,7 @@ def equal(first, second):
 
 
 def logged(folder):
-    """The numbers in the file of Lightning's CSVLogger, in order."""
+    """Return the numbers in the file of Lightning's CSVLogger, in order."""
     rows = csv.DictReader((folder / "log" / "metrics.csv").read_text().splitlines())
     named = [{name: float(value) for name, value in row.items() if value} for row in rows]
     return [{name: row[name] for name in ("loss", "hyper_loss", "lml") if name in row} for row in named]
@@ -150,14 +150,14 @@ class Scheduled(Classifier):
             scheduler.step()
 
 
-# That checkpoints have the weights after a step is as it should be.
+# Lightning warns that checkpoints have the weights after a step, which is intended.
 of_checkpoints = pytest.mark.filterwarnings(
     "ignore:Using ModelCheckpoint with manual optimization", "ignore:The dirpath has changed"
 )
 
 
 def saved(one, folder):
-    """The path of a checkpoint from within the second epoch of a training."""
+    """Train and return the path of a checkpoint from within the second epoch."""
     torch.manual_seed(2)
     fit(one, loader(one.chunks), folder, save=True)
     return folder / "kept" / f"step={SAVED}.ckpt"
@@ -239,7 +239,7 @@ def test_a_module_that_was_loaded_to_be_trained_anew_has_noise_of_its_own(tmp_pa
 
 
 class Frozen(Classifier):
-    """ψ learns from every chunk, and all of w from it; the invariant is that of w with ψ as it is."""
+    """A classifier with fixed ψ: learned ψ depends on every chunk, so the invariant holds for w given ψ."""
 
     def configure_optimizers(self):
         return partnets.optim.Adam(self, lr=0.01), torch.optim.SGD(hyper.hyperparameters(self), lr=0.0)
@@ -259,7 +259,7 @@ def test_nothing_of_a_later_chunk_reaches_earlier_partitions(k, tmp_path):
 
 
 class Regularised(Classifier):
-    """ψ that acts on training alone, beside a rate that learns directly."""
+    """A classifier with ψ that acts only in training, and a dropout rate that learns directly."""
 
     clip = 0.1
 
@@ -352,7 +352,7 @@ def test_several_processes_which_would_all_draw_the_same_are_refused(tmp_path):
 
 
 def scaled(scale=1024.0):
-    """What precision="16-mixed" makes on a GPU."""
+    """Return the plugin that precision="16-mixed" creates on a GPU."""
     return {"plugins": [MixedPrecision("16-mixed", "cpu", scaler=torch.amp.GradScaler("cpu", init_scale=scale))]}
 
 
@@ -370,9 +370,9 @@ class Ahead(Regularised):
         (
             Clipped,
             {},
-            r"clip=0\.1 would see gradients as the GradScaler .*; pass precision='bf16-mixed', or clip = None",
+            r"clip=0\.1 would apply to gradients scaled by .*; pass precision='bf16-mixed', or set clip = None",
         ),
-        (Ahead, {"steps_ahead": 2}, "ψ looks ahead, .* has not scaled; pass precision='bf16-mixed'"),
+        (Ahead, {"steps_ahead": 2}, "ψ looks ahead, .* does not scale; pass precision='bf16-mixed'"),
     ],
 )
 def test_what_a_scaler_of_gradients_would_falsify_is_refused(kind, ahead, message, tmp_path):
@@ -392,10 +392,10 @@ def test_otherwise_a_scaler_changes_no_step(tmp_path):
     pair = [module(data(), Plain) for _ in range(2)]
     for one, scale in zip(pair, (1.0, 1024.0), strict=True):
         torch.manual_seed(2)
-        with partkernels.use_backend("reference"):  # on a CPU the others have no float16
+        with partkernels.use_backend("reference"):  # the only backend with float16 on a CPU
             fit(one, loader(one.chunks), tmp_path / str(scale), **scaled(scale))
     for a, b in zip(*[one.parameters() for one in pair], strict=True):
-        torch.testing.assert_close(a, b, rtol=1e-2, atol=1e-3)  # float16 holds small gradients once they are scaled
+        torch.testing.assert_close(a, b, rtol=1e-2, atol=1e-3)  # float16 represents small gradients only if scaled
 
 
 def test_a_module_without_a_loss_is_told_to_define_one():

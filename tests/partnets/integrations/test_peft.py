@@ -1,4 +1,4 @@
-"""Adapters of peft: they alone are divided, tuned in one run, merged into the base, and saved as peft saves."""
+"""Adapters of peft: only they are partitioned; they are tuned in one run, merged into the base, and saved by peft."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_the_adapters_alone_are_divided_and_learn(make, scheme):
     before = {name: p.detach().clone() for name, p in model.named_parameters()}
     divided(model, ids, scheme)
     assert all(".lora_" in path for path, _ in partitioned_layers(model))
-    for k in (1, 2, 3):  # which begin at the base
+    for k in (1, 2, 3):  # all equal the base initially
         with partnets.subnetwork(model, k), torch.no_grad():
             torch.testing.assert_close(model(input_ids=ids).logits, expected)
     optimizer = optim.Adam(model, lr=1e-2)
@@ -78,7 +78,7 @@ def test_the_adapters_alone_are_divided_and_learn(make, scheme):
 
 
 class Linear4bit(nn.Linear):
-    """As quantising libraries have it: two weights to a byte, in a column, and a scale for each row."""
+    """A linear layer as in quantisation libraries: two weights per byte, in one column, and a scale for each row."""
 
     def __init__(self, layer):
         super().__init__(layer.in_features, layer.out_features)
@@ -176,7 +176,7 @@ def test_other_adapters_are_divided():
 
 
 class Tuned(nn.Module):
-    """A model with adapters whose dropout, decay and sources' weights are learned."""
+    """A model with adapters and learned dropout, weight decay and source weights."""
 
     def __init__(self, model):
         super().__init__()

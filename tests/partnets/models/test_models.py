@@ -1,4 +1,4 @@
-"""models: counts against arithmetic and published ones, values against torch's own layers, and what all share."""
+"""Models: parameter counts against published numbers, values against torch layers, and properties of all models."""
 
 import copy
 
@@ -31,7 +31,7 @@ def small(name, batch=2):
 
 
 def perturbed(model):
-    """The model away from its start, where FixUp's zeros would hide most of it."""
+    """Perturb a model's initial parameters, because FixUp's zeros would hide most of its computation."""
     with torch.no_grad():
         for parameter in model.parameters():
             parameter += 0.1 * torch.randn_like(parameter)
@@ -84,7 +84,7 @@ def test_the_device_context_decides_where_parameters_and_buffers_are(name):
 @pytest.mark.cases(usual=4)
 @pytest.mark.parametrize("name", [name for name in SMALL if name != "ThinResNet50"])
 def test_compiles_as_one_graph(name):
-    torch.compiler.reset()  # otherwise the graphs of other tests count towards its limit
+    torch.compiler.reset()  # graphs of other tests would count towards the recompilation limit
     model, x = small(name)
     perturbed(model).eval()
     compiled = torch.compile(model, backend="eager", fullgraph=True)
@@ -140,7 +140,7 @@ def test_arguments_out_of_range_raise_with_the_cure(make, argument, message):
 def test_inputs_of_another_size_raise_with_the_cure():
     vit, _ = small("ViT")
     with pytest.raises(ValueError, match=r"shape \(2, 3, 4, 4\); pass \[batch, channels, 16, 16\]"):
-        vit(torch.rand(2, 3, 4, 4))  # one patch, which would be broadcast over all positions
+        vit(torch.rand(2, 3, 4, 4))  # one patch would be broadcast to all positions
     lm, _ = small("TransformerLM")
     with pytest.raises(ValueError, match="7 tokens, more than context=6; pass shorter"):
         lm(torch.zeros(1, 7, dtype=torch.int64))
@@ -187,7 +187,7 @@ def test_fixup_keeps_its_start_when_it_is_partitioned(defaults):
             assert not block.conv2.weight.any()
     assert not model.classifier.weight.any() and not model.classifier.bias.any()
     half_width = model.stem.weight.abs().max().item()
-    assert half_width == pytest.approx((9 * 3) ** -0.5, rel=0.02)  # torch's own
+    assert half_width == pytest.approx((9 * 3) ** -0.5, rel=0.02)  # torch's default
 
 
 def test_every_subnetwork_of_fixup_computes_the_same_features_at_its_start():
@@ -200,7 +200,7 @@ def test_every_subnetwork_of_fixup_computes_the_same_features_at_its_start():
     torch.testing.assert_close(features[1:], features[:1] * 2)
 
 
-# Those whose every parameter has a rule.
+# Models in which every parameter has a partitioning rule.
 WHOLE = {
     "MLP": lambda: (models.MLP(6), (6,)),
     "MnistCNN": lambda: (models.MnistCNN(image_size=8), (1, 8, 8)),

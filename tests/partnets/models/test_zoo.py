@@ -1,4 +1,4 @@
-"""Models that others wrote: partitioned, trained, compiled, saved, resumed and merged, and no chunk leaks."""
+"""Models of other libraries are partitioned, trained, compiled, saved, resumed and merged without leaks."""
 
 import copy
 
@@ -43,7 +43,7 @@ def gpt2_tiny():
 
 
 class FixupBlock(nn.Module):
-    """As FixUp's authors write it: biases and a scale that are bare parameters."""
+    """A block as FixUp's authors write it, with biases and a scale as parameters of the module."""
 
     def __init__(self, into, out, stride):
         super().__init__()
@@ -80,7 +80,7 @@ class FixupResNet8(nn.Module):
 
 
 class LanguageModel(nn.Module):
-    """Two LSTM layers; the decoder's weight is the embedding's."""
+    """A model with two LSTM layers and tied weights of embedding and decoder."""
 
     def __init__(self):
         super().__init__()
@@ -95,7 +95,7 @@ class LanguageModel(nn.Module):
 
 IMAGES = torch.randn(EXAMPLES, 1, 16, 16, generator=torch.Generator().manual_seed(0))
 LABELS = torch.arange(EXAMPLES) % 3
-IMAGES += LABELS.view(-1, 1, 1, 1) - 1  # something to learn
+IMAGES += LABELS.view(-1, 1, 1, 1) - 1  # makes the labels learnable
 TOKENS = torch.randint(50, (EXAMPLES, 12), generator=torch.Generator().manual_seed(0))
 ZOO = {
     "ResNet-18": (resnet18, IMAGES, LABELS),
@@ -108,7 +108,7 @@ ZOO = {
 every_model = pytest.mark.parametrize("name", ZOO)
 pytestmark = [
     pytest.mark.filterwarnings("ignore:Failed to load image Python extension"),
-    # torch's compiler, of inputs of a graph that begins after its recurrent layers
+    # raised by torch's compiler for inputs of a graph that begins after recurrent layers
     pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf"),
 ]
 
@@ -125,7 +125,7 @@ def loss(output, y):
 
 
 def trainer(name, changed=None):
-    """A new trainer, the same each time, except for the examples of chunk `changed`."""
+    """Return a reproducible trainer, with different examples in chunk `changed` if given."""
     make, x, y = ZOO[name]
     torch.manual_seed(0)
     model = partnets.partition(make(), PROPORTIONS, defaults="seed")
@@ -144,7 +144,7 @@ def trainer(name, changed=None):
 def test_nothing_of_a_later_chunk_reaches_earlier_partitions(name):
     pair = [trainer(name, changed) for changed in (None, COUNT)]
     for one in pair:
-        torch.manual_seed(1)  # dropout
+        torch.manual_seed(1)  # seed of dropout
         one.fit(8)
     assert COUNT in pair[0].history.steps["k"] and COUNT - 1 in pair[0].history.steps["k"]
     earlier, last = [*range(1, COUNT)], [COUNT]
@@ -184,7 +184,7 @@ def test_a_model_is_trained_saved_resumed_and_merged(name, tmp_path):
     ordinary.load_state_dict(merged.state_dict())
 
 
-# Compiling takes longest. These two have attention, convolutions, norms, an embedding and bare parameters.
+# Compiling is slow. These two cover attention, convolutions, norms, an embedding and parameters of modules.
 IN_SHORT = "BERT-tiny", "FixUp ResNet-8"
 
 
@@ -193,7 +193,7 @@ IN_SHORT = "BERT-tiny", "FixUp ResNet-8"
 def test_a_compiled_model_computes_the_same(name):
     one = trainer(name)
     one.fit(2)
-    # torch does not trace its recurrent layers.
+    # torch.compile does not trace recurrent layers.
     compiled = torch.compile(one.model.eval(), backend="aot_eager", fullgraph=name != "LSTM")
     x = ZOO[name][1][:2]
     results = []

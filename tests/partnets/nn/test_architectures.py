@@ -1,4 +1,4 @@
-"""docs/models.md: the architectures of other libraries that it names partition, train and merge."""
+"""The architectures of other libraries in docs/models.md can be partitioned, trained and merged."""
 
 from pathlib import Path
 
@@ -11,7 +11,7 @@ from torch import nn
 import partnets
 
 PAGE = Path(__file__).parents[3] / "docs" / "models.md"
-# Twelve that each need another rule, or have failed by it; the others run weekly.
+# Twelve architectures with different requirements, or that failed before; the others run weekly.
 IN_FULL = {
     ("timm", "efficientnet"): "grouped convolutions of a type that timm made merge to fewer groups",
     ("timm", "nfnet"): "weights are standardised in forward",
@@ -29,7 +29,7 @@ IN_FULL = {
 
 
 def table() -> list[tuple[str, str, str, str]]:
-    """Library, family, model and outcome of each row."""
+    """Return library, family, model and outcome of each row."""
     rows, library = [], None
     for line in PAGE.read_text().splitlines():
         if line.startswith("## "):
@@ -53,8 +53,8 @@ def test_an_architecture_does_what_the_page_says(library, family, name, outcome)
     assert (trial(ONE[library](family, name)) or "yes") == outcome
 
 
-# What of the multiply-adds that an ideal subnetwork 1 skips, of half of the units of all hidden layers, each skips at
-# least. Less than all where widths are rounded, and where a layer's inputs or outputs are the model's.
+# Minimal share of skipped multiply-adds, relative to a subnetwork 1 with half of the channels of every layer. It is
+# below 1 because widths are rounded and the model's inputs and outputs have all channels.
 NESTED = {
     ("timm", "resnet", "test_resnet"): 0.8,
     ("timm", "vision_transformer", "test_vit"): 0.8,
@@ -108,7 +108,7 @@ class Drifting(nn.Module):
 
 @pytest.mark.parametrize(
     ("make", "message"),
-    [(Reader, "reads weights of later|merged subnetwork 1"), (Drifting, "changes mean, which is not its")],
+    [(Reader, "reads weights of later|merged subnetwork 1"), (Drifting, "changes mean, which partition")],
 )
 def test_a_trial_notices_a_leak(make, message):
     with pytest.raises(Failed, match=message):

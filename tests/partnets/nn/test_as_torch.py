@@ -1,4 +1,4 @@
-"""The layers are torch's own in all but what they compute: strides, arguments, errors, names and starts."""
+"""The layers behave like torch's except in their results: strides, arguments, errors, names, initialisation."""
 
 import copy
 import inspect

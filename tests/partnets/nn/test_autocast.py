@@ -1,4 +1,4 @@
-"""Autocast: dtypes of outputs and gradients are torch's, and the numbers those of a model in the lower precision."""
+"""Autocast: output and gradient dtypes match torch's, and results match those of a model in the lower precision."""
 
 import copy
 
@@ -13,7 +13,7 @@ DTYPES = [torch.bfloat16, torch.float16]
 
 
 def seen(model, x, dtype, backend):
-    """The dtype of each layer's output, and of the gradients of x and all parameters."""
+    """Return the dtypes of each layer's output, and of the gradients of x and all parameters."""
     outputs, x = [], x.clone().requires_grad_()
     for layer in model:
         layer.register_forward_hook(lambda layer, inputs, output: outputs.append(output.dtype))
@@ -28,7 +28,7 @@ def seen(model, x, dtype, backend):
 @pytest.mark.parametrize("backend", ["reference", "auto"])
 def test_outputs_and_gradients_have_torchs_dtypes(defaults, dtype, backend):
     if dtype == torch.float16:
-        backend = "reference"  # the only one for it on a CPU; chosen automatically, it warns
+        backend = "reference"  # the only one for float16 on a CPU; automatic choice warns
     ours, x = partnets.partition(ordinary(), PROPORTIONS, defaults=defaults), images()
     assert seen(ours, x, dtype, backend) == seen(ordinary(), x, dtype, backend)
 

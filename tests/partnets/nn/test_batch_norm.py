@@ -1,4 +1,4 @@
-"""Batch norm's statistics: of each subnetwork its own, from the batches that it learns from and from no others."""
+"""Batch norm keeps separate statistics for each subnetwork, from only the batches that it learns from."""
 
 import copy
 from contextlib import nullcontext
@@ -18,7 +18,7 @@ every_layer = pytest.mark.parametrize("name", LAYERS)
 
 
 def made(name):
-    """The layer with statistics that tell its subnetworks apart, and a batch far from all of them."""
+    """Return a layer with different statistics in each subnetwork, and a batch far from all of them."""
     layer = getattr(partnets, name)(4, proportions=PROPORTIONS)
     for k in range(3):
         layer.running_mean[k], layer.running_var[k] = k + 1.0, k + 2.0
@@ -72,7 +72,7 @@ def test_a_step_of_psi_normalises_by_its_batch_and_leaves_no_statistics():
     with hyper_learning(model.train(), 3):
         torch.testing.assert_close(model(x), F.batch_norm(x, None, None, training=True))
     assert all(map(torch.equal, before, statistics(layer)))
-    with hyper_learning(model.eval(), 3):  # as a frozen one is
+    with hyper_learning(model.eval(), 3):  # like a frozen norm
         torch.testing.assert_close(model(x), (x - 2) / (3 + layer.eps) ** 0.5)
 
 
@@ -89,7 +89,7 @@ def test_norms_that_partition_left_out_learn_from_no_chunk():
 
 @pytest.mark.full
 def test_statistics_of_averaged_weights_are_stale():
-    """Which are changed in place, without a batch."""
+    """Check averaged weights, which change in place without a batch."""
     x = torch.randn(80, 4)
     chunks = partnets.chunk((x, (x[:, 0] > 0).long()), (0.6, 0.4))
     model = partnets.partition(nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Linear(8, 2)), (0.6, 0.4))
@@ -124,7 +124,7 @@ def test_statistics_are_stale_where_other_weights_are_loaded_beside_them():
     loaded.load_state_dict(state | {"0.weight": 2 * state["0.weight"]})
     with pytest.warns(UserWarning, match="older than the weights"):
         partnets.merge(loaded)
-    partnets.merge(loaded[:2])  # of a part of a model nobody knows
+    partnets.merge(loaded[:2])  # staleness of a submodel is unknown, so it does not warn
 
 
 @pytest.mark.parametrize("scheme", ["weight", "nested"])
@@ -143,7 +143,7 @@ def test_who_reads_statistics_reads_those_of_the_live_subnetwork(scheme):
 
 
 def test_statistics_that_are_not_tracked_any_more_stay():
-    """As virtual adversarial training asks for."""
+    """Disable tracking, as virtual adversarial training does."""
     model = partnets.partition(nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8)), (0.5, 0.5)).train()
     model[1].track_running_stats = False
     before = model[1].running_mean.clone()

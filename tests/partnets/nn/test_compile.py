@@ -1,4 +1,4 @@
-"""torch.compile: one graph for each (active, update), none in steady state, and the numbers of eager mode."""
+"""torch.compile: one graph per (active, update), no recompilation afterwards, and the results of eager mode."""
 
 import copy
 
@@ -12,25 +12,25 @@ from torch._dynamo.testing import CompileCounterWithBackend
 import partnets
 from partnets import optim
 
-# As partnets.subnetwork says, for C = 3.
+# The limit documented in partnets.subnetwork, for C = 3.
 LIMIT = 3 * (3 + 3) // 2
 
 
 @pytest.fixture(autouse=True)
 def alone():
-    torch.compiler.reset()  # otherwise the graphs of other tests count towards its limit
+    torch.compiler.reset()  # graphs of other tests would count towards the recompilation limit
     yield
     torch.compiler.reset()
 
 
 def counted(model, **options):
-    """The compiled model, and what counts its graphs."""
+    """Return the compiled model and a counter of its graphs."""
     graphs = CompileCounterWithBackend("aot_eager")
     return torch.compile(model, backend=graphs, fullgraph=True, **options), graphs
 
 
 def step(network, model, optimizer, x, active, update):
-    """The output and all gradients of one step; with update=None, of x alone."""
+    """Return the output and all gradients of one step; with update=None, only x has a gradient."""
     x = x.clone().requires_grad_()
     optimizer.zero_grad()
     with partnets.subnetwork(model, active, update):

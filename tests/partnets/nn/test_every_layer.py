@@ -1,4 +1,4 @@
-"""What holds of every layer, whatever it computes: merging, copies, files, dtypes, modes and hooks."""
+"""Properties of every layer: merging, copies, files, dtypes, modes and hooks."""
 
 import copy
 import io
@@ -16,7 +16,7 @@ every_layer = pytest.mark.parametrize("name", CASES)
 
 
 def computed(layer, case):
-    """The first output for the case's arguments, without noise."""
+    """Return the first output for the case's arguments, without noise."""
     return tree_leaves(layer.eval()(*case.arguments()))[0].detach()
 
 

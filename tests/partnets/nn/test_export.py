@@ -1,4 +1,4 @@
-"""torch.export: a program is one subnetwork, and computes the same after a trip through a file."""
+"""torch.export: a program is one subnetwork, and computes the same after saving and loading."""
 
 import io
 
@@ -23,7 +23,7 @@ def test_an_exported_subnetwork_computes_the_same_from_a_file(defaults, strict):
     torch.export.save(program, file)
     file.seek(0)
     loaded = torch.export.load(file).module()
-    assert torch.equal(loaded(x), expected)  # outside of any subnetwork
+    assert torch.equal(loaded(x), expected)  # outside a subnetwork context
     with partnets.subnetwork(model, 2):
         assert torch.equal(loaded(x[:3]), model(x[:3]))
 

@@ -1,4 +1,4 @@
-"""torch.func over whole models: replaced parameters, gradients, and gradients of each example."""
+"""torch.func on complete models: replaced parameters, gradients, and per-example gradients."""
 
 import copy
 

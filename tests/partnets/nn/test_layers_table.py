@@ -1,4 +1,4 @@
-"""docs/layers.md: every cell of its table is tried out here."""
+"""Checks of every cell of the table in docs/layers.md."""
 
 import io
 import re
@@ -22,7 +22,7 @@ def first(output):
 
 
 def learned(call, model, name):
-    """The first output, and the parameters' gradients of its sum of squares."""
+    """Return the first output and the parameters' gradients of its sum of squares."""
     model.zero_grad()
     y = first(call(*CASES[name].arguments()))
     y.float().square().sum().backward()
@@ -51,7 +51,7 @@ def autocasts(name):
     with torch.autocast("cpu", dtype=torch.bfloat16), partnets.subnetwork(layer, 2, 1):
         try:
             dtype = first(theirs(*CASES[name].arguments())).dtype
-        except RuntimeError as error:  # torch has no LSTM in bfloat16 for some processors
+        except RuntimeError as error:  # some processors have no bfloat16 LSTM in torch
             with pytest.raises(RuntimeError, match=str(error)[:40]):
                 layer(*CASES[name].arguments())
             return
@@ -92,7 +92,7 @@ COLUMNS = {"compile": compiles, "autocast": autocasts, "DDP": replicates, "FSDP2
 
 @pytest.fixture(scope="module")
 def alone():
-    """A process group of this process."""
+    """Create a process group with only this process."""
     with tempfile.TemporaryDirectory() as folder:
         dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=0, world_size=1)
         yield
@@ -132,6 +132,6 @@ def test_what_the_page_says_of_a_layer_is_so(name, column, request):
 def test_the_schemes_that_the_page_names_work(name):
     cell = table()[name]["scheme"]
     for kind in ("weight", "node"):
-        scheme(name, kind)  # whoever has no weights takes both
+        scheme(name, kind)  # layers without weights support both schemes
     has_weights = any(getattr(layer, "partitions", None) for layer in CASES[name].partitioned().modules())
     assert cell == ("weight, node" if has_weights else "rows")

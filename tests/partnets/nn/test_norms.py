@@ -1,4 +1,4 @@
-"""Norms and FixUp's scalars: s_1 * ... * s_k and b_1 + ... + b_k, against the ordinary layer with those values."""
+"""Norms and FixUp's scalars: s_1 * ... * s_k and b_1 + ... + b_k, compared with a torch layer with these values."""
 
 import copy
 
@@ -23,7 +23,7 @@ every_layer = pytest.mark.parametrize("name", ORDINARY)
 
 
 def partitioned(name, trained=True):
-    """A partitioned layer in float64; if trained, with an exact 0 among its scales."""
+    """Return a partitioned layer in float64; if trained, one of its scales is exactly 0."""
     torch.manual_seed(0)
     layer = partnets.partition(ORDINARY[name]().double(), PROPORTIONS)
     if trained:
@@ -39,7 +39,7 @@ def data():
 
 
 def by_hand(layer, active):
-    """The ordinary layer's parameters in subnetwork `active`, differentiable in all rows."""
+    """Return the torch layer's parameters in subnetwork `active`, differentiable in all rows."""
     return {
         key: rows[:active].cumsum(0)[-1] if key == "bias" else torch.stack([*rows[:active]]).prod(0)
         for key, rows in layer.named_parameters()
@@ -142,7 +142,7 @@ def test_a_weight_normalised_norm_raises_and_stays():
 
 @pytest.mark.full
 def test_a_compiled_norm_equals_the_eager_one():
-    torch.compiler.reset()  # otherwise the graphs of other tests count towards its limit
+    torch.compiler.reset()  # graphs of other tests would count towards the recompilation limit
     layer = partnets.partition(nn.Sequential(nn.GroupNorm(2, 4), models.Scale(), models.Bias()), PROPORTIONS).double()
     compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
     for active, update in ((2, 2), (1, None), (3, 1)):
@@ -160,7 +160,7 @@ def test_a_compiled_norm_equals_the_eager_one():
 
 
 def test_norms_and_layers_of_one_network_learn_together():
-    """One partition of all, by a step against the gradient written with ordinary layers."""
+    """Compare a step of one partition with the gradient of torch layers."""
     torch.manual_seed(0)
     model = partnets.partition(nn.Sequential(nn.Linear(4, 6), nn.LayerNorm(6), nn.Linear(6, 2)).double(), PROPORTIONS)
     x = torch.randn(5, 4, dtype=torch.float64)

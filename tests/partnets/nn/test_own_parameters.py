@@ -1,4 +1,4 @@
-"""Parameters that a module of any class keeps for itself: whoever reads them gets those of the live subnetwork."""
+"""Parameters of generic modules: reading them returns the active subnetwork's values."""
 
 import contextlib
 import copy
@@ -22,7 +22,7 @@ PROPORTIONS = (0.5, 0.3, 0.2)
 
 
 class Embedded(nn.Module):
-    """As a vision transformer: a token and positions of its own, around layers."""
+    """A module with token and position parameters besides layers, as in a vision transformer."""
 
     def __init__(self):
         super().__init__()
@@ -137,7 +137,7 @@ def test_it_compiles_without_a_break():
 
 
 class Biased(nn.Module):
-    """As attention with relative positions: a table of its own, which evaluation caches."""
+    """A module with a table that is cached in evaluation, as in attention with relative positions."""
 
     def __init__(self, **options):
         super().__init__()
@@ -220,7 +220,7 @@ def test_retraining_and_resetting_call_the_class_itself():
 
 
 class Reader(nn.Module):
-    """As some attention: it reads weights of some children, and of another one only the dtype."""
+    """A module that reads weights of some children, and only the dtype of another, as some attention does."""
 
     def __init__(self):
         super().__init__()
@@ -250,7 +250,7 @@ def test_layers_whose_parameters_their_parent_reads_give_those_of_the_live_subne
 
 
 class Unseen(nn.Module):
-    """It reads as no source tells, and changes what it has got."""
+    """A module that reads its children's weights through getattr, and computes with them."""
 
     def __init__(self):
         super().__init__()
@@ -264,7 +264,7 @@ class Unseen(nn.Module):
 
 
 class Folded(nn.Module):
-    """It computes with its norm's parameters by itself."""
+    """A module that computes with its norm's parameters without calling the norm."""
 
     def __init__(self):
         super().__init__()
@@ -329,7 +329,7 @@ def test_a_subclass_calls_the_convolution_as_torchs_does(active):
 
 
 class ReadTable(nn.Module):
-    """A head tied to an embedding, whose table is read as well."""
+    """A model with tied head and embedding that also reads the embedding's table."""
 
     def __init__(self):
         super().__init__()
@@ -373,7 +373,7 @@ def test_no_subnetwork_gets_a_weight_that_torch_has_cached_of_another(scheme):
 
 
 class Cropping(nn.Module):
-    """As some models, it makes a table of another length fit as it loads it."""
+    """A module that crops a longer table when it loads a state_dict."""
 
     def __init__(self):
         super().__init__()
@@ -405,7 +405,7 @@ def test_a_tied_weight_is_loaded_with_its_one_partition_or_not_at_all():
 
 
 class WithDicts(nn.Module):
-    """Whose dicts are called caches, and are settings, a table and a memory."""
+    """A module with dicts named as caches that contain settings, a table and state."""
 
     def __init__(self):
         super().__init__()
@@ -440,7 +440,7 @@ def test_a_bias_that_is_assigned_without_rows_is_refused(layer):
 
 
 def test_what_is_written_into_a_computed_value_is_told():
-    """As CLIP's training does: `with torch.no_grad(): model.logit_scale.clamp_(0, 4.6)`."""
+    """Check in-place writes as in CLIP's training: `with torch.no_grad(): model.logit_scale.clamp_(0, 4.6)`."""
     model = partnets.partition(Embedded(), PROPORTIONS)
     for write in (lambda: model.gain.clamp_(max=0.5), lambda: nn.init.zeros_(model.position)):
         with torch.no_grad():

@@ -1,4 +1,4 @@
-"""What a module keeps from call to call, each subnetwork has for itself; held against one ordinary module for each."""
+"""State that a module keeps between calls is per subnetwork; compared with one dense module for each."""
 
 import copy
 import enum
@@ -42,7 +42,7 @@ class InPlace(Assigned):
 
 
 class Codebook(nn.Module):
-    """As of a VQ-VAE: codes without gradients, integer counts, a temperature that others set."""
+    """A codebook as in a VQ-VAE: codes without gradients, integer counts, and a temperature set from outside."""
 
     def __init__(self):
         super().__init__()
@@ -93,7 +93,7 @@ class Containers(nn.Module):
 
 
 class Teacher(nn.Module):
-    """An average of what a layer that learns gives, in modules that do not learn."""
+    """Frozen modules that keep an average of a trainable layer's outputs."""
 
     def __init__(self):
         super().__init__()
@@ -118,7 +118,7 @@ class Drawing(nn.Module):
 
 
 class Lazy(nn.Module):
-    """What it keeps is made by its first call."""
+    """A module that creates its state in the first call."""
 
     def forward(self, x):
         if not hasattr(self, "first"):
@@ -129,7 +129,7 @@ class Lazy(nn.Module):
 
 
 class Recurrent(nn.Module):
-    """Its state has a gradient."""
+    """A module with state that has a gradient."""
 
     def __init__(self):
         super().__init__()
@@ -161,7 +161,7 @@ class Helper:
 
 
 class Odd(nn.Module):
-    """What people keep: enums, slots, whoever holds the module, its methods, dicts called caches, other generators."""
+    """A module with unusual state: enums, slots, back references, bound methods, caches, random generators."""
 
     def __init__(self):
         super().__init__()
@@ -205,7 +205,7 @@ def batches(count=12):
 
 
 def alone(kind, model):
-    """For each subnetwork an ordinary model, as they start."""
+    """Return a dense model for each subnetwork, with the initial state."""
     torch.manual_seed(0)
     keeper = nn.Sequential(nn.Linear(4, 4), kind(), nn.Linear(4, 2))[1]
     models = {k: partnets.merge(model, k) for k in (1, 2, 3)}
@@ -225,7 +225,7 @@ def test_each_subnetwork_keeps_what_it_has_seen_to_the_bit(kind):
         theirs = expected[k](x)
         theirs.sum().backward()
         torch.testing.assert_close(y, theirs, rtol=1e-5, atol=1e-6)
-        with partnets.subnetwork(model, k), torch.no_grad():  # nothing of this pass is left
+        with partnets.subnetwork(model, k), torch.no_grad():  # this pass must not change the state
             for _ in range(2):
                 model(torch.randn(6, 4))
     model.eval()
@@ -284,7 +284,7 @@ def test_copies_pickles_and_state_dicts_have_all_of_it(kind):
             model(x)
     pickled = pickle.loads(pickle.dumps(model))
     copies = [copy.deepcopy(model), pickled]
-    if kind in (Assigned, InPlace, Codebook):  # which keep nothing in attributes
+    if kind in (Assigned, InPlace, Codebook):  # their state is in the state_dict
         file = io.BytesIO()
         torch.save(model.state_dict(), file)
         loaded = network(kind)
@@ -300,7 +300,7 @@ def test_copies_pickles_and_state_dicts_have_all_of_it(kind):
 
 
 @pytest.mark.full
-@pytest.mark.filterwarnings("ignore:The .grad attribute")  # torch's compiler hides it, where it is no error
+@pytest.mark.filterwarnings("ignore:The .grad attribute")  # torch's compiler hides it, unless warnings are errors
 @ALL("kind", [InPlace, Number, Teacher])
 def test_a_compiled_model_keeps_the_same(kind):
     torch.compiler.reset()
@@ -373,7 +373,7 @@ def test_threads_keep_it_apart():
 
 
 class Both(nn.Module):
-    """A module that learns, with parameters of its own and a layer, and keeps something, as does a module inside."""
+    """A trainable module with parameters, a layer and state, which contains another module with state."""
 
     def __init__(self):
         super().__init__()
@@ -397,7 +397,7 @@ def test_what_learns_inside_is_partitioned_as_ever():
     assert [name for name, _ in model.named_parameters()] == [name for name, _ in Both().named_parameters()]
     assert partnets.audit(model, (torch.randn(8, 4), torch.randn(8, 4)), F.mse_loss) == []
     assert partnets.audit(partnets.partition(Both(), PROPORTIONS), (torch.randn(8, 4), None))
-    optimizer = torch.optim.SGD(partnets.merge(model).parameters(), 0.1)  # of ordinary ones alone
+    optimizer = torch.optim.SGD(partnets.merge(model).parameters(), 0.1)  # a merged model has only dense layers
     assert len(optimizer.param_groups[0]["params"]) == len(list(Both().parameters()))
     with partnets.subnetwork(model, 2, 1):
         model(torch.randn(8, 4)).sum().backward()
@@ -413,7 +413,7 @@ def test_what_learns_inside_is_partitioned_as_ever():
 
 
 class Norm(nn.BatchNorm1d):
-    """A class without a rule."""
+    """A norm class without a partitioning rule."""
 
 
 @ALL("norm", [Norm, nn.InstanceNorm1d])
@@ -455,7 +455,7 @@ def test_a_trainer_trains_it(tmp_path):
 
 
 class Ends(nn.Module):
-    """Two modules that learn share one that keeps something, and an object."""
+    """Two trainable modules that share a module with state, and a list."""
 
     def __init__(self):
         super().__init__()

@@ -1,4 +1,4 @@
-"""Activation checkpoints: the backward pass is that of the subnetwork of the forward pass, or raises."""
+"""Activation checkpoints: the backward pass recomputes the subnetwork of the forward pass, or raises."""
 
 import functools
 
@@ -87,7 +87,7 @@ def test_another_subnetwork_in_the_backward_pass_raises(index, active, update):
     with partnets.subnetwork(layer, active, update):
         y = checkpoint(lambda x: layer(x).sin(), x, use_reentrant=False)
     ours = f"recomputed subnetwork active=3, update=3 of a layer that had active={active}, update={update}"
-    torchs = "different metadata|different number of tensors"  # where it finds first that others were saved
+    torchs = "different metadata|different number of tensors"  # torch's check of saved tensors may fail first
     with pytest.raises(RuntimeError, match=f"{ours}|{torchs}"):
         y.sum().backward()
 
@@ -147,7 +147,7 @@ def test_a_checkpoint_saves_its_input_alone():
 
 @pytest.mark.full
 def test_checkpoints_compile():
-    torch.compiler.reset()  # otherwise the graphs of other tests count towards its limit
+    torch.compiler.reset()  # graphs of other tests would count towards the recompilation limit
     model, x = network(), inputs()
 
     def run(x):
@@ -180,4 +180,4 @@ def test_a_reentrant_checkpoint_outside_raises_and_inside_is_right(depth):
     with pytest.raises(RuntimeError, match=r"recomputed subnetwork active=2.* had active=1.*use_reentrant=False"):
         outside.backward()
     assert all(torch.equal(p.grad, one) for p, one in zip(model.parameters(), before, strict=True))
-    again(x).backward()  # all of it outside: the whole network, as ever
+    again(x).backward()  # forward and backward outside: the full network

@@ -1,4 +1,4 @@
-"""Partitioned layers survive state_dicts, files, copies and moves; and refuse what does not fit."""
+"""Partitioned layers survive state_dicts, files, copies and moves, and reject state that does not fit."""
 
 import copy
 import dataclasses
@@ -111,7 +111,7 @@ def test_a_meta_layer_cannot_be_filled_with_garbage():
 
 
 def shard(seed):
-    """Rows 1 to 3 of a layer, whose weights are 0."""
+    """Return rows 1 to 3 of a layer, with zero weights."""
     part = layer(seed=seed)
     part.weight, part.bias = nn.Parameter(torch.zeros(3, 3, 3, 3)), nn.Parameter(part.bias[:, 1:4])
     part.partition = part.partition.rows(1, 4)
@@ -203,7 +203,7 @@ def same(state, other):
 
 
 class Block(nn.Module):
-    """Of everything that a model has: layers, one with children, bare parameters, buffers, what is skipped."""
+    """A model with layers, a layer with children, a parameter, buffers and a skipped layer."""
 
     def __init__(self):
         super().__init__()

@@ -1,4 +1,4 @@
-"""A layer that says how it starts is drawn in that way from its seed, wherever the model has been meanwhile."""
+"""A layer that declares its initial distribution is drawn from it with its seed, also after copies and pickling."""
 
 import copy
 import functools
@@ -22,7 +22,7 @@ def model(declared):
 
 
 def expected(declared, layer):
-    """The declared distribution's values for the seed that the layer was given."""
+    """Return the declared distribution's values for the layer's seed."""
     if isinstance(declared, Zeros):
         return torch.zeros(4, 5)
     return declared.func(*declared.args, seed=layer.partition.defaults.seed).values((4, 5))
@@ -37,7 +37,7 @@ def test_the_weight_starts_at_its_defaults_which_are_the_declared_ones(declared,
     assert torch.equal(layer.weight, expected(declared, layer))
     assert torch.equal(layer.partition.defaults.values((4, 5)), layer.weight)
     assert torch.equal(layer.bias[0], bias) and not layer.bias[1].any()
-    assert isinstance(other.partition.defaults, Uniform), "a layer that declares nothing starts as torch's"
+    assert isinstance(other.partition.defaults, Uniform), "an undeclared layer should use torch's distribution"
 
 
 @every_declaration

@@ -1,4 +1,4 @@
-"""subnetwork with a number for each example: one call computes several subnetworks, and nothing passes between them."""
+"""Per-example subnetworks: one call computes several subnetworks, and nothing passes between them."""
 
 import copy
 import io
@@ -23,7 +23,7 @@ Pair = namedtuple("Pair", "scores features")
 
 
 class Network(nn.Module):
-    """Convolutions, a norm and ψ; gives a tuple with a name for each part."""
+    """A model with convolutions, a norm and ψ that returns a named tuple."""
 
     def __init__(self):
         super().__init__()
@@ -43,7 +43,7 @@ def network(scheme="nested", seed=0):
     torch.manual_seed(seed)
     example = {"example": torch.randn(2, 1, 6, 6)} if scheme == "nested" else {}
     model = partnets.partition(Network(), PROPORTIONS, scheme=scheme, **example).double().train()
-    model.mask.eval()  # no noise, or passes could not be compared
+    model.mask.eval()  # no noise, so that passes can be compared
     return model
 
 
@@ -108,7 +108,7 @@ def test_nothing_passes_from_examples_to_partitions_and_outputs_of_others(scheme
 
 
 def of_first(model):
-    """The gradients of w_1."""
+    """Yield the gradients of w_1."""
     for _, layer in partitioned_layers(model):
         for name, parameter in layer.owned():
             (view,), partition = layer.entries(name, [parameter.grad], 1)

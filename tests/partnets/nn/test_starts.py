@@ -1,4 +1,4 @@
-"""How layers start that are drawn from a seed: as they were initialised, whoever did it."""
+"""Layers drawn from a seed keep the distribution of their initialisation."""
 
 import functools
 

@@ -1,4 +1,4 @@
-"""What a subnetwork computes and what learns from it, against networks written with torch.where."""
+"""A subnetwork's outputs and updates, compared with networks written with torch.where."""
 
 import pytest
 import torch
@@ -13,14 +13,14 @@ CASES = [(active, update) for active in (1, 2, 3) for update in (None, *range(1,
 
 
 def by_hand(layer, active):
-    """The weight and bias of a subnetwork, written with torch.where."""
+    """Return the weight and bias of a subnetwork, computed with torch.where."""
     weight = layer.weight.detach()
     defaults = layer.partition.defaults.values(weight.shape, weight.dtype)
     return torch.where(layer.partition.ids() <= active, weight, defaults), layer.bias.detach()[:active].sum(0)
 
 
 def trained(model):
-    """Away from its defaults, as after training."""
+    """Perturb a model's parameters, so that they differ from their defaults as after training."""
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(torch.randn_like(parameter), alpha=0.1)
@@ -139,7 +139,7 @@ def test_layers_that_differ_in_count_raise():
 
 @pytest.mark.full
 def test_a_compiled_subnetwork_equals_the_eager_one():
-    torch.compiler.reset()  # otherwise the graphs of other tests count towards its limit
+    torch.compiler.reset()  # graphs of other tests would count towards the recompilation limit
     model = trained(partnets.partition(nn.Sequential(nn.Linear(9, 7), nn.ReLU(), nn.Linear(7, 3)), PROPORTIONS))
     compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
     x = torch.randn(4, 9)

@@ -1,4 +1,4 @@
-"""Which subnetwork is live is a matter of each thread, and of no copy of the model."""
+"""The active subnetwork is specific to a thread, and is not copied with a model."""
 
 import asyncio
 import contextlib
@@ -46,7 +46,7 @@ def test_threads_compute_each_its_own_subnetwork(compiled):
         torch.compiler.reset()
         outputs(computes, x)
     start = threading.Barrier(3)
-    # The compiler's guards are for one thread at a time: others make it compile again, up to its limit.
+    # Concurrent calls of a compiled function would recompile it, up to the compiler's limit.
     alone = threading.Lock() if compiled else contextlib.nullcontext()
 
     def compute(k):
@@ -65,7 +65,7 @@ def test_threads_compute_each_its_own_subnetwork(compiled):
 @pytest.mark.parametrize("first", [None, 1])
 def test_what_was_compiled_outside_or_inside_of_a_subnetwork_is_not_run_for_the_other(first):
     model, x = network(), torch.randn(4, 9)
-    expected = outputs(copy.deepcopy(model), x) | {None: model(x)}  # the model itself has never been inside
+    expected = outputs(copy.deepcopy(model), x) | {None: model(x)}  # a copy: no context has used the model
     torch.compiler.reset()
     computes = torch.compile(model, backend="eager", fullgraph=True)
 
@@ -96,7 +96,7 @@ def test_subnetworks_that_interleave_in_one_thread_raise():
     async def both():
         return await asyncio.gather(request(1, 0.01), request(2, 0.1), return_exceptions=True)
 
-    first, _ = asyncio.run(both())  # which leaves inside of the second
+    first, _ = asyncio.run(both())  # exits while the second is active
     assert isinstance(first, RuntimeError) and "await" in str(first)
     assert (model[0].active, model[0].update) == (3, 3)
 
@@ -130,7 +130,7 @@ def test_a_module_of_another_base_starts_outside():
 
 
 def test_replicas_compute_the_subnetwork_that_was_live_when_they_were_made():
-    """As torch.nn.DataParallel's, which compute in threads of their own."""
+    """Check replicas in other threads, as in torch.nn.DataParallel."""
     layer = partnets.Linear(4, 3, proportions=PROPORTIONS)
     with partnets.subnetwork(layer, 1, 1):
         replica = layer._replicate_for_data_parallel()
@@ -139,7 +139,7 @@ def test_replicas_compute_the_subnetwork_that_was_live_when_they_were_made():
 
 
 def test_a_backward_pass_in_a_thread_of_autograd_recomputes_the_live_subnetwork():
-    """As on a GPU, whose backward passes run in threads of their own; here nested ones do, past 60 of them."""
+    """Nest more than 60 backward passes, so that they run in separate threads as on a GPU."""
     layer = partnets.Linear(3, 3, bias=False, proportions=PROPORTIONS).double()
     with torch.no_grad():
         layer.weight.copy_(torch.randn(3, 3))

@@ -1,4 +1,4 @@
-"""Layers on torch's own module inputs: at C = 1 torch's layer, at C = 3 the layer that merge makes of them."""
+"""Layers on torch's module inputs equal torch's layer for C = 1 and the merged layer for C = 3."""
 
 import copy
 import inspect
@@ -12,14 +12,14 @@ from torch.utils._pytree import tree_flatten, tree_map_only
 
 import partnets
 
-# torch says so of LSTMs with projections.
+# torch warns about LSTMs with projections.
 pytestmark = pytest.mark.filterwarnings("ignore:LSTM with projections is not supported with oneDNN")
 
 LAYERS = registered()
 
 
 def inputs(modes, most):
-    """A parametrization over layers and at most so many of their float64 inputs, as far apart as can be."""
+    """Return a parametrization over layers and at most `most` of their float64 inputs, evenly spread."""
 
     def cases():
         for cls in LAYERS:
@@ -33,7 +33,7 @@ def inputs(modes, most):
 
 
 def made(cls, training, one, **options):
-    """A float64 layer away from its start, where norms' scales are 1 and shifts 0."""
+    """Return a float64 layer with perturbed parameters, because norms start with scale 1 and bias 0."""
     torch.manual_seed(1)
     if "dtype" in inspect.signature(cls).parameters:
         options["dtype"] = torch.float64
@@ -45,7 +45,7 @@ def made(cls, training, one, **options):
 
 
 def arguments(one, dtype=torch.float64):
-    """Fresh copies of the layer's arguments; those that are one tensor stay one."""
+    """Return new copies of the layer's arguments; arguments that share a tensor still share it."""
     copies = {}
 
     def differentiable(x):
@@ -57,7 +57,7 @@ def arguments(one, dtype=torch.float64):
 
 
 def called(layer, one, dtype=torch.float64):
-    """The outputs, and the gradients of the sum of their squares, in the arguments and in the parameters."""
+    """Return the outputs, and the gradients of their sum of squares by arguments and by parameters."""
     args, kwargs, leaves = arguments(one, dtype)
     torch.manual_seed(2)
     outputs = [x for x in tree_flatten(layer(*args, **kwargs))[0] if isinstance(x, torch.Tensor)]
@@ -85,9 +85,9 @@ def test_with_one_partition_a_layer_is_torchs(cls, training, one):
         ours.load_state_dict(before)
         args, kwargs, _ = arguments(one)
         expected = one.reference_fn(ours, *args, **kwargs)
-        # torch's own references differ by this much from its layers.
+        # torch's references differ by this much from its layers.
         torch.testing.assert_close(ours(*args, **kwargs), expected, rtol=1e-4, atol=1e-6, equal_nan=True)
-    # In float32, at most twice torch's own error, and what rounding does to several operators one after another.
+    # In float32, allow twice torch's error, plus the rounding of several consecutive operators.
     for mine, their, true in zip(*(tree_flatten(result)[0] for result in (
         called(lowered[0], one, torch.float32), called(lowered[1], one, torch.float32), exact
     )), strict=True):  # fmt: skip
@@ -143,7 +143,7 @@ def test_gradients_of_a_subnetwork_are_those_of_its_values(cls, training, one):
         given, values = list(flat), dict(zip(owned, tensors[len(places) :], strict=True))
         for i, tensor in zip(places, tensors, strict=False):
             given[i] = tensor
-        # Entries of other partitions have no gradient, so they are held.
+        # Entries of other partitions have no gradient, so they are constants.
         held = {name: torch.where(mask, values[name], parameters[name].detach()) for name, mask in owned.items()}
         args, kwargs = spec.unflatten(given)
         torch.manual_seed(2)
@@ -158,9 +158,9 @@ def test_gradients_of_a_subnetwork_are_those_of_its_values(cls, training, one):
 def test_every_registered_layer_has_a_case_and_inputs():
     made = {type(case.make()) for case in CASES.values()}
     lacking = [cls.__name__ for cls in registered(foreign=True) if cls.ordinary not in made]
-    assert not lacking, f"{lacking} have no entry in tests/partnets/layers.py"
+    assert not lacking, f"{lacking} have no entry in tests/partnets/layers.py; add one"
     without = [cls.__name__ for cls in LAYERS if not module_inputs(cls, training=True)]
-    assert not without, f"torch has no inputs for {without}: give their entries in tests/partnets/layers.py `more`"
+    assert not without, f"torch has no inputs for {without}; set `more` in their entries in tests/partnets/layers.py"
 
 
 def test_every_layer_says_what_it_takes():

@@ -1,4 +1,4 @@
-"""Partitions need no map: a module that owns whole networks works with everything that takes a partitioned model."""
+"""Partitions without a map: a module of complete networks works wherever a partitioned model is accepted."""
 
 import copy
 
@@ -14,7 +14,7 @@ PROPORTIONS = (0.5, 0.3, 0.2)
 
 
 class Networks(Partitioned):
-    """Subnetwork k is network k alone; partition k is all of its parameters."""
+    """A module in which subnetwork k is network k, and partition k has all of its parameters."""
 
     def __init__(self):
         super().__init__()
@@ -74,7 +74,7 @@ def test_each_network_moves_as_torchs_optimiser_would_move_it_alone(ours, theirs
     optimizer = ours(model, weight_decay=decays, **arguments)
     for k in (1, 2, 1, 3, 2, 1):
         with partnets.subnetwork(model, k, k):
-            nn.functional.cross_entropy(model(x), y).backward()  # gradients add up: those of others stay
+            nn.functional.cross_entropy(model(x), y).backward()  # other networks' gradients accumulate
         nn.functional.cross_entropy(alone[k - 1](x), y).backward()
         optimizer.step(update=k)
         references[k - 1].step()

@@ -1,4 +1,4 @@
-"""The norm of a gradient is that of the live partition's: it is exactly 0 everywhere else."""
+"""The norm of a gradient is the norm in the updated partition, because it is exactly 0 everywhere else."""
 
 import pytest
 import torch
@@ -29,7 +29,7 @@ def examples():
 
 
 def split(model, k):
-    """The gradient at the entries of partition k, and elsewhere."""
+    """Return the gradient in the entries of partition k, and in all others."""
     own, other = [], []
     for layer in model.modules():
         if not isinstance(layer, partnets.nn.partitioned.Partitioned):
@@ -49,7 +49,7 @@ def split(model, k):
 def trainer(network, **arguments):
     torch.manual_seed(0)
     model = NETWORKS[network]()
-    if "FixUp" in network:  # starts where most gradients are 0
+    if "FixUp" in network:  # most of its initial gradients are 0
         for parameter in model.parameters():
             nn.init.normal_(parameter, std=0.3)
     chunks = partnets.chunk(examples(), PROPORTIONS)
@@ -73,7 +73,7 @@ def test_the_norm_that_torch_clips_is_that_of_the_live_partition(network, k):
 @pytest.mark.cases(usual=1)
 @pytest.mark.parametrize("network", NETWORKS)
 def test_a_trainer_clips_gradients_that_are_too_long(network):
-    """SGD at a rate of 1 moves the weights by the gradient."""
+    """Use SGD with lr=1, which changes the weights by the gradient."""
 
     def moved(clip):
         one = trainer(network, clip=clip)

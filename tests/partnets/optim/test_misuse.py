@@ -1,4 +1,4 @@
-"""Loops that would train nothing, or what they must not, are stopped before anything has changed."""
+"""Loops that would train nothing, or the wrong parameters, raise before anything changes."""
 
 import copy
 from functools import partial
@@ -88,7 +88,7 @@ def test_a_step_of_a_partition_without_a_gradient_raises(name):
     model = network()
     optimizer = MADE[name](model)
     refused(model, lambda: optimizer.step(update=2), "no parameter of this optimiser has a gradient")
-    loss(model).backward()  # outside of any subnetwork the last partition learns
+    loss(model).backward()  # outside a subnetwork context, the last partition learns
     refused(model, lambda: optimizer.step(update=1), "the gradient of partition 1 is 0 everywhere")
     optimizer.step(update=3)
     optimizer.zero_grad()
@@ -105,7 +105,7 @@ def test_gradients_of_several_partitions_and_by_hand_step(name):
     for k in (1, 2):
         with partnets.subnetwork(model, k, k):
             loss(model).backward()
-    for k in (1, 2, 1):  # a second time by the same gradient
+    for k in (1, 2, 1):  # partition 1 steps twice with one gradient
         optimizer.step(update=k)
     for _, parameter in model[1].owned():
         parameter.grad = torch.ones_like(parameter)
@@ -136,7 +136,7 @@ def test_partitions_that_were_frozen_at_first_are_seen_when_they_are_not():
 @pytest.mark.parametrize("stepped", [False, True])
 def test_an_optimiser_from_before_the_partition_is_told_that_it_trains_nothing(defaults, stepped):
     model = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 3))
-    elsewhere = nn.Sequential(model[0])  # which goes on as it is
+    elsewhere = nn.Sequential(model[0])  # keeps the dense layer
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     theirs = torch.optim.SGD(elsewhere.parameters(), lr=0.1)
     if stepped:
@@ -204,7 +204,7 @@ def test_a_sparse_gradient_is_named(make):
 @pytest.mark.parametrize("name", ["SGD", "Adam"])
 def test_a_model_that_was_converted_after_a_step_needs_a_new_optimiser(name):
     model = network()
-    frozen = {"params": [model[1].weight], "lr": 0.2}  # the first group could be stepped
+    frozen = {"params": [model[1].weight], "lr": 0.2}  # only the second group is invalid
     optimizer = {"SGD": partial(optim.SGD, momentum=0.9), "Adam": optim.Adam}[name](model, groups=[frozen])
     partnets.step_weights(model, optimizer, 1, None, lambda _: loss(model))
     model[3].double()
@@ -271,7 +271,7 @@ def test_a_weight_that_two_layers_divide_otherwise_is_refused(make, scheme):
 def test_a_weight_that_two_nested_layers_divide_otherwise_is_refused():
     model = nn.Sequential(nn.Linear(6, 6), nn.ReLU(), nn.Linear(6, 6), nn.ReLU(), nn.Linear(6, 3))
     partnets.partition(model, PROPORTIONS, scheme="nested", example=torch.ones(2, 6))
-    model[2].weight = model[0].weight  # of which all inputs are live
+    model[2].weight = model[0].weight  # all inputs of layer 0 are active
     with pytest.raises(ValueError, match="another layer's parameter too"):
         optim.Adam(model)
 

@@ -1,4 +1,4 @@
-"""Each partition is optimised as if it were a tensor of its own, stepped only when its turn comes."""
+"""Each partition is optimised like a separate tensor that is stepped only when the partition is drawn."""
 
 import copy
 import io
@@ -31,14 +31,14 @@ def network(proportions=PROPORTIONS):
 
 
 def gradients(model, step):
-    """Dense random gradients: an optimiser must not rely on zeros elsewhere."""
+    """Set dense random gradients, because an optimiser must not rely on zeros in other partitions."""
     generator = torch.Generator().manual_seed(step)
     for parameter in model.parameters():
         parameter.grad = torch.randn(parameter.shape, dtype=parameter.dtype, generator=generator)
 
 
 def entries(model, tensors, k):
-    """The entries of partition k of tensors that are like the model's parameters."""
+    """Return the entries of partition k in tensors shaped like the model's parameters."""
     masks = [mask for layer in (model[0], model[3]) for mask in (layer.partition.ids() == k, k - 1)]
     return [tensor[mask] for tensor, mask in zip(tensors, masks, strict=True)]
 
@@ -365,7 +365,7 @@ def test_the_state_of_another_model_raises_and_changes_nothing():
 
 @pytest.mark.parametrize("scheme", ["weight", "nested"])
 def test_a_step_compares_the_memory_of_no_two_tensors(scheme, monkeypatch):
-    """They have memory of their own each; to compare all with all would take longer than the step."""
+    """Check that separate tensors are not compared pairwise for shared memory, which would be slower than the step."""
     monkeypatch.setattr("partkernels.operators.memory.share_memory", lambda *_: pytest.fail("compared"))
     model, x = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 3)), torch.randn(5, 4)
     partnets.partition(model, (0.5, 0.5), scheme=scheme, **({"example": x} if scheme == "nested" else {}))

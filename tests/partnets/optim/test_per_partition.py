@@ -1,4 +1,4 @@
-"""Any optimiser of torch.optim that steps each entry by itself steps one partition at a time, as if it were alone."""
+"""Any elementwise optimiser of torch.optim can step one partition at a time, like a separate tensor."""
 
 import copy
 import io
@@ -35,25 +35,25 @@ every_case = pytest.mark.parametrize(("theirs", "settings"), CASES.values(), ids
 
 
 def decayed(theirs, settings, decay):
-    """The settings with a weight decay, where the optimiser has any."""
+    """Return the settings with a weight decay if the optimiser supports it."""
     return settings if theirs is torch.optim.Rprop else settings | {"weight_decay": decay}
 
 
 def network(proportions=PROPORTIONS):
-    """Weights of which a partition owns some entries, rows, and a weight of which partition 3 owns nothing."""
+    """Return a model with partitioned weights, rows of norms, and a weight in which partition 3 is empty."""
     layers = nn.Conv2d(2, 5, 3), nn.GroupNorm(1, 5), nn.ReLU(), nn.Flatten(), nn.Linear(45, 2), nn.Linear(2, 2)
     return partnets.partition(nn.Sequential(*layers), proportions, seed=1)
 
 
 def gradients(model, step):
-    """Dense random gradients: an optimiser must not rely on zeros elsewhere."""
+    """Set dense random gradients, because an optimiser must not rely on zeros in other partitions."""
     generator = torch.Generator().manual_seed(step)
     for parameter in model.parameters():
         parameter.grad = torch.randn(parameter.shape, dtype=parameter.dtype, generator=generator)
 
 
 def entries(model, tensors, k):
-    """The entries of partition k of tensors that are like the model's parameters."""
+    """Return the entries of partition k in tensors shaped like the model's parameters."""
     masks = []
     for name, _ in model.named_parameters():
         path, _, last = name.rpartition(".")
@@ -69,7 +69,7 @@ def run(model, optimizer, steps):
 
 
 def state_of(optimizer, k):
-    """Everything in the state of partition k."""
+    """Return all values in the state of partition k."""
     states = [state.get(k, {}) for state in optimizer.state.values()]
     return [torch.as_tensor(value).clone() for state in states for value in state.values()]
 
@@ -148,7 +148,7 @@ def test_its_state_has_as_many_numbers_as_torchs_and_a_step_count_for_each_parti
 
 
 def resumed_through_a_file(theirs, model, optimizer, **settings):
-    """The state in a new optimiser of the same class, of a copy of the model."""
+    """Save the state to a file, and load it into a new optimiser of a copy of the model."""
     file = io.BytesIO()
     torch.save(optimizer.state_dict(), file)
     file.seek(0)
@@ -197,7 +197,7 @@ def test_a_copy_steps_a_copied_model(duplicate):
 
 
 def refused(change):
-    """What an optimiser, which stays as it is, says of a state that was changed."""
+    """Return the error of loading a changed state, after checking that the optimiser is unchanged."""
     model = network()
     one = optim.PerPartition(torch.optim.RMSprop, model)
     run(model, one, range(7))
@@ -248,7 +248,7 @@ def test_the_state_of_another_optimiser_raises_and_changes_nothing():
 
 
 class OfTheWholeTensor(torch.optim.Optimizer):
-    """A step as long as the parameter is, as in LARS."""
+    """An optimiser with steps scaled by the parameter's norm, as in LARS."""
 
     def __init__(self, params, lr=0.1):
         super().__init__(params, {"lr": lr})
@@ -261,7 +261,7 @@ class OfTheWholeTensor(torch.optim.Optimizer):
 
 
 class ClipsTheNorm(OfTheWholeTensor):
-    """Only a large gradient tells that entries act on one another."""
+    """An optimiser that clips the norm: entries interact only if the gradient is large."""
 
     @torch.no_grad()
     def step(self):
@@ -271,7 +271,7 @@ class ClipsTheNorm(OfTheWholeTensor):
 
 
 class CountsInItsGroup(OfTheWholeTensor):
-    """Its count would be shared by the partitions."""
+    """An optimiser with a step count in its group, which the partitions would share."""
 
     @torch.no_grad()
     def step(self):
@@ -300,7 +300,7 @@ def test_an_optimiser_in_which_entries_act_on_one_another_is_refused(theirs, rea
 
 
 class Signs(torch.optim.Optimizer):
-    """Lion (Chen et al. 2023), with a step count that is a number of Python's."""
+    """Lion (Chen et al. 2023) with a step count that is a Python int."""
 
     def __init__(self, params, lr=0.1, beta=0.9):
         super().__init__(params, {"lr": lr, "beta": beta})
@@ -392,7 +392,7 @@ def test_whole_networks_are_partitions_too():
 
 
 def parts():
-    """A model with ψ, chunks, and an optimiser with a schedule."""
+    """Return a trainer of a model with ψ, with an optimiser that has a schedule."""
     torch.manual_seed(0)
     x = torch.randn(50, 4)
     mask = hyper.InputMask(4, temperature=0.5)
@@ -426,7 +426,7 @@ def test_a_checkpoint_of_another_optimiser_raises(tmp_path):
 
 
 class Late(torch.optim.SGD):
-    """Keeps something from its second step on."""
+    """An optimiser that adds to its state in the second step."""
 
     @torch.no_grad()
     def step(self, closure=None):

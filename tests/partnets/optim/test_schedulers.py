@@ -1,4 +1,4 @@
-"""torch's learning-rate schedulers drive our optimisers as they drive torch's."""
+"""torch's learning-rate schedulers work with our optimisers as with torch's."""
 
 import copy
 import io
@@ -53,12 +53,12 @@ def network(proportions):
 
 
 def groups(model):
-    """The last layer has a learning rate of its own."""
+    """Return a group with a separate learning rate for the last layer."""
     return [{"params": list(model[2].parameters()), "lr": 0.05}]
 
 
 def run(model, step_optimizer, scheduler, steps):
-    """Steps and, in each, the learning rates, momenta and betas that it was taken with."""
+    """Take steps and return the learning rates, momenta and betas used in each."""
     settings = []
     for step in steps:
         generator = torch.Generator().manual_seed(step)

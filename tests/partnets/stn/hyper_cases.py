@@ -1,4 +1,4 @@
-"""Every best-response layer that there is, and what the tests give it."""
+"""All best-response layers and their test inputs."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ PROPORTIONS = (0.6, 0.4)
 
 
 class Call(nn.Module):
-    """A layer and the modules of hyperparameters beside it; of a recurrent layer or an attention the first output."""
+    """A layer with two hyperparameter modules; returns the first output of recurrent layers and attention."""
 
     def __init__(self, layer: nn.Module) -> None:
         super().__init__()
@@ -34,12 +34,13 @@ class Call(nn.Module):
 
 @dataclass(frozen=True)
 class Case:
-    """A layer that stn.convert takes.
+    """A layer that stn.convert supports.
 
     Attributes:
-        make: an ordinary one.
-        shape: of its input; () stands for words.
-        batch_dim: where the examples are in it.
+        make: a function that returns the dense layer.
+        shape: shape of the input.
+        batch_dim: batch dimension of the input.
+        dtype: dtype of the input and the parameters.
     """
 
     make: Callable[[], nn.Module]
@@ -53,7 +54,7 @@ class Case:
         return torch.randn(self.shape, dtype=self.dtype)
 
     def pair(self, *, centred: bool = False, **options) -> tuple[Call, Call]:
-        """The ordinary layer, and it as a best response away from its start; in evaluation mode."""
+        """Return the dense layer and its best-response version with perturbed parameters, in evaluation mode."""
         ordinary = Call(self.make()).to(self.dtype).eval()
         model = copy.deepcopy(ordinary)
         hypers = [model.dropout, model.mask]
@@ -72,7 +73,7 @@ def shift(model: nn.Module) -> None:
 
 
 def drawn(model: nn.Module, examples: int = BATCH) -> Tensor:
-    """Hyperparameters for each example."""
+    """Draw hyperparameters for each example."""
     vector = vector_of(model)
     present = vector.present().detach()
     return (present + torch.randn(examples, vector.size, dtype=present.dtype)).requires_grad_()
@@ -109,7 +110,7 @@ CASES = {
 
 
 def by_definition(ordinary: Call, model: Call, x: Tensor, value: Tensor) -> Tensor:
-    """Each example through the ordinary layer, whose parameters are p + (V λ_i) ⊙ p_hyper."""
+    """Compute each example with the dense layer and the parameters p + (V λ_i) ⊙ p_hyper."""
     vector = vector_of(model)
     read = value - vector.present().detach() if vector.centred else value
     outputs = []

@@ -1,4 +1,4 @@
-"""Best-response layers: what they compute, and that they are torch's where nothing responds."""
+"""Best-response layers match their definition, and torch's layers if nothing responds."""
 
 import copy
 import io
@@ -162,7 +162,7 @@ def test_gradcheck(name):
 
 @each_case
 def test_what_is_kept_for_the_backward_pass_is_the_input(case):
-    """At most 1.1 times what torch's layer keeps, beside parameters and hyperparameters."""
+    """Check that at most 1.1 times the memory of torch's layer is saved, besides parameters and hyperparameters."""
     ordinary, model = case.pair()
     x = case.input()
     value = drawn(model).detach()
@@ -231,7 +231,7 @@ def test_states_copies_and_pickles(case):
     other.load_state_dict(model.state_dict())
     for copied in (other, copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
         close(copied(x), expected)
-        assert vector_of(copied).learned[0] is copied.dropout.rate  # not the one that it was made of
+        assert vector_of(copied).learned[0] is copied.dropout.rate  # not the original's
     file = io.BytesIO()
     torch.save(model, file)
     file.seek(0)

@@ -1,4 +1,4 @@
-"""What an outsider gets wrong with self-tuning networks, and what was once silently wrong."""
+"""Misuse of self-tuning networks, and cases that were once silently wrong."""
 
 import copy
 import re
@@ -31,7 +31,7 @@ def trainer(network, hypers, *, hyper_lr=0.05, lml=False, **options):
 
 
 def spread(network):
-    """Responses that are no longer 0."""
+    """Set all responses to nonzero values."""
     with torch.no_grad():
         for name, parameter in network.named_parameters():
             if name.endswith("_scale") and parameter.dim() == 2:
@@ -143,7 +143,7 @@ def test_smoothed_labels_judge_nothing_whoever_calls_them(lml):
 
 
 class OneRow(nn.Module):
-    """A layer that is fed with one row for all examples."""
+    """A model with a layer that receives one row for all examples."""
 
     def __init__(self, use):
         super().__init__()
@@ -228,7 +228,7 @@ def test_a_state_of_other_responses_is_not_loaded(wrong, is_partitioned):
     made().load_state_dict(saved)
     with pytest.raises(RuntimeError, match=r"hyperparameters|centred|shape"):
         made(**wrong).load_state_dict(saved)
-    # A part of a larger model has longer names, and means the same.
+    # In a larger model, names have a prefix, but the responses are the same.
     network = two_dropouts()
     larger = nn.Sequential(network)
     stn.convert(larger, [network[1], network[3]])
@@ -336,7 +336,7 @@ def test_text_without_a_validation_set():
     network = Model()
     model = partnets.partition(stn.convert(network, network.words), (0.5, 0.3, 0.2), defaults="stored")
     chunks = partnets.chunk((torch.randint(9, (60, 5)), Y), (0.5, 0.3, 0.2))
-    stn.Trainer(model, chunks, batch_size=8).fit(2)  # audited
+    stn.Trainer(model, chunks, batch_size=8).fit(2)  # includes the audit
 
 
 def test_names_of_a_history_are_those_of_its_network_too():

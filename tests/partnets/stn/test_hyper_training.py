@@ -1,4 +1,4 @@
-"""Steps and training of self-tuning networks."""
+"""Training steps and trainer of self-tuning networks."""
 
 import copy
 import math
@@ -156,7 +156,7 @@ def test_a_linearised_response_learns_by_outputs_that_are_linear_in_it(per_examp
 
 
 def test_penalties_of_a_linearised_response_are_whole():
-    """A linear model with penalties that are squares: nothing is left out of its loss."""
+    """Check that the linearised loss of a linear model with quadratic penalties is exact."""
     found = []
     for linearised in (False, True):
         torch.manual_seed(0)
@@ -176,7 +176,7 @@ def test_what_a_linearised_response_cannot_see_is_refused():
     network = converted(linearised=True)
     model = baselines.Ensemble([network], count=2)
     optimizer = optim.SGD(model, lr=0.5)
-    with pytest.raises(RuntimeError, match="from inside of the model"):
+    with pytest.raises(RuntimeError, match="not computed from the output"):
         stn.step_weights(model, optimizer, 1, (X, Y), lambda batch: F.cross_entropy(network(batch[0]), batch[1]))
     model = partnets.partition(converted(linearised=True, skip=["6"]), PROPORTIONS, defaults="stored")
     with pytest.raises(RuntimeError, match="forward mode"):
@@ -264,7 +264,7 @@ def test_workers_fetch_the_same_batches():
 @pytest.mark.full
 @pytest.mark.parametrize("centred", [False, True])
 def test_later_chunks_reach_no_earlier_partition(centred):
-    """With hyperparameters that stay, nothing of D_2 and D_3 is in partition 1, nor D_3 in 2."""
+    """Check that, with fixed hyperparameters, D_2 and D_3 do not affect partition 1, nor D_3 partition 2."""
     found = {}
     for changed in (None, 2, 3):
         model, chunks = partitioned(centred=centred)
@@ -305,7 +305,7 @@ def test_label_smoothing_is_a_loss_of_training_alone():
 
 @pytest.mark.full
 def test_it_tunes():
-    """Half of the labels in training are noise: the network may not fit them, and decay has to grow."""
+    """Flip 40 % of the labels, so that the network must not fit them and the decay has to grow."""
     torch.manual_seed(0)
     generator = torch.Generator().manual_seed(1)
     x = torch.randn(240, 30, generator=generator)
@@ -367,7 +367,7 @@ def test_a_refused_conversion_changes_nothing():
     kept = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2), dropout)
     inner = kept[1].forward
     kept[1].forward = lambda x: 2 * inner(x)
-    with pytest.raises(ValueError, match="1 is kept by an object, a function or a method too"):
+    with pytest.raises(ValueError, match="1 is also referenced by an object, a function or a method"):
         stn.convert(kept, dropout)
     assert type(kept[0]) is nn.Linear
     assert type(stn.convert(kept, dropout, skip="1")[1]) is nn.Linear
@@ -383,7 +383,7 @@ def test_running_statistics_are_those_of_before():
 
 
 def test_an_ordinary_trainer_says_what_it_lacks():
-    """Without perturbation no response learns, nor the scale."""
+    """Check that partnets.Trainer is rejected: without perturbation, neither responses nor scales learn."""
     model, chunks = held_out()
     with pytest.raises(ValueError, match=r"responds to hyperparameters; train it by partnets\.stn\.Trainer"):
         partnets.Trainer(model, chunks, hyper=hypers(model), sampling=(1, 0)).fit(1)
@@ -415,7 +415,7 @@ def test_layers_whose_parameters_are_read_elsewhere_stay():
 
 
 def test_encoder_layers_leave_their_fast_path():
-    """In evaluation torch computes with the layers' weights, as if nothing responded."""
+    """Check that torch's fast path in evaluation, which would ignore the responses, is disabled."""
     layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
     model = nn.Sequential(nn.TransformerEncoder(layer, 2), dropout := hyper.Dropout()).eval()
     x = torch.randn(3, 5, 8)
@@ -493,7 +493,7 @@ def test_recomputed_activations_are_those_of_the_same_hyperparameters():
 
 
 def test_a_position_is_one_example_for_all():
-    """As in BERT and GPT-2: position embeddings [1, length, ...], which are added to each."""
+    """Check position embeddings [1, length, ...] that are added to every example, as in BERT and GPT-2."""
 
     class Positions(nn.Module):
         def __init__(self):
@@ -519,7 +519,7 @@ def test_a_position_is_one_example_for_all():
 
 
 def test_what_only_looks_like_a_batch_is_found_before_training():
-    """A table of distances [length, length, ...], where the length is that of the batch."""
+    """Check a table of distances [length, length, ...] with a length that equals the batch size."""
 
     class Distances(nn.Module):
         def __init__(self):
@@ -548,7 +548,7 @@ def test_what_only_looks_like_a_batch_is_found_before_training():
 
 
 def test_conversion_leaves_hyperparameters_as_they_are():
-    """torch's recurrent layers reset every parameter inside of them, and a DropConnect is inside."""
+    """Check a DropConnect inside a recurrent layer, which in torch resets all parameters that it contains."""
     lstm = nn.LSTM(4, 6)
     lstm.drop_connect = hyper.DropConnect(0.3)
     stn.convert(lstm, lstm.drop_connect)
@@ -556,7 +556,7 @@ def test_conversion_leaves_hyperparameters_as_they_are():
 
 
 def test_layers_read_what_hyperparameters_have():
-    """Of one that a batch shares, all examples have the draw that its module has; of others each its own."""
+    """Check that examples share the draw of a batch-wide hyperparameter, and have separate draws of others."""
     dropout, words = hyper.Dropout(0.3), hyper.EmbeddingDropout(0.3)
     vector = stn.HyperVector([dropout, words], centred=False)
     with vector.perturbed(6):

@@ -1,4 +1,4 @@
-"""Callbacks come after each step, in order; what they return is recorded, and what they draw changes nothing."""
+"""Callbacks run after each step, in order; their results are recorded, and their random draws change nothing."""
 
 import random
 
@@ -98,7 +98,7 @@ def test_they_change_no_bit_of_the_training(callback):
 
 @pytest.mark.parametrize("returned", [0.9, 0.0, [("a", 1.0)], {"a": "high"}])
 def test_what_is_no_dict_of_numbers_raises(returned):
-    with pytest.raises(TypeError, match=r"pass a (dict of a )?float for each name"):
+    with pytest.raises(TypeError, match=r"pass a (dict from names to floats|float for each name)"):
         trainer(callbacks=[lambda one: returned]).fit(1)
 
 

@@ -1,4 +1,4 @@
-"""A run resumes with the same bits, whatever its options; what is no checkpoint of its like changes nothing."""
+"""A run resumes with the same bits for all options; loading a file that does not fit raises and changes nothing."""
 
 import copy
 import random
@@ -35,7 +35,7 @@ def trainer(**arguments):
 
 
 def bits(trainer):
-    """All that training changes."""
+    """Return all tensors that training changes."""
     tensors = [*trainer.model.parameters(), *(trainer.model[i].partition.map for i in (1, 4))]
     for optimizer in filter(None, (trainer.optimizer, trainer.hyper_optimizer)):
         tensors += [value for state in optimizer.state_dict()["state"].values() for value in state.values()]
@@ -137,7 +137,7 @@ def test_one_saved_later_than_a_callback_that_raised_resumes_to_the_same_bits(tm
 
 
 class Augmented(torch.utils.data.Dataset):
-    """Draws from Python's and NumPy's generators."""
+    """A data set that draws from Python's and NumPy's generators."""
 
     def __len__(self):
         return 50
@@ -324,7 +324,7 @@ def test_settings_are_those_of_the_checkpoint_with_a_warning_if_they_were_others
     saved.fit(3)
     saved.save(path)
     with warnings.catch_warnings():
-        warnings.simplefilter("error")  # the same, and a learning rate that the schedule has changed
+        warnings.simplefilter("error")  # equal settings, and a learning rate that the schedule changed, do not warn
         made(0.1, 2, 0.01).load(path)
     other = made(0.3, 5, 0.02)
     with pytest.warns(UserWarning) as told:
@@ -336,7 +336,7 @@ def test_settings_are_those_of_the_checkpoint_with_a_warning_if_they_were_others
     assert told[0].filename == __file__ and "epoch" not in message
     group, before = other.optimizer.param_groups[0], saved.optimizer.param_groups[0]
     assert group["lr"] == before["lr"] == 0.05 and other.scheduler.step_size == 2
-    group["weight_decay"] = 0.5  # what is set afterwards holds
+    group["weight_decay"] = 0.5  # later changes are kept
     other.fit(1)
     assert other.optimizer.param_groups[0]["weight_decay"] == 0.5
 
@@ -344,9 +344,9 @@ def test_settings_are_those_of_the_checkpoint_with_a_warning_if_they_were_others
 @pytest.mark.parametrize("kind", ["scheduler", "hyper_scheduler"])
 def test_the_checkpoint_of_a_run_with_another_scheduler_raises(kind, tmp_path):
     scheduled(kind, lr_scheduler.StepLR).save(tmp_path / "checkpoint.pt")
-    with pytest.raises(ValueError, match=f"with {kind} 'StepLR', and this trainer has 'CosineAnnealingLR'"):
+    with pytest.raises(ValueError, match=f"with {kind} 'StepLR', but this trainer has 'CosineAnnealingLR'"):
         scheduled(kind, lr_scheduler.CosineAnnealingLR).load(tmp_path / "checkpoint.pt")
-    with pytest.raises(ValueError, match=f"with {kind} 'StepLR', and this trainer has 'NoneType'"):
+    with pytest.raises(ValueError, match=f"with {kind} 'StepLR', but this trainer has 'NoneType'"):
         trainer().load(tmp_path / "checkpoint.pt")
 
 
@@ -356,7 +356,7 @@ def test_the_checkpoint_of_a_run_with_another_scheduler_raises(kind, tmp_path):
 )
 def test_a_file_that_is_no_checkpoint_of_this_format_raises(contents, tmp_path):
     torch.save(contents, tmp_path / "model.pt")
-    with pytest.raises(ValueError, match=r"no checkpoint of format 4; pass a file that Trainer\.save wrote"):
+    with pytest.raises(ValueError, match=r"not a checkpoint of format 4; pass a file that Trainer\.save wrote"):
         trainer().load(tmp_path / "model.pt")
 
 
@@ -367,7 +367,7 @@ def test_what_is_no_file_of_torch_raises_and_changes_nothing(damage, tmp_path):
     path.write_bytes(damage(path.read_bytes()))
     one = trainer()
     before = bits(one)
-    with pytest.raises(ValueError, match=r"checkpoint\.pt is no checkpoint of format 4"):
+    with pytest.raises(ValueError, match=r"checkpoint\.pt is not a checkpoint of format 4"):
         one.load(path)
     assert all(map(torch.equal, bits(one), before))
     with pytest.raises(FileNotFoundError):

@@ -1,4 +1,4 @@
-"""A checkpoint that is damaged loads to what it says, or raises, names the file and changes nothing."""
+"""A damaged checkpoint either loads its contents, or raises, names the file and changes nothing."""
 
 import copy
 import random
@@ -41,7 +41,7 @@ OPTIONS = {"momentum": momentum, "adam": adam, "per partition": per_partition}
 
 
 def trainer(options, steps=0):
-    """With all that a checkpoint can have: BatchNorm, stored defaults, groups, schedulers, metrics, a best."""
+    """Return a trainer with everything a checkpoint can have: BatchNorm, stored defaults, groups, metrics, a best."""
     generator = torch.Generator().manual_seed(0)
     x, mask = torch.randn(50, 4, generator=generator), hyper.InputMask(4, temperature=0.5)
     torch.manual_seed(1)
@@ -63,12 +63,12 @@ def trainer(options, steps=0):
 
 
 def contents(one):
-    """All that a checkpoint of a trainer would hold, copied."""
+    """Return a copy of everything that a checkpoint of a trainer would contain."""
     return copy.deepcopy(checkpoint._state(one) | {"noises": [checkpoint.random_state(one)]})
 
 
 def is_same(one, other):
-    """Whether two values are the same to the bit; of one dtype, after a cast to the other's."""
+    """Return whether two values are bitwise equal after casting the second to the dtype of the first."""
     if isinstance(one, torch.Tensor):
         if not isinstance(other, torch.Tensor) or one.shape != other.shape or other.is_meta:
             return False
@@ -81,7 +81,7 @@ def is_same(one, other):
 
 
 def is_told(found, file, saved):
-    """Whether each value is what the file says, or, where it says nothing of use, what was saved."""
+    """Return whether each loaded value equals the file's value, or the originally saved value."""
     if is_same(found, saved) or is_same(found, file):
         return True
     if isinstance(found, dict):
@@ -92,7 +92,7 @@ def is_told(found, file, saved):
 
 
 def places(value):
-    """Each container with a key of it, however deep; the configuration is as often met as any other part."""
+    """Yield each nested container with each of its keys."""
     for key in value if isinstance(value, dict) else range(len(value)) if isinstance(value, list) else ():
         yield value, key
         yield from places(value[key])
@@ -119,7 +119,7 @@ TENSORS = (
 
 
 def damaged(saved, rng):
-    """A copy in which one place, or now and then two, has gone, or has another type, shape, dtype or value."""
+    """Return a copy in which one value, or sometimes two, is missing or has another type, shape, dtype or value."""
     file = copy.deepcopy(saved)
     for _ in range(rng.choice((1, 1, 2))):
         part = rng.choice([name for name in file if name != "configuration"] + ["configuration"])
@@ -142,13 +142,13 @@ def damaged(saved, rng):
 
 
 def cases(quick, all):
-    """Seeds: a few in the usual run, all in the full one."""
+    """Return seeds as parameters: the first `quick` in all runs, the others only in the weekly run."""
     return [seed if seed < quick else pytest.param(seed, marks=pytest.mark.weekly) for seed in range(all)]
 
 
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory):
-    """For each kind of optimiser the bytes of a checkpoint, and what it holds."""
+    """Return for each kind of optimiser a checkpoint's bytes, its contents, and the trainer's state."""
     found, path = {}, tmp_path_factory.mktemp("saved") / "checkpoint.pt"
     for name, options in OPTIONS.items():
         one = trainer(options, steps=6)
@@ -169,7 +169,7 @@ def raises_and_changes_nothing(one, path):
 
 
 @pytest.mark.full
-@pytest.mark.filterwarnings("ignore")  # what numbers that are damaged warn of
+@pytest.mark.filterwarnings("ignore")  # damaged numbers cause warnings
 @pytest.mark.parametrize("batch", cases(2, 40))
 def test_a_structure_that_is_damaged_loads_to_what_it_says_or_changes_nothing(batch, saved, tmp_path):
     rng, path, loaded = random.Random(batch), tmp_path / "checkpoint.pt", 0
@@ -178,12 +178,12 @@ def test_a_structure_that_is_damaged_loads_to_what_it_says_or_changes_nothing(ba
         one = trainer(options)
         for _ in range(9):
             file = damaged(whole, rng)
-            file.pop("sealed", None)  # as a file of another program
+            file.pop("sealed", None)  # like a file of another program
             torch.save(file, path)
             if not raises_and_changes_nothing(one, path):
                 loaded += 1
                 assert is_told(contents(one), file, state)
-                one.other_chunks = True  # it may have learned from others now
+                one.other_chunks = True  # the loaded chunks may differ
                 with suppress(FloatingPointError):  # a weight may be NaN
                     one.fit(1)
                 one = trainer(options)

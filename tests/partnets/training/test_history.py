@@ -1,4 +1,4 @@
-"""A History's table and picture hold what was recorded, gaps included; what would be lost is refused."""
+"""A History's table and plot contain all records, including gaps; records that would be lost are rejected."""
 
 import dataclasses
 import math
@@ -13,7 +13,7 @@ MATRIX = [[0.31, 0.62, 0.71], [0.33, 0.35, 0.66], [0.34, 0.36, 0.37]]
 
 
 def recorded(steps=40):
-    """ψ takes a step at even steps; L_ML is highest in the middle while the loss falls."""
+    """Return a history with steps of ψ at even steps and the highest L_ML in the middle, while the loss falls."""
     history = History()
     for step in range(1, steps + 1):
         psi = (2, 1.0 + step) if step % 2 == 0 else (None, None)
@@ -104,7 +104,7 @@ def test_what_would_be_lost_or_hidden_raises_and_records_nothing(record):
 @pytest.mark.parametrize("name", ["loss", "lml", "hyper_k"])
 def test_a_hyperparameter_cannot_have_the_name_of_another_column(name):
     history = History()
-    with pytest.raises(ValueError, match=rf"'{name}' is another column"):
+    with pytest.raises(ValueError, match=rf"'{name}' is already a column"):
         history.add(1, 1, 0.5, values={name: 1.0})
     assert history == History()
 
@@ -146,7 +146,7 @@ def test_lml_stands_beside_the_losses_over_the_same_steps(hyperparameters):
     assert lml.get_position().y0 == pytest.approx(losses.get_position().y0, abs=0.01)
     assert lml.get_position().x1 < losses.get_position().x0
     assert lml.get_xlim() == losses.get_xlim() == (0, 40)
-    for axes in (lml, losses):  # both mark the best L_ML
+    for axes in (lml, losses):  # both plots mark the best L_ML
         assert [20, 20] in [list(line.get_xdata()) for line in axes.lines]
 
 
@@ -154,14 +154,14 @@ def test_steps_without_an_update_of_psi_are_gaps_and_its_lone_values_points():
     axes = axes_of(recorded().plot(), "loss [nats per example]")
     (raw,) = [line for line in axes.lines if list(line.get_ydata())[1:4:2] == [3.0, 5.0]]
     assert [math.isnan(y) for y in raw.get_ydata()] == [True, False] * 20
-    assert raw.get_markevery() == list(range(1, 40, 2))  # without these, nothing would be seen
+    assert raw.get_markevery() == list(range(1, 40, 2))  # isolated points need markers to be visible
 
 
 def test_the_heat_map_has_the_numbers_of_the_latest_matrix_and_boxes_the_terms_of_lml():
     history = recorded()
     history.add_matrix(50, [[1.25, 2.5], [3.75, math.inf]])
     axes = axes_of(history.plot(), "loss by chunk, step 50")
-    numbers = {text.get_position(): text.get_text() for text in axes.texts}  # at (chunk, subnetwork), from 0
+    numbers = {text.get_position(): text.get_text() for text in axes.texts}  # by (chunk, subnetwork), from 0
     assert numbers == {(0, 0): "1.25", (1, 0): "2.5", (0, 1): "3.75", (1, 1): "inf"}
     axes = axes_of(recorded().plot(), "loss by chunk, step 40")
     assert [patch.get_center().tolist() for patch in axes.patches] == [[1, 0], [2, 1]]

@@ -1,4 +1,4 @@
-"""A History's page has the numbers, stands alone, escapes what users name, and is written whole or not at all."""
+"""A History's report has the numbers, is self-contained, escapes users' names, and is written atomically."""
 
 import html.parser
 import re
@@ -14,7 +14,7 @@ HOSTILE = "\"><img src=x onerror=alert(1)> $x_1$ <script>alert(2)</script> '&amp
 
 
 def recorded(steps=40, name="augmentation.rotation"):
-    """ψ takes a step at even steps; L_ML is highest in the middle."""
+    """Return a history with steps of ψ at even steps and the highest L_ML in the middle."""
     history = History()
     for step in range(1, steps + 1):
         psi = (2, 1.0 + step) if step % 2 == 0 else (None, None)
@@ -27,7 +27,7 @@ def recorded(steps=40, name="augmentation.rotation"):
 
 
 class Page(html.parser.HTMLParser):
-    """Tags with their attributes, the cells of tables as rows of text, and which (row, column) are marked."""
+    """A parser of tags with attributes, rows of table cells as text, and (row, column) of marked cells."""
 
     def __init__(self, text):
         super().__init__()
@@ -72,7 +72,7 @@ def test_the_page_has_the_numbers_in_the_users_units(tmp_path):
 def test_the_page_marks_the_terms_of_lml(tmp_path):
     marked = page(recorded(), tmp_path / "training.html")
     last = len(marked.rows)
-    assert marked.marked == [(last - 2, 3), (last - 1, 4)]  # after a head each, subnetwork 1 on chunk 2, 2 on 3
+    assert marked.marked == [(last - 2, 3), (last - 1, 4)]  # subnetwork 1 on chunk 2, 2 on 3, after headers
 
 
 @pytest.mark.full
@@ -98,7 +98,7 @@ def test_the_page_follows_the_readers_scheme(tmp_path):
     for svg in re.findall(r"<svg.*?</svg>", text, re.DOTALL):
         texts = re.findall(r"<text [^>]*>", svg)
         assert texts and all("fill: currentColor" in tag for tag in texts)
-        assert not re.search(r"#(fff|000)", svg)  # neither a white ground nor black lines
+        assert not re.search(r"#(fff|000)", svg)  # no white background, no black lines
 
 
 @pytest.mark.full

@@ -1,4 +1,4 @@
-"""The invariant that makes the method true: nothing learned from D_k reaches w_1..w_{k-1}."""
+"""The invariant on which the method relies: nothing learned from D_k reaches w_1..w_{k-1}."""
 
 import pytest
 import torch
@@ -20,7 +20,7 @@ OPTIMIZERS = {
 }
 
 
-# Each takes images of 1 x SIZE x SIZE.
+# Networks for images of 1 x SIZE x SIZE.
 SIZE = 6
 NETWORKS = {
     "layers": lambda: nn.Sequential(
@@ -40,7 +40,7 @@ NETWORKS = {
 
 
 def trainer(optimizer, network="layers", changed=None, cls=partnets.Trainer, scheme="weight", **options):
-    """A new trainer with ψ present but frozen, the same each time, except for the examples of chunk `changed`."""
+    """Return a reproducible trainer with frozen ψ, with different examples in chunk `changed` if given."""
     torch.manual_seed(0)
     x, y = torch.randn(60, 1, SIZE, SIZE), torch.randint(3, (60,))
     chunks = partnets.chunk((x, y), PROPORTIONS)
@@ -55,7 +55,7 @@ def trainer(optimizer, network="layers", changed=None, cls=partnets.Trainer, sch
 
 
 def owned(trainer, partitions):
-    """The entries of these partitions in every parameter but ψ, in its moments and in its step counts."""
+    """Return these partitions' entries of all parameters except ψ, their moments and their step counts."""
     tensors, rows = [], [k - 1 for k in partitions]
     for path, parameter in trainer.model.network.named_parameters():
         layer = trainer.model.network.get_submodule(path.rpartition(".")[0])
@@ -73,10 +73,10 @@ def owned(trainer, partitions):
 def check_invariant(
     optimizer, k, folder, network="layers", cls=partnets.Trainer, steps=STEPS, scheme="weight", **options
 ):
-    """Trains twice, with other examples in D_k the second time, and compares the bits, also of reloaded checkpoints."""
+    """Train twice, with other examples in D_k the second time, and compare the bits, also of loaded checkpoints."""
     pair = [trainer(optimizer, network, changed, cls, scheme, **options) for changed in (None, k)]
     for i, one in enumerate(pair):
-        torch.manual_seed(2)  # the augmentation's noise is torch's
+        torch.manual_seed(2)  # seeds the augmentation's noise
         one.fit(steps)
         one.save(folder / f"{i}.pt")
     reloaded = [trainer(optimizer, network, changed, cls, scheme, **options) for changed in (None, k)]
@@ -159,6 +159,6 @@ def test_a_broken_trainer_fails_that_check(broken, optimizer, k, tmp_path):
 def test_scales_that_all_partitions_share_fail_that_check(network, k, monkeypatch, tmp_path):
     monkeypatch.setattr(layer, "live_product", lambda rows, count, active, update: rows[:active].prod(0))
     monkeypatch.setattr(partitioned.Partitioned, "entries", lambda self, name, tensors, update: (tensors, None))
-    monkeypatch.setattr("partnets.training.trainer.check_leaks", lambda *_: None)  # which would notice
+    monkeypatch.setattr("partnets.training.trainer.check_leaks", lambda *_: None)  # it would raise first
     with pytest.raises(AssertionError, match="reached an earlier partition"):
         check_invariant("sgd", k, tmp_path, network, steps=12)

@@ -1,4 +1,4 @@
-"""What acts on training alone is tuned to answers that are known."""
+"""Hyperparameters that act only in training are tuned to known optimal values."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_the_decay_of_ridge_regression_is_that_of_the_closed_form(seed):
 @pytest.mark.full
 def test_the_learning_rate_of_a_quadratic_leads_to_its_minimum():
     torch.manual_seed(0)
-    x = torch.linalg.qr(torch.randn(12, 12))[0] * 12**0.5  # so that the Hessian is 2 everywhere
+    x = torch.linalg.qr(torch.randn(12, 12))[0] * 12**0.5  # the Hessian is then 2 times the identity
     layer = nn.Linear(12, 1, bias=False)
     model = partnets.partition(nn.Sequential(layer, hyper.LearningRate(layer, 0.05)), (1.0, 0.0), defaults="zero")
     optimizer, rates = optim.SGD(model), torch.optim.Adam(model[1].parameters(), lr=0.05)
@@ -66,7 +66,7 @@ def test_the_learning_rate_of_a_quadratic_leads_to_its_minimum():
 
 
 def classes(noisy, seed=0):
-    """Two classes of points, of which the labels of some are random; with which these are, and points to test by."""
+    """Return points of two classes, their labels and a mask of random labels; and points and labels for testing."""
     generator = torch.Generator().manual_seed(seed)
     x = torch.randn(4000, 8, generator=generator)
     y = (x[:, 0] + x[:, 1] > 0).long()
@@ -119,7 +119,7 @@ def test_examples_with_wrong_labels_weigh_less():
     weights = hyper.ExampleWeights(len(x))
     chunked = partnets.chunk(examples, PROPORTIONS)
     model = trained(weights, examples, lambda output, y: hyper.expected_error(output, y[0]), [weights], lr=0.3)
-    judged = torch.tensor([i for k in (1, 2) for i in chunked.indices(k)])  # those of the last chunk train w_3 alone
+    judged = torch.tensor([i for k in (1, 2) for i in chunked.indices(k)])  # the last chunk trains only w_3
     wrong = (y != (x[:, 0] + x[:, 1] > 0).long())[judged]
     found = weights.scores.detach().sigmoid()[judged]
     assert found[wrong].mean() < 0.5 * found[~wrong].mean()

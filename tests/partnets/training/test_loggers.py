@@ -1,4 +1,4 @@
-"""Loggers write what the history holds, and a resumed training goes on where its checkpoint stopped."""
+"""Loggers write the history's contents, and a resumed training continues its files at the checkpoint."""
 
 import copy
 import csv
@@ -16,7 +16,7 @@ from partnets.training import loggers
 
 
 def train(trainer, steps, *callbacks):
-    """Steps of a training that depend on nothing but their number: L_ML each 4, a metric each 5."""
+    """Simulate steps that depend only on their number, with L_ML every 4 steps and a metric every 5."""
     for step in range(trainer.steps + 1, trainer.steps + 1 + steps):
         draw = random.Random(step)
         psi = (2, draw.random()) if step % 2 else (None, None)
@@ -64,7 +64,7 @@ def test_rows_are_readable_while_training_goes_on(tmp_path):
 
 
 def torn(path):
-    path.write_bytes(path.read_bytes() + b"4,2,0.")  # a disk was full
+    path.write_bytes(path.read_bytes() + b"4,2,0.")  # as if the disk was full
 
 
 @pytest.mark.parametrize("change", [torn, lambda path: path.rename(path.with_suffix(".1")), lambda path: path.unlink()])
@@ -129,13 +129,13 @@ def test_an_interval_below_a_step_raises(every, tmp_path):
 
 
 def scalars(folder):
-    """Tag to {step: value}, as TensorBoard shows them."""
+    """Return {tag: {step: value}} as TensorBoard displays them."""
     events = EventAccumulator(str(folder)).Reload()
     return {tag: {event.step: event.value for event in events.Scalars(tag)} for tag in events.Tags()["scalars"]}
 
 
 def expected_scalars(history):
-    """By hand: float32 numbers at the steps that have them."""
+    """Return the expected float32 numbers of each tag at the steps that have them."""
     steps = history.steps["step"]
     records = {
         "loss": (steps, history.steps["loss"]),

@@ -1,4 +1,4 @@
-"""Steps of ψ that look ahead: their gradients are those of the real steps of the weights, of which nothing stays."""
+"""Unrolled steps of ψ: gradients match those of real steps of the weights, and the weights are unchanged."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ OPTIMIZERS = {
 
 
 class Tuned(nn.Module):
-    """A network with a smoothing, a decay of its weights and a temperature, which has a part in predictions too."""
+    """A network with label smoothing, weight decay and a temperature that also affects predictions."""
 
     def __init__(self, network):
         super().__init__()
@@ -81,7 +81,7 @@ class Temperature(hyper.Hyperparameter):
 
 
 def tuned(network, scheme, optimizer, steps=2):
-    """A partitioned model in float64 that has learned a little, its optimiser, and batches."""
+    """Return a briefly trained partitioned model in float64, its optimiser, and batches."""
     make, shape = NETWORKS[network]
     torch.manual_seed(0)
     x, y = torch.randn(5, 9, *shape, dtype=torch.float64), torch.randint(3, (5, 9))
@@ -96,7 +96,7 @@ def tuned(network, scheme, optimizer, steps=2):
 
 
 def judged_after(model, optimizer, batches, k, clip=None):
-    """The loss on the last batch after real steps of w_k on the others, with the same noise."""
+    """Return the loss on the last batch after real steps of w_k on the others, with the same noise."""
     model, optimizer = copy.deepcopy((model, optimizer))
     torch.manual_seed(7)
     for batch in batches[:-1]:
@@ -108,7 +108,7 @@ def judged_after(model, optimizer, batches, k, clip=None):
 
 
 def ahead(model, optimizer, batches, k, exact, psi=None, clip=None):
-    """The loss and its gradient by ψ, through steps of w_k and through the forward pass."""
+    """Return the loss and its gradient by ψ, through unrolled steps of w_k and through the forward pass."""
     psi = model.psi() if psi is None else psi
     torch.manual_seed(7)
     with leaving_nothing(model):
@@ -123,7 +123,7 @@ def ahead(model, optimizer, batches, k, exact, psi=None, clip=None):
 
 
 def everything(model, optimizer):
-    """All that a step might change."""
+    """Return everything that a step might change."""
     states = {f"{i}": state for i, state in optimizer.state_dict()["state"].items()}
     return copy.deepcopy({**model.state_dict(), **states}), [p.grad for p in model.parameters()], model.training
 
@@ -149,7 +149,7 @@ def same(one, other):
     clip=[None, 0.05],
 )
 def test_the_gradient_is_that_of_real_steps(network, scheme, optimizer, steps, exact, k, clip):
-    scheme = "weight" if network == "weight norm" else scheme  # which nested partitions do not take
+    scheme = "weight" if network == "weight norm" else scheme  # not supported by nested partitions
     model, own, batches = tuned(network, scheme, optimizer)
     batches = [*batches[1 : steps + 1], batches[-1]]
     before = everything(model, own)
@@ -172,7 +172,7 @@ def test_the_gradient_is_that_of_real_steps(network, scheme, optimizer, steps, e
 
 
 def test_an_implicit_gradient_is_that_of_the_minimum():
-    """Ridge regression: where the training loss is least is known for each decay."""
+    """Compare with ridge regression, in which the minimum of the training loss is known for each decay."""
     torch.manual_seed(0)
     x, y = torch.randn(2, 30, 4, dtype=torch.float64), torch.randn(2, 30, 1, dtype=torch.float64)
     layer = nn.Linear(4, 1, bias=False)
@@ -242,7 +242,7 @@ def test_what_has_no_gradient_is_named():
     given = {2: ((x, y), [(x, y)])}
     with pytest.raises(RuntimeError, match=r"1\.rate\.raw no gradient"):
         partnets.step_lookahead(model, optim.SGD(model), step_of_psi, given, loss, loss, by="lookahead")
-    with pytest.raises(ValueError, match="0 batches of D_1:1, and 1 steps"):
+    with pytest.raises(ValueError, match="0 batches of D_1:1, but 1 steps"):
         partnets.step_lookahead(model, optim.SGD(model), step_of_psi, {2: ((x, y), [])}, loss, loss, by="lookahead")
     with pytest.raises(ValueError, match=r"batches is a dict; pass \{k: a batch of D_k\}"):
         partnets.step_lookahead(model, optim.SGD(model), step_of_psi, {}, loss, loss, by="lookahead")
@@ -301,7 +301,7 @@ def test_all_at_once():
 
 
 def test_a_direct_step_does_not_judge_by_what_trains():
-    """Or a smoothing would choose what makes its own loss small."""
+    """Check that evaluation ignores the smoothing, which would otherwise just minimise its own loss."""
     smoothing = hyper.LabelSmoothing(0.2)
     model = partnets.partition(nn.Sequential(nn.Linear(4, 3), smoothing), (0.5, 0.5))
     x, y = torch.randn(6, 4), torch.randint(3, (6,))
@@ -319,7 +319,7 @@ def test_a_federation_refuses_it():
         lambda: partnets.federated.Server(model, hyper=smoothing),
         lambda: partnets.federated.Client(model, chunks[1], chunk=1, number=0, hyper=smoothing),
     ):
-        with pytest.raises(ValueError, match=r"1 \(LabelSmoothing\) acts on training alone, and in a federation"):
+        with pytest.raises(ValueError, match=r"1 \(LabelSmoothing\) acts only in training, but in a federation"):
             make()
 
 
@@ -331,7 +331,7 @@ def single_rank():
 
 
 class Checkpointed(Tuned):
-    """With activation checkpoints, which compute in the backward pass anew."""
+    """A model with activation checkpoints, which recompute in the backward pass."""
 
     def forward(self, x):
         contexts = {"use_reentrant": False, "context_fn": partnets.checkpoint_contexts(self)}
@@ -394,7 +394,7 @@ def test_parameters_with_a_row_for_each_partition_are_stepped_by_every_optimiser
 
 
 class Centred(nn.Module):
-    """Keeps a running mean, and computes with that of before."""
+    """A module that subtracts the running mean of previous batches."""
 
     def __init__(self):
         super().__init__()
@@ -434,7 +434,7 @@ def test_a_penalty_may_hold_the_parameters_themselves(exact):
     model, own, batches = tuned("linear", "weight", "Adam")
     batches = batches[:3]
     expected = ahead(model, own, batches, 3, exact)
-    held = [model.network[0].weight, model.network[2].weight]  # of which all entries are live in the last subnetwork
+    held = [model.network[0].weight, model.network[2].weight]  # fully active in the last subnetwork
     model.decay.penalty = lambda x: model.decay.decay() * sum(parameter.square().sum() for parameter in held) / 2
     value, gradient = ahead(model, own, batches, 3, exact)
     assert value == pytest.approx(expected[0], rel=1e-9)
@@ -449,7 +449,7 @@ def test_rates_of_0_and_of_layers_that_a_batch_leaves_out_have_a_gradient_of_0()
             self.rate = hyper.LearningRate(self.second, 0.01)
 
         def forward(self, x):
-            return self.last(self.first(x).tanh())  # without the second
+            return self.last(self.first(x).tanh())  # does not use self.second
 
     model = partnets.partition(Dropped(), PROPORTIONS)
     x, y = torch.randn(9, 6), torch.randint(3, (9,))
@@ -508,7 +508,7 @@ def test_the_rate_that_is_learned_is_the_highest_of_a_cycle():
     rates = []
     for _ in range(19):
         rates.append(optimizer.rate_to_follow(parameter, group).item())
-        optimizer._opt_called = True  # torch would warn that it was not stepped
+        optimizer._opt_called = True  # avoids torch's warning about the order of steps
         schedule.step()
     assert max(rates) == pytest.approx(0.05, rel=0.05) and rates[0] == pytest.approx(0.05 / 25)
 
@@ -553,12 +553,12 @@ def test_what_a_step_cannot_take_is_refused_before_it():
     model, smoothing, batch, loss = smoothed()
     optimizer, of_psi = optim.Adam(model), torch.optim.SGD(smoothing.parameters(), lr=1.0)
     for seen in ([], [batch] * 2):
-        with pytest.raises(ValueError, match=rf"there are {len(seen)} batches of D_1:1, and 1 steps to look ahead"):
+        with pytest.raises(ValueError, match=rf"there are {len(seen)} batches of D_1:1, but 1 steps to look ahead"):
             partnets.step_lookahead(model, optimizer, of_psi, {2: (batch, seen)}, loss, loss)
     model, smoothing, batch, loss = smoothed(loss_in_model=False)
     optimizer, of_psi = optim.Adam(model), torch.optim.SGD(smoothing.parameters(), lr=1.0)
     with pytest.raises(
-        ValueError, match="1 parameters that are not in the model; put the modules of ψ into it, a loss"
+        ValueError, match="1 parameters that are not in the model; put the modules of ψ into the model, including"
     ):
         partnets.step_lookahead(model, optimizer, of_psi, {2: (batch, [batch])}, loss, loss)
     with pytest.raises(ValueError, match="1 parameters that are not in the model"):
@@ -567,7 +567,7 @@ def test_what_a_step_cannot_take_is_refused_before_it():
     model = partnets.partition(nn.Sequential(nn.Linear(4, 3), weights), PROPORTIONS)
     of_psi = torch.optim.SGD(weights.parameters(), lr=1.0)
     by = partnets.Lookahead(exact=False)
-    with pytest.raises(ValueError, match=r"ExampleWeights detaches what.*exact=True"):
+    with pytest.raises(ValueError, match=r"ExampleWeights detaches the values.*exact=True"):
         partnets.step_lookahead(model, optim.Adam(model), of_psi, {2: (batch, [batch])}, loss, loss, by=by)
 
 
@@ -606,7 +606,7 @@ def test_a_gradient_of_psi_that_is_not_finite_raises_before_psi_is_stepped():
 
 
 def test_differences_know_nothing_of_words_that_no_example_has():
-    """Adam's step of an entry that has never had a gradient is steep, and would take all of the difference."""
+    """Check embeddings without gradients: Adam's step is steep for them and would dominate the finite difference."""
     torch.manual_seed(0)
     network, smoothing = (
         nn.Sequential(nn.Embedding(2000, 8), nn.Flatten(), nn.Tanh(), nn.Linear(32, 3)),

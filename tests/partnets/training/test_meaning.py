@@ -1,4 +1,4 @@
-"""Trainings whose L_ML or ψ would mean nothing raise or warn before they begin, and others don't."""
+"""Trainings with a meaningless L_ML or ψ raise or warn before they begin, and others do not."""
 
 import functools
 import random
@@ -23,7 +23,7 @@ class Rate(hyper.Hyperparameter):
 
 
 class Smoothed(nn.Module):
-    """With a hyperparameter that only the loss has a use for."""
+    """A model with a hyperparameter that only the loss uses."""
 
     def __init__(self):
         super().__init__()
@@ -152,12 +152,12 @@ def test_a_loop_that_tells_no_chunks_is_taken_at_the_word_of_its_first_judgement
         partnets.lml(model, chunks(seed=1))
 
 
-@pytest.mark.parametrize(("loss", "cure"), [(nn.MSELoss(), "gaussian_nll"), (F.l1_loss, "of your own")])
+@pytest.mark.parametrize(("loss", "cure"), [(nn.MSELoss(), "gaussian_nll"), (F.l1_loss, "your own loss")])
 def test_a_distance_is_no_likelihood(loss, cure):
-    with pytest.warns(UserWarning, match=f"is no negative log-likelihood.*{cure}"):
+    with pytest.warns(UserWarning, match=f"is not a negative log-likelihood.*{cure}"):
         trainer(network(), loss=loss)
     model = network()
-    with warnings.catch_warnings(action="error"):  # where nothing is judged by it, it may be any
+    with warnings.catch_warnings(action="error"):  # without ψ and L_ML, any loss is valid
         partnets.Trainer(model, chunks(), hyper=[], loss=lambda output, y: output.square().mean(), batch_size=16).fit(1)
 
 
@@ -174,7 +174,7 @@ def test_a_loss_that_is_not_finite_stops_before_the_step():
 
 
 def trained_before(**options):
-    """Ordinary training on all of the data, and then a partition."""
+    """Return a model that was trained on all data and then partitioned."""
     torch.manual_seed(0)
     model = nn.Sequential(hyper.InputMask(6, probability=0.99), nn.Linear(6, 3))
     optimizer, (x, y) = torch.optim.Adam(model[1].parameters(), lr=0.1), examples()
@@ -190,7 +190,7 @@ def test_weights_that_know_later_chunks_are_warned_of():
     one = partnets.Trainer(model, chunks(), hyper=model[0], batch_size=32)
     with pytest.warns(UserWarning, match="before its first step, subnetwork 1 predicts labels of chunk 2"):
         one.step()
-    with warnings.catch_warnings(action="error"):  # once
+    with warnings.catch_warnings(action="error"):  # warns only once
         one.step()
 
 
@@ -208,7 +208,7 @@ def test_fresh_weights_and_such_as_go_on_are_not():
 def test_shares_that_are_far_apart_are_warned_of():
     model = partnets.partition(nn.Sequential(hyper.InputMask(6), nn.Linear(6, 30)), (0.1, 0.1, 0.8))
     with pytest.warns(
-        UserWarning, match="have 10, 10, 80 % of the weights, and the chunks 50, 30, 20 % of the examples"
+        UserWarning, match="have 10, 10, 80 % of the weights, but the chunks 50, 30, 20 % of the examples"
     ):
         trainer(model)
 
@@ -227,7 +227,7 @@ def test_a_model_remembers_its_chunks_in_its_state_dict_too():
         with pytest.raises(ValueError, match="has learned from other chunks"):
             partnets.Trainer(one, chunks(seed=1), hyper=[])
         partnets.Trainer(one, chunks(seed=1), hyper=[], other_chunks=True)
-    with pytest.raises(ValueError, match="has learned from other chunks"):  # the same split of other data
+    with pytest.raises(ValueError, match="has learned from other chunks"):  # same split, other data
         partnets.lml(model, partnets.chunk(examples(seed=1), PROPORTIONS))
     as_examples = partnets.chunk(list(zip(*examples(), strict=True)), PROPORTIONS)
     assert partnets.lml(model, as_examples) == pytest.approx(partnets.lml(model, chunks()))
@@ -270,7 +270,7 @@ def test_a_sweep_finds_what_predicts_unseen_data_and_compares_like_with_like():
     assert found.tried[1][1] == partnets.lml(found.trainer.model, data, seed=0, batch_size=32) > found.tried[0][1]
     with pytest.raises(ValueError, match="has other chunks than the choice before"):
         partnets.sweep(lambda seed: partnets.Trainer(network(), chunks(seed=seed), hyper=[]), [0, 1], steps=1)
-    with pytest.raises(ValueError, match="judges by another loss than the choice before"):
+    with pytest.raises(ValueError, match="has another hyper_loss than the choice before"):
         partnets.sweep(
             lambda scale: trainer(network(), loss=lambda o, y: scale * F.cross_entropy(o, y)), [1, 2], steps=1
         )
@@ -327,7 +327,7 @@ def test_what_a_loss_has_of_its_own_would_never_learn():
         def forward(self, output, y):
             return F.cross_entropy(output * self.scale, y)
 
-    with pytest.raises(ValueError, match="the loss has scale, which would never learn; put what learns into the model"):
+    with pytest.raises(ValueError, match="the loss has scale, which would never learn; put trainable modules into"):
         trainer(network(), loss=Scaled())
 
 
@@ -402,9 +402,9 @@ def test_a_state_dict_tells_nothing_learned_from_learned_from_unknown_chunks():
 
 
 def test_a_dropout_rate_that_learns_directly_is_warned_of():
-    """It goes to 0 whatever the data are; by looking ahead it need not."""
+    """Check the warning: a rate that learns directly goes to 0 for any data; an unrolled step avoids that."""
     dropout = hyper.ConcreteDropout(0.5)
     model = partnets.partition(nn.Sequential(nn.Linear(6, 8), dropout, nn.Linear(8, 3)), PROPORTIONS)
-    with pytest.warns(UserWarning, match=r"1 \(ConcreteDropout\) learns directly: .* partnets\.tune\("):
+    with pytest.warns(UserWarning, match=r"1 \(ConcreteDropout\) learns directly, .* partnets\.tune\("):
         partnets.Trainer(model, chunks(), hyper=dropout)
     partnets.Trainer(model, chunks(), hyper=dropout, hyper_gradient="lookahead")

@@ -1,4 +1,4 @@
-"""The best state is the model's, bit for bit, where L_ML was highest; patience counts evaluations without a higher."""
+"""The best state is the model at the highest L_ML, bit for bit; patience counts evaluations without improvement."""
 
 import math
 
@@ -32,7 +32,7 @@ def same(first, second):
 
 @pytest.fixture
 def scripted(monkeypatch):
-    """L_ML evaluates to these numbers in turn."""
+    """Return a function that makes L_ML evaluate to the given numbers in turn."""
 
     def script(*numbers):
         left = iter(numbers)
@@ -116,7 +116,7 @@ def test_nothing_is_restored_where_nothing_was_kept():
     [
         ([-5, -6, -7, -8, -9], 3, 4),
         ([-5, -4, -6, -3, -7, -7, -2, -1], 2, 6),
-        ([-5, -5, -5, -5], 2, 3),  # as high is not higher
+        ([-5, -5, -5, -5], 2, 3),  # equal is no improvement
         ([-5, NAN, -6, -1], 2, 3),
         ([NAN, NAN, NAN, -1], 3, 3),
         ([NAN, -5, NAN, -4, NAN, NAN, -1], 2, 6),

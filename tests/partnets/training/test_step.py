@@ -1,4 +1,4 @@
-"""step_weights and step_hyper: what they change, in which order, and what they refuse before anything changes."""
+"""step_weights and step_hyper: their changes, the order of these, and arguments that they reject unchanged."""
 
 import copy
 
@@ -14,7 +14,7 @@ PROPORTIONS = (0.6, 0.2, 0.2)
 
 
 class Hybrid(nn.Module):
-    """A stem that is left out, below a broadcast parameter of the model itself."""
+    """A model with a skipped stem, followed by a broadcast parameter of the model."""
 
     def __init__(self):
         super().__init__()
@@ -153,7 +153,7 @@ weights, hypers, w = partnets.step_weights, partnets.step_hyper, partnets.optim.
         (lambda m, b: hypers(m, w(m), {2: b}, None), "a Adam of partitions"),
         (
             lambda m, b: hypers(m, psi(m), {2: b}, None, weights={3: 1.0}),
-            r"weights are of the chunks \[3\] and batches of \[2\]",
+            r"weights are of the chunks \[3\], but batches of \[2\]",
         ),
     ],
 )
@@ -181,7 +181,7 @@ def test_a_weight_that_learns_since_the_optimiser_was_made_is_named():
     optimizer = partnets.optim.SGD(model, lr=0.1)
     model[0].requires_grad_(True)
     before = copy.deepcopy(list(model.parameters()))
-    with pytest.raises(RuntimeError, match=r"0\.weight, 0\.bias would never learn: the optimiser was made"):
+    with pytest.raises(RuntimeError, match=r"0\.weight, 0\.bias would never learn: the optimiser was constructed"):
         partnets.step_weights(model, optimizer, 1, torch.ones(2, 4), lambda x: model(x).square().mean())
     assert all(map(torch.equal, before, model.parameters()))
 

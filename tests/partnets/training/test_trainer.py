@@ -1,4 +1,4 @@
-"""The trainer follows Appendix I.1, learns, shows what it does, and refuses what does not fit."""
+"""The trainer follows Appendix I.1, learns, records its steps, and rejects invalid arguments."""
 
 import copy
 import sys
@@ -126,7 +126,7 @@ def test_running_statistics_of_a_skipped_module_stay():
 
 
 class Running(nn.Module):
-    """Standardises by a running mean that is not one of torch's norms."""
+    """A module that subtracts a running mean and is not one of torch's norms."""
 
     def __init__(self):
         super().__init__()
@@ -297,7 +297,7 @@ def test_importing_partnets_imports_no_plotting_library():
 
 
 class Lines(torch.utils.data.Dataset):
-    """Examples of several lengths."""
+    """A data set with examples of different lengths."""
 
     def __len__(self):
         return 40
@@ -346,12 +346,12 @@ def test_parts_of_a_batch_follow_what_a_callback_sets():
 
 def test_a_forgotten_hyper_is_warned_of():
     model, chunks, _ = parts()
-    with pytest.warns(UserWarning, match=r"the model has 0 \(InputMask\), and hyper= was not given"):
+    with pytest.warns(UserWarning, match=r"the model has 0 \(InputMask\), but hyper= was not given"):
         partnets.Trainer(model, chunks)
 
 
 def test_epochs_are_as_many_steps_as_the_data_have_batches():
-    assert trainer(lml_every=None).fit(epochs=0.5).steps["step"][-1] == 4  # 50 of 100 examples, 16 at a time
+    assert trainer(lml_every=None).fit(epochs=0.5).steps["step"][-1] == 4  # 50 of 100 examples, in batches of 16
     with pytest.raises(TypeError, match="fit takes steps or epochs; pass one of them"):
         trainer().fit()
 

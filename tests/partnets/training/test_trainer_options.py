@@ -1,4 +1,4 @@
-"""The trainer's options: learning rates, when ψ takes a step and on which chunks, and which partitions are drawn."""
+"""The trainer's options: learning rates, timing and chunks of ψ's steps, and the sampling of partitions."""
 
 import copy
 
@@ -16,7 +16,7 @@ COUNT = len(PROPORTIONS)
 
 
 class Scale(hyper.Hyperparameter):
-    """Multiplies each feature by a number; without noise, so that batches alone decide a gradient."""
+    """A factor for each feature, without noise, so that gradients depend only on the batches."""
 
     def __init__(self):
         super().__init__()
@@ -32,7 +32,7 @@ def network():
 
 
 def trainer(model=None, rate=1e-3, **arguments):
-    """float64, with SGD for ψ at this rate."""
+    """Return a trainer in float64 with SGD for ψ at this learning rate."""
     model, x = model or network(), torch.randn(50, 4, dtype=torch.float64)
     chunks = partnets.chunk((x, (x[:, 0] + x[:, 1] > 0).long()), PROPORTIONS)
     options = {"hyper": model[0], "hyper_optimizer": torch.optim.SGD(model[0].parameters(), lr=rate), "batch_size": 8}
@@ -57,7 +57,7 @@ SCHEDULES = {
 
 
 def torchs_rates(schedule, steps, lr):
-    """The rates of a plain PyTorch optimiser after 0..steps steps."""
+    """Return the learning rates of a torch optimiser after 0..steps steps."""
     optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=lr)
     scheduler = schedule(optimizer)
     rates = [optimizer.param_groups[0]["lr"]]
@@ -92,7 +92,7 @@ def test_a_step_is_taken_at_the_scheduled_rate():
     before = psi(one.model).detach().clone()
     one.hyper_scheduler = lr_scheduler.LambdaLR(one.hyper_optimizer, lambda step: float(step > 0))
     one.step_hyper()
-    assert torch.equal(psi(one.model), before)  # the first at rate 0
+    assert torch.equal(psi(one.model), before)  # the first rate is 0
     one.step_hyper()
     torch.testing.assert_close(psi(one.model), before - 1e-3 * psi(one.model).grad, rtol=0, atol=1e-15)
 
@@ -167,7 +167,7 @@ def test_steps_on_one_chunk_and_on_all_have_the_same_mean_gradient(monkeypatch):
     for hyper_chunks in ("one", "all"):
         torch.manual_seed(0)
         one = trainer(rate=0.0, hyper_chunks=hyper_chunks)
-        # Whole chunks, so that k alone is drawn.
+        # Use complete chunks as batches, so that only k is random.
         monkeypatch.setattr(one.chunks, "sample", lambda k, *_, chunks=one.chunks: next(chunks.batches(k, 100)))
         for _ in range(40):
             k, loss = one.step_hyper()
@@ -283,7 +283,7 @@ def test_a_scheduler_that_needs_a_metric_is_refused():
 
 def test_an_optimiser_of_psi_that_needs_a_closure_is_refused():
     model = network()
-    with pytest.raises(ValueError, match="hyper_optimizer is LBFGS, whose step computes the loss several times"):
+    with pytest.raises(ValueError, match="hyper_optimizer is LBFGS, which needs a closure"):
         trainer(model, hyper_optimizer=torch.optim.LBFGS([psi(model)]))
 
 

@@ -1,4 +1,4 @@
-"""Worker processes change no bit of a training, whatever interrupts it, and none of them stays."""
+"""Worker processes change no bit of a training, also after interruptions, and all of them end."""
 
 import copy
 import multiprocessing
@@ -19,7 +19,7 @@ TWO = {"num_workers": 2}
 
 
 class Rows(Dataset):
-    """Examples one by one; noise is of each of the generators that workers seed."""
+    """A map-style data set; with `noise`, it draws from each generator that workers seed."""
 
     noise = False
 
@@ -62,7 +62,7 @@ def same(one, other):
 
 @pytest.fixture(autouse=True)
 def workers():
-    """The processes that this test has started and that still run: none in the end."""
+    """Return a function that lists this test's running processes; check that none remain at the end."""
     before = multiprocessing.active_children()
 
     def running():
@@ -105,7 +105,7 @@ def test_what_the_data_draw_depends_neither_on_the_number_of_workers_nor_on_an_i
 @pytest.mark.full
 def test_the_batches_that_were_fetched_ahead_are_the_ones_that_are_used(monkeypatch):
     one = trainer(**TWO)
-    one.step()  # which looks at a batch of its own before
+    one.step()  # looks at a separate batch first
     monkeypatch.setattr(partnets.Chunks, "fetch_as_asked", None)
     monkeypatch.setattr(partnets.Chunks, "fetch", None)
     one.fit(3)
@@ -213,5 +213,5 @@ def test_chunks_that_make_batches_of_their_own_are_not_fetched_ahead():
     one = trainer()
     own = Own(one.chunks.dataset, one.chunks.order, one.chunks.sizes)
     partnets.Trainer(one.model, own, hyper=[], batch_size=4).fit(1)
-    with pytest.raises(ValueError, match="Own makes batches in sample or sample_upto of its own"):
+    with pytest.raises(ValueError, match="Own overrides sample or sample_upto"):
         partnets.Trainer(one.model, own, hyper=[], batch_size=4, num_workers=1)

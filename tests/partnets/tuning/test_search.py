@@ -1,4 +1,4 @@
-"""The search: its plan, its first values, the choice among them, and where a training ends."""
+"""The search: its plan, its initial values, the choice among them, and the end of a training."""
 
 import math
 
@@ -83,7 +83,7 @@ def test_the_choice_is_close_to_clearly_better_trainings():
 
 
 def test_noisy_judgements_make_the_choice_cautious():
-    """The same means, with and without noise of 10 nats."""
+    """Compare equal means with and without noise of 10 nats."""
     noise = 10 * torch.tensor([1.0, -1.0]).repeat(5)
     steady = torch.tensor([[100.0], [110.0]]).expand(2, 10)
     assert weights(steady)[0] > 0.99

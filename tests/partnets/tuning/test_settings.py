@@ -1,4 +1,4 @@
-"""Settings: what names and modules stand for in a network, and how a training takes a value."""
+"""Settings: the meaning of names and modules in a network, and how a training uses their values."""
 
 import functools
 import math
@@ -138,7 +138,7 @@ def test_positions_and_values_are_inverse(logarithmic):
 
 
 def test_values_reach_the_network_the_optimizer_and_the_loss():
-    """As a training at given positions has them."""
+    """Check the values that trainings use."""
     seen = []
     model, data = network(), (torch.randn(40, 4), torch.randint(3, (40,)))
     names = ["dropout:one", "weight_decay", "label_smoothing", "learning_rate"]

@@ -1,4 +1,4 @@
-"""tune on what users bring: what it leaves alone, what it refuses before training, and what it says of a result."""
+"""tune with users' networks and data: it leaves them unchanged, rejects invalid ones, and adds notes to its result."""
 
 import copy
 import functools
@@ -42,7 +42,7 @@ def tuned(network=None, data=None, names=("dropout", "weight_decay"), **options)
 
 
 class Rows(Dataset):
-    """A Dataset of pairs; noise: draws of torch, NumPy and Python are added to x."""
+    """A data set of pairs; with `noise`, it adds draws of torch, NumPy and Python to x."""
 
     def __init__(self, x, y, noise=False):
         self.x, self.y, self.noise = x, y, noise
@@ -104,7 +104,7 @@ def test_targets_of_a_dataset_that_are_mostly_zero_are_a_regression():
 
 def test_a_search_that_learns_nothing_leaves_the_values_as_they_are():
     torch.manual_seed(0)
-    x, y = torch.randn(400, 4), torch.randint(2, (400,))  # labels of which nothing can be known
+    x, y = torch.randn(400, 4), torch.randint(2, (400,))  # unpredictable labels
     result = tuned(classifier(2), (x, y), ["dropout", "label_smoothing"], steps=20, optimizer=torch.optim.Adam)
     assert result.values == {"dropout": pytest.approx(0.1), "label_smoothing": 0.0}
     assert result.notes[0].startswith("No training of the search predicted unseen data better than a guess")
@@ -123,7 +123,7 @@ def test_a_search_that_learns_nothing_leaves_the_values_as_they_are():
 )
 def test_a_guess_is_known_of_every_loss_of_rows(loss, names):
     torch.manual_seed(0)
-    x, y = torch.rand(300, 1, 2, 2), torch.randint(2, (300,))  # labels of which nothing can be known
+    x, y = torch.rand(300, 1, 2, 2), torch.randint(2, (300,))  # unpredictable labels
     network = nn.Sequential(nn.Flatten(), classifier(2))
     result = tuned(network, (x, y), names, steps=20, loss=loss, optimizer=torch.optim.Adam)
     assert result.notes[0].startswith("No training of the search predicted unseen data better than a guess")
@@ -231,13 +231,13 @@ def test_settings_that_change_nothing_are_refused():
     with pytest.raises(ValueError, match=r"changes nothing in 3 training steps; leave it out of hyper"):
         tuned(names=["dropout", hyper.WeightDecay(other)])
     unused = pytest.raises(ValueError, match=r"changes nothing in 3 training steps; leave it out of hyper")
-    with pytest.warns(UserWarning, match=r"ClassWeights \(0\) acts in the training loss alone"), unused:
+    with pytest.warns(UserWarning, match=r"ClassWeights \(0\) acts only in the training loss"), unused:
         tuned(names=[hyper.ClassWeights(3)])
 
 
 @pytest.mark.parametrize("names", [["weight_decay"], ["penalty"]])
 def test_settings_whose_effect_is_rounded_away_at_first_are_taken(names):
-    """With a learning rate that a schedule raises later."""
+    """Start with a tiny learning rate that a schedule raises later."""
     network = classifier()
     if names == ["penalty"]:
         names = [hyper.WeightDecay(network)]
@@ -282,7 +282,7 @@ def test_the_learning_rate_follows_a_schedule_in_every_training(tmp_path):
     assert [rate for done, rate in rates if done == 10] == pytest.approx([0.0, 0.0])
     assert rates[4][1] == pytest.approx(0.015) and rates[14][1] != rates[4][1]
     assert tuned(resume_from=path, **options).values == whole.values
-    later = torch.optim.lr_scheduler.LambdaLR  # as a warm-up that is stepped by epochs
+    later = torch.optim.lr_scheduler.LambdaLR  # for example a warm-up stepped by epochs
     assert "learning_rate" in tuned(**options | {"scheduler": lambda one: later(one, lambda step: step // 5)}).values
 
 
@@ -308,7 +308,7 @@ def cycle(optimizer, steps=11):
         (cycle, ValueError, "learning_rate changes nothing, as the scheduler sets it"),
         (functools.partial(cycle, steps=4), ValueError, r"the scheduler fails after 4 of 10 steps: Tried to step 5"),
         (lambda _: torch.optim.lr_scheduler.StepLR(FAST([nn.Parameter(X)]), 3), ValueError, "of another optimizer"),
-        (torch.optim.lr_scheduler.StepLR, TypeError, "scheduler cannot be called with an optimizer alone"),
+        (torch.optim.lr_scheduler.StepLR, TypeError, "scheduler cannot be called with only an optimizer"),
         (lambda one: torch.optim.lr_scheduler.LambdaLR(one, lambda _: 0.0), ValueError, "rate of 0 in all 10 steps"),
         (torch.optim.lr_scheduler.ReduceLROnPlateau, TypeError, "a ReduceLROnPlateau; return one that steps without"),
     ],
@@ -334,7 +334,7 @@ def scaled(factor):
 
 
 class Weighed:
-    """A loss that can be called, and has a method that is one."""
+    """A callable loss that also has a loss method."""
 
     def __init__(self, factor):
         self.factor = factor
@@ -346,14 +346,14 @@ class Weighed:
 
 
 def with_global(factor):
-    """A loss that reads a global variable, in a module where it has this value."""
+    """Return a loss that reads a global variable with this value."""
     scope = {"F": F, "FACTOR": factor}
     exec("def loss(output, y): return FACTOR * F.cross_entropy(output, y)", scope)
     return scope["loss"]
 
 
 def nested(factor):
-    """A loss that calls one of another value."""
+    """Return a loss that calls another loss with this factor."""
     inner = scaled(factor)
     return lambda output, y: inner(output, y)
 
@@ -378,7 +378,7 @@ class Tripled(Times):
         return self.inner(x) * 3
 
 
-Tripled.__name__ = "Times"  # as if the code had been changed
+Tripled.__name__ = "Times"  # as if its code had been changed
 
 
 def frozen(layer):
@@ -389,7 +389,7 @@ def frozen(layer):
 
 
 class Stepping(torch.optim.SGD):
-    """An optimizer with an attribute of its own."""
+    """An optimizer with an additional attribute."""
 
     def __init__(self, parameters, factor):
         super().__init__(parameters, lr=0.1)
@@ -401,7 +401,7 @@ def stepping(factor):
 
 
 def changed(values, by):
-    """One of many is another."""
+    """Return a copy in which one of many values differs."""
     values = values.clone()
     values[150] = (values[150] + by) % 3
     return values
@@ -504,7 +504,7 @@ def test_a_learning_rate_at_the_end_of_what_was_tried_has_a_note():
 
 
 def test_the_note_of_a_learning_rate_has_the_one_that_was_best():
-    """Though a training with much dropout, at the given rate, has more than half of the weight of its factor."""
+    """Check the note, although a training with much dropout at the given rate has most of the weight."""
     problem = make_problem(
         classifier(), (X, Y), ["dropout", "learning_rate"], steps=5, batch_size=8, optimizer=FAST, seed=0
     )
@@ -515,7 +515,7 @@ def test_the_note_of_a_learning_rate_has_the_one_that_was_best():
 
 
 class Scaled(nn.Module):
-    """A loss with a parameter of its own."""
+    """A loss with a trainable parameter."""
 
     def __init__(self):
         super().__init__()

@@ -1,4 +1,4 @@
-"""The temperature at which unseen data judge a classifier while the widths of augmentations learn."""
+"""The temperature at which a classifier is evaluated on unseen data while widths of augmentations learn."""
 
 import functools
 import math
@@ -16,7 +16,7 @@ OPTIONS = {"steps": 100, "batch_size": 32, "optimizer": functools.partial(torch.
 
 
 def noisy():
-    """Images of which a third have a label at random, so that a network that fits them is too sure."""
+    """Return images with a third of the labels random, so that a network that fits them is overconfident."""
     torch.manual_seed(0)
     x = torch.rand(200, 1, 6, 6)
     y = x[:, 0, :2, 0].argmax(1)
@@ -30,7 +30,7 @@ def network(*shape):
 
 
 def losses_of(kind):
-    """A network, data, and the sum of the losses of outputs."""
+    """Return a network, data, and a function that sums the losses of outputs."""
     x, y = noisy()
     if kind == "tokens":
         loss = lambda output, y: F.cross_entropy(output.flatten(0, 1), y.flatten(), reduction="sum")  # noqa: E731
@@ -75,7 +75,7 @@ def test_unseen_data_judge_at_the_best_temperature_where_widths_learn(kind):
     ids=["number", "mask", "own", "own squared"],
 )
 def test_other_trainings_are_judged_as_they_are(tuned, loss):
-    """With a number that regularises alone, sure predictions are what the judge is to see."""
+    """Check temperature 1 without augmentations, where overconfidence must count, and with custom losses."""
     x, y = noisy()
     x = x.flatten(1) if isinstance(tuned, hyper.InputMask) else x
     temperatures = []
@@ -90,7 +90,7 @@ def test_widths_learn_from_logits_at_the_temperature_of_the_last_judgement(monke
     tuned = functools.partial(partnets.tune, network(2), noisy(), hyper.Affine(), **OPTIONS)
     monkeypatch.setattr("partnets.tuning.training.divided", lambda output, t: used.append(t) or output)
     undivided = tuned(callbacks=callbacks)
-    # From step 25 on, in each step; judgements are after each tenth.
+    # Widths learn in each step from step 25 on; evaluations follow each tenth.
     assert used[-75:] == [judged[step // 10 - 1] for step in range(25, 100)] and max(used) > 1.3
     monkeypatch.undo()
     assert tuned().schedule != undivided.schedule
@@ -102,7 +102,7 @@ def test_widths_learn_from_logits_at_the_temperature_of_the_last_judgement(monke
         ([10.0, 11.0, 12.0, 13.0, 14.0], 10.0, 1.0),
         ([2.0, 2.0, math.nan, 2.0, 2.0], 2.0, 1.0),
         ([1e6, 8e5, 6e5, 4e5, 2e5], 2e5 + math.log(4) ** 2 / (2 * SPREAD**2), 4.0),
-        # In log T a parabola as the prior is.
+        # A parabola in log T, like the prior.
         ([(math.log(t) - 1.0) ** 2 * 50 for t in TEMPERATURES], 50 * 2 / 52, math.exp(50 / 52)),
     ],
 )

@@ -1,4 +1,4 @@
-"""tune: the whole call, its result, what it leaves alone, and that it resumes to the same bits."""
+"""tune: complete calls and their results, unchanged arguments, and resumption with the same bits."""
 
 import copy
 import functools
@@ -39,12 +39,12 @@ def with_nan(x):
 
 
 def flat():
-    """A network with outputs [n]."""
+    """Return a network with outputs [n]."""
     return nn.Sequential(classifier(1), nn.Flatten(0))
 
 
 def tuned(network=None, data=None, names=("dropout", "weight_decay"), **options):
-    fast = functools.partial(torch.optim.Adam, lr=0.03)  # which is better than guessing after 6 steps
+    fast = functools.partial(torch.optim.Adam, lr=0.03)  # better than guessing after 6 steps
     options = {"steps": 6, "batch_size": 16, "seed": 3, "optimizer": fast} | options
     return partnets.tune(network or classifier(), labelled() if data is None else data, list(names), **options)
 
@@ -79,7 +79,7 @@ def test_the_same_seed_gives_the_same_result_and_another_one_does_not():
 
 def test_the_cost_is_what_the_trainings_took():
     result = tuned(steps=40)
-    assert 1.9 < result.cost < 2.4  # 12 unseen examples at each tenth, of a training of 640
+    assert 1.9 < result.cost < 2.4  # evaluations of 12 examples at each tenth; 640 trained ones
     network, data = pictures()
     for names in ([hyper.Affine()], [hyper.Affine(), "dropout"]):
         assert 1.7 < tuned(network, data, names, steps=60).cost < 2.2
@@ -127,7 +127,7 @@ def test_a_search_that_is_killed_after_its_last_judgement_knows_of_how_many_it_w
     guessed = Training.guessed_nats
 
     def kill(training, judging=None):
-        if judging is None:  # of unseen data, after the last judgement
+        if judging is None:  # unseen data, after the last evaluation
             raise Killed
         return guessed(training, judging)
 
@@ -157,7 +157,7 @@ def test_a_finished_search_is_not_run_again(tmp_path):
 
 
 def test_examples_of_the_unseen_chunk_do_not_reach_the_weights_of_the_search():
-    """Poisoned unseen examples change judgements and nothing that was trained."""
+    """Poison the unseen examples, which may change evaluations but no trained weights."""
     x, y = labelled()
     found = []
     for poison in (0.0, 100.0):
@@ -188,7 +188,7 @@ def test_a_squared_error_counts_by_its_logarithm_whatever_the_chunks():
         large = tuned(classifier(1), (x, 100 * x[:, :1]), ["weight_decay"], proportions=proportions)
         assert -12 / 2 * math.log(2e4) < large.lml < -12 / 2 * math.log(1e3)
     twice = tuned(classifier(2), (x, 100 * x[:, :1].expand(60, 2)), ["weight_decay"])
-    assert twice.lml == pytest.approx(2 * large.lml, rel=0.1)  # two numbers an example
+    assert twice.lml == pytest.approx(2 * large.lml, rel=0.1)  # two numbers per example
 
 
 @pytest.mark.parametrize(
@@ -264,7 +264,7 @@ def test_augmentations_learn_at_the_chosen_values_and_the_final_training_repeats
     for (_, _, learned), (_, _, repeated) in zip(chosen, final, strict=False):
         assert repeated == pytest.approx(learned, rel=1e-5)
     turns = result.schedule["rotation"]
-    begun = 72.0 * 30 / 110  # for 30 steps of widths
+    begun = 72.0 * 30 / 110  # initial width for 30 steps of widths
     assert turns[:3] == pytest.approx([begun] * 3) and len(turns) == len(final) + 1
     assert turns[-1] == result.values["rotation"] == pytest.approx(final[-1][2]["rotation"]) != pytest.approx(begun)
     assert "at the start 19.6" in result.report() and set(result.history[0].values) == {"dropout"}
@@ -276,7 +276,7 @@ def test_predictions_by_augmented_copies_are_offered():
     hyper.assign(result.augmentation[0], {"rotation": 120.0, "scale": 0.4})
     averaged, few = result.averaged(64), result.averaged(4)
     assert torch.equal(averaged(x), averaged(x)) and not torch.equal(averaged(x), few(x))
-    torch.testing.assert_close(few(x[:3]), few(x)[:3])  # to rounding: products of three rows may sum otherwise
+    torch.testing.assert_close(few(x[:3]), few(x)[:3])  # products of three rows may round differently
     expected = torch.stack([result.model(result.augmentation(x)) for _ in range(400)]).mean(0)
     assert (averaged(x) - expected).abs().mean() < 0.5 * (result.model(x) - expected).abs().mean()
     with pytest.raises(ValueError, match="no augmentation before the network was tuned"):
@@ -293,7 +293,7 @@ def test_a_note_says_if_augmented_copies_predict_better():
 
 
 def test_only_unseen_examples_teach_augmentations():
-    """Turned examples of the unseen chunk alone change what is learned."""
+    """Negate the images of one chunk: only those of the unseen chunk may change the learned widths."""
     network, (images, labels) = pictures()
     found = []
     for chunk in (1, 2):
@@ -306,7 +306,7 @@ def test_only_unseen_examples_teach_augmentations():
 
 
 class Listed(torch.utils.data.Dataset):
-    """Pictures, with their labels in a list."""
+    """A data set of images with labels in lists."""
 
     def __init__(self, images, labels):
         self.images, self.labels = images, labels
@@ -328,7 +328,7 @@ def test_augmentations_learn_the_same_whatever_holds_the_labels():
 
 
 def test_widths_stay_in_their_ranges():
-    """A loss that rewards contrast, without end."""
+    """Use a loss that always rewards more contrast."""
     network = nn.Sequential(nn.Flatten(), nn.Linear(108, 2))
     data = torch.rand(40, 3, 6, 6), torch.randint(2, (40,))
     jitter = hyper.ColourJitter(saturation=None, hue=None)
@@ -352,21 +352,21 @@ def test_widths_begin_positive_and_in_short_trainings_narrow(kind):
 
 def test_statistics_of_batch_normalisation_are_of_images_without_augmentation():
     network = nn.Sequential(nn.BatchNorm2d(1), nn.Flatten(), nn.Linear(36, 2))
-    images = 5 + torch.rand(60, 1, 6, 6)  # augmentation moves zeros in
+    images = 5 + torch.rand(60, 1, 6, 6)  # augmentation shifts zeros into the images
     result = tuned(network, (images, torch.randint(2, (60,))), [hyper.Affine()], steps=20)
     assert result.model[0].running_mean.item() == pytest.approx(images.mean().item(), abs=0.05)
     assert result.model[0].momentum == 0.1
 
 
 class Reversed(nn.Sequential):
-    """A Sequential of a user's, whose first module is an Identity."""
+    """A user-defined Sequential that begins with an Identity."""
 
     def forward(self, x):
         return super().forward(x.flip(3))
 
 
 class Shifts(hyper.augmentation.Augmentation):
-    """Keeps its width in a module inside."""
+    """An augmentation with its width in a submodule."""
 
     def __init__(self):
         super().__init__({"shift": 0.1})
@@ -395,7 +395,7 @@ def test_an_averaged_network_is_tuned():
 
 
 class Undeployable(hyper.Hyperparameter):
-    """Has no counterpart in torch."""
+    """A hyperparameter without a counterpart in torch."""
 
     def __init__(self):
         super().__init__()
@@ -612,7 +612,7 @@ def test_an_augmentation_inside_the_network_is_refused_unless_it_acts_in_trainin
 
 def test_mixup_without_its_loss_is_warned_of():
     mixup = hyper.Mixup()
-    with pytest.warns(UserWarning, match="acts in the training loss alone, and the loss is another one"):
+    with pytest.warns(UserWarning, match="acts only in the training loss, but the loss is another one"):
         tuned(names=[mixup])
     assert tuned(names=[mixup], loss=mixup.loss).history
 

@@ -1,4 +1,4 @@
-"""Compiled code that runs as it is written, whatever other threads do."""
+"""Compiled code runs eagerly within `eagerly`, independently of other threads."""
 
 import threading
 

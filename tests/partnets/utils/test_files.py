@@ -1,4 +1,4 @@
-"""Files are replaced as a whole or not at all: by several threads, over links, and where a process is killed."""
+"""Files are replaced atomically: by several threads, through links, and if a process is killed."""
 
 import os
 import subprocess
@@ -10,8 +10,8 @@ import pytest
 from partnets.utils import sealed
 from partnets.utils.files import replacing
 
-# Forks processes that save files of 2 MB, of one number each, until they are killed; prints how many they left. More of
-# them if none was killed as it wrote, as on a busy machine, where some are killed before they begin.
+# Forks processes that save 2 MB files of one repeated number until they are killed, and prints how many temporary files
+# they left. Forks more if no process was killed while writing: on a busy machine, some are killed before they begin.
 KILLS = """
 import itertools, os, random, signal, sys, time, torch
 from partnets.utils import sealed

@@ -1,4 +1,4 @@
-"""Held: what a model holds is compared and put back, whatever kind of tensor it is."""
+"""Held: a model's state of any type is compared and restored."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class Slots:
 
 
 class Everywhere(nn.Module):
-    """Remembers in slots, in its class, in bytes and in an array."""
+    """A module with state in slots, in its class, in bytes and in an array."""
 
     calls, seen = 0, {}
 

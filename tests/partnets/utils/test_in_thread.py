@@ -1,4 +1,4 @@
-"""Values of a thread: nothing of them stays, in whatever order their contexts end."""
+"""Thread-local values are removed when their contexts end, in any order."""
 
 import threading
 

@@ -1,4 +1,4 @@
-"""Modes that are changed for a while, also of modules whose `train` does more than to say so."""
+"""Temporary changes of the training mode, also for modules with a custom `train`."""
 
 import pytest
 import torch
@@ -9,7 +9,7 @@ from partnets.utils.modules import evaluating, training
 
 
 class Switched(nn.Module):
-    """As torchvision's feature extractors, which have a graph for each mode."""
+    """A module with a different graph for each mode, like torchvision's feature extractors."""
 
     def __init__(self):
         super().__init__()
@@ -28,7 +28,7 @@ class Switched(nn.Module):
 @pytest.mark.parametrize("mode", [True, False])
 def test_modules_are_in_a_mode_for_a_while(mode):
     model = nn.Sequential(Switched(), nn.Dropout()).train(not mode)
-    model[1].train(mode)  # and stays
+    model[1].train(mode)  # already in this mode
     with training(model) if mode else evaluating(model):
         assert (model[0].training, model[0].rate) == (mode, 0.5 if mode else 0.0)
         assert not model[0].frozen.training
@@ -50,7 +50,7 @@ def test_whatever_looks_at_a_model_leaves_it_in_its_mode(scheme):
 
 
 class Following(nn.Module):
-    """A frozen average of what comes."""
+    """A module that averages its inputs in a frozen parameter."""
 
     def __init__(self):
         super().__init__()

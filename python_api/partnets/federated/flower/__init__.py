@@ -1,17 +1,17 @@
-"""Federated partitioned networks by Flower: in one process, in its simulation, or over a network.
+"""Federated partitioned networks with Flower: in one process, in its simulation, or over a network.
 
-Needs the extra `federated`: Flower, of Python 3.11 or later.
+Requires the extra `federated`, which installs Flower, and Python 3.11 or later.
 """
 
 import os
 import warnings
 
-# Before it is imported, which reads them: nothing is sent anywhere.
+# Flower reads these at import; they keep it from sending telemetry.
 os.environ.setdefault("FLWR_TELEMETRY_ENABLED", "0")
 os.environ.setdefault("FLWR_DISABLE_UPDATE_CHECK", "1")
 
 with warnings.catch_warnings():
-    warnings.simplefilter("ignore", DeprecationWarning)  # of what its command line imports from click
+    warnings.simplefilter("ignore", DeprecationWarning)  # Flower's command line imports deprecated names from click
     try:
         import flwr.clientapp
         import flwr.serverapp  # noqa: F401

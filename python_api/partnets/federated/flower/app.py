@@ -1,4 +1,4 @@
-"""client_app: a client as a Flower app, which runs unchanged in LocalGrid, in simulations and over a network."""
+"""client_app: a client as a Flower app that runs unchanged in LocalGrid, in simulations and over a network."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ from partnets.training.start import warn_of_proportions
 from partnets.utils import random_state
 from partnets.utils.seeds import derived
 
-# Of records, and of what is in them.
+# The names of a message's records.
 ARRAYS, METRICS, CONFIG = "arrays", "metrics", "config"
-# Before the names of ψ's gradient, which travels with the weights.
+# The prefix of the names of ψ's gradient, which is sent with the weights.
 GRADIENT = "gradient."
 CPU = torch.device("cpu")
 
@@ -41,27 +41,29 @@ def client_app(
     mods: list | None = None,
     **options,
 ) -> ClientApp:
-    """A Flower ClientApp whose rounds are those of Client.
+    """Return a Flower ClientApp that runs the rounds of Client.
 
-    A node is told by its configuration which client it is: "partition-id" and "num-partitions", which Flower's
-    simulations set, and which `flower-supernode --node-config` takes. Its chunk is there too, under "chunk"; if not, it
-    follows from the proportions.
+    A node's configuration identifies its client by "partition-id" and "num-partitions", which Flower's simulations and
+    `flower-supernode --node-config` set. Its chunk is the entry "chunk" if present, and follows from the proportions
+    otherwise.
 
     Args:
-        make_model: the model, or the pair of the model and of ψ, the hyperparameters that are learned; the same in
-            every process, as after torch.manual_seed(0). It is called once in each.
-        load_data: load_data(number, clients) gives a client's examples, as Client takes them; called in each round.
-            What it draws at random, as a subset, is the same in all of them.
-        proportions: of the chunks, as of assign; not needed where each node has its chunk, or all have one.
-        seed: of assign, and of what the clients draw.
-        client: Client, or AugerinoClient.
-        load_test: as load_data, for evaluations; what is trained on if None. With privacy there are none: a loss
-            would tell of the examples.
-        mods: Flower's, around training and evaluation.
-        options: of Client.
+        make_model: a function that returns the model, or the pair of the model and the learned hyperparameters ψ. It is
+            called once in each process and must return the same model in each, such as after torch.manual_seed(0).
+        load_data: load_data(number, clients) returns a client's examples, as Client takes them. It is called in each
+            round, with random states that are the same in all rounds.
+        proportions: the proportions of the chunks, as for assign; not needed if the nodes' configurations have chunks,
+            or all clients have chunk 1.
+        seed: the seed of assign and of the clients' random draws.
+        client: Client or AugerinoClient.
+        load_test: the same as load_data, for evaluations; load_data if None. With privacy there are no evaluations, as
+            a loss would reveal information on the examples.
+        mods: Flower's mods, applied to training and evaluation.
+        options: further arguments of Client.
 
     Raises:
-        ValueError: in an app's rounds: a node does not say who it is, the server has another model; and as Client.
+        ValueError: in the app's rounds: a node's configuration does not identify its client, or the server has another
+            model; and as for Client.
 
     Example:
         >>> import torch, partnets
@@ -74,7 +76,7 @@ def client_app(
         LocalGrid(4 clients)
     """
     app = ClientApp(mods=mods)
-    made: list[Client] = []  # in this process
+    made: list[Client] = []  # at most one, the first client in this process
 
     def find(context: Context, load: Callable[[int, int], Any]) -> Client:
         number, clients, chunk = _place(context, proportions, seed)
@@ -87,8 +89,8 @@ def client_app(
             model, hyper = found if isinstance(found, tuple) else (found, None)
             if proportions is not None and len(proportions) != count(model):
                 raise ValueError(
-                    f"proportions={tuple(proportions)} are of {len(proportions)} chunks, and the model has"
-                    f" C={count(model)}; pass partnets.partition and client_app the same."
+                    f"proportions={tuple(proportions)} are of {len(proportions)} chunks, but the model has"
+                    f" C={count(model)}; pass the same proportions to partnets.partition and client_app."
                 )
             if proportions is not None:
                 warn_of_proportions(model, proportions)
@@ -106,7 +108,7 @@ def client_app(
     def evaluate(message: Message, context: Context) -> Message:
         if options.get("privacy") is not None:
             raise ValueError(
-                "evaluations tell a loss, which privacy hides: evaluate on the server, by start(evaluate_fn=...), with"
+                "evaluations report a loss, which privacy hides; evaluate on the server by start(evaluate_fn=...), with"
                 " evaluate_fraction=0."
             )
         with taking_turns():
@@ -121,23 +123,23 @@ def client_app(
 
 @contextmanager
 def _hidden_errors(privacy: Privacy | None) -> Iterator[None]:
-    """With privacy, inside, the reason of an error, which may quote examples, stays in the client's own log."""
+    """Keep the reason of an error, which may quote examples, in the client's log if privacy is given."""
     try:
         yield
     except Exception as error:
         if privacy is None:
             raise
         log(ERROR, "this client failed: %s", error, exc_info=True)
-        raise RuntimeError("it failed; as it has privacy, the reason is in its own log alone") from None
+        raise RuntimeError("the client failed; with privacy, the reason is only in its own log") from None
 
 
 def _place(context: Context, proportions: Sequence[float] | None, seed: int) -> tuple[int, int, int]:
-    """The number of a node's client, how many there are, and its chunk."""
+    """Return the number of a node's client, the number of clients, and its chunk."""
     node = context.node_config
     number, clients = node.get("partition-id"), node.get("num-partitions")
     if type(number) is not int or type(clients) is not int or not 0 <= number < clients:
         raise ValueError(
-            f"a node has the configuration {dict(node)}; give each its number and how many there are, as"
+            f"a node has the configuration {dict(node)}; give each its number and the number of nodes, such as"
             " flower-supernode --node-config 'partition-id=0 num-partitions=4'."
         )
     if "chunk" in node:
@@ -146,23 +148,24 @@ def _place(context: Context, proportions: Sequence[float] | None, seed: int) -> 
 
 
 def _received(message: Message, client: Client) -> tuple[dict, ConfigRecord]:
-    """The vectors and the configuration in a server's message."""
+    """Return the vectors and the configuration in a server's message."""
     config = message.content[CONFIG]
     if "fingerprint" not in config:
         raise ValueError(
-            "the server's message has no fingerprint, so its strategy is another one; start PartitionedFedAvg there."
+            "the server's message has no fingerprint: its strategy is not PartitionedFedAvg; start PartitionedFedAvg on"
+            " the server."
         )
     try:
         values = to_values(message.content[ARRAYS], client.vectors, client.vectors.lengths)
     except ValueError as error:
         raise ValueError(
-            f"what the server sent does not fit this client's model: {error} Make both by the same make_model, and pass"
+            f"the server's vectors do not fit this client's model: {error} Make both by the same make_model, and pass"
             " both the same hyper."
         ) from error
     if config["fingerprint"] != client.vectors.fingerprint:
         raise ValueError(
             "the server's model has other modules, partitions, default values or frozen weights than this client's:"
-            " make both by the same make_model, with seeds of its own, as torch.manual_seed(0) at its start."
+            " make both by the same make_model, which sets a seed at its start, such as torch.manual_seed(0)."
         )
     return values, config
 

@@ -1,4 +1,4 @@
-"""Vectors as Flower's arrays and back; what has come from others is taken at its word in nothing."""
+"""Conversion of vectors to Flower's arrays and back, with all checks that untrusted arrays need."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from torch import Tensor
 from partnets.federated.vectors import Vectors
 
 NUMPY = "numpy.ndarray"
-# How bfloat16 travels, which NumPy has not: its bytes. Flower's own arithmetic refuses what it does not know.
+# bfloat16, which NumPy lacks, is sent as its bytes, under a type that Flower's own arithmetic refuses.
 BYTES = "torch.bytes"
 
 
 def to_array(vector: Tensor) -> Array:
-    """A vector as an array.
+    """Convert a vector to an array.
 
     Example:
         >>> array = to_array(torch.ones(3, dtype=torch.bfloat16))
@@ -32,27 +32,27 @@ def to_array(vector: Tensor) -> Array:
 
 
 def to_record(values: Mapping[str, Tensor]) -> ArrayRecord:
-    """Vectors as a record, under their names."""
+    """Convert named vectors to a record."""
     return ArrayRecord({name: to_array(vector) for name, vector in values.items()})
 
 
 def to_vector(array: Array, dtype: torch.dtype, length: int) -> Tensor:
-    """The vector that an array is.
+    """Convert an array to a vector.
 
     Raises:
-        ValueError: what it says of itself, or what is in it, is something else than a vector of this dtype and length.
+        ValueError: the array's header or its content is not a vector of this dtype and length.
 
     Example:
         >>> to_vector(to_array(torch.ones(3)), torch.float32, 4)
         Traceback (most recent call last):
-        ValueError: it says that it is float32 [3], but must be float32 [4].
+        ValueError: it is declared as float32 [3], but must be float32 [4].
     """
     kind = str(dtype).removeprefix("torch.")
     if array.dtype != kind or tuple(array.shape) != (length,):
-        raise ValueError(f"it says that it is {array.dtype} {list(array.shape)}, but must be {kind} [{length}].")
+        raise ValueError(f"it is declared as {array.dtype} {list(array.shape)}, but must be {kind} [{length}].")
     stype = BYTES if dtype == torch.bfloat16 else NUMPY
     if array.stype != stype:
-        raise ValueError(f"it is serialised as {array.stype!r}, but must be as {stype!r}.")
+        raise ValueError(f"it is serialised as {array.stype!r}, but must be serialised as {stype!r}.")
     data = array.data if stype == BYTES else _content(array.data, kind, length)
     if len(data) != length * dtype.itemsize:
         raise ValueError(f"it has {len(data)} bytes, but must have {length * dtype.itemsize}.")
@@ -60,10 +60,10 @@ def to_vector(array: Array, dtype: torch.dtype, length: int) -> Tensor:
 
 
 def to_values(record: ArrayRecord, vectors: Vectors, names: Iterable[str]) -> dict[str, Tensor]:
-    """The vectors of these names in a record.
+    """Convert a record with exactly these names to vectors.
 
     Raises:
-        ValueError: the record has others, or one is not what it must be.
+        ValueError: the record has other names, or a vector is invalid.
     """
     names = list(names)
     if record.keys() != {*names}:
@@ -78,15 +78,15 @@ def to_values(record: ArrayRecord, vectors: Vectors, names: Iterable[str]) -> di
 
 
 def _content(data: bytes, kind: str, length: int) -> memoryview:
-    """What follows the header of an .npy file that must be of this dtype and length; objects are never loaded."""
+    """Return the data of an .npy file that must have this dtype and length; never load objects."""
     file = io.BytesIO(data)
     try:
         version = np.lib.format.read_magic(file)
         if version != (1, 0):
             raise ValueError(f"version {version}")
         shape, _, dtype = np.lib.format.read_array_header_1_0(file)
-    except Exception as error:  # NumPy's parser fails in its own ways
-        raise ValueError(f"its content is no array of NumPy's ({error}).") from error
+    except Exception as error:  # NumPy's parser may raise any exception
+        raise ValueError(f"its content is not a NumPy array ({error}).") from error
     if dtype != np.dtype(kind).newbyteorder("<") or shape != (length,):
         raise ValueError(f"its content is {dtype} {list(shape)}, but must be {kind} [{length}].")
     return memoryview(data)[file.tell() :]

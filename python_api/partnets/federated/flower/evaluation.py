@@ -1,4 +1,4 @@
-"""Evaluation: what a node says of the global model on its own examples, and the mean of what several say."""
+"""Evaluation: a node's report on the global model on its examples, and the means of several reports."""
 
 from __future__ import annotations
 
@@ -12,11 +12,13 @@ from partnets.federated.server import GREATEST_LOSS
 
 
 class Evaluation(NamedTuple):
-    """Attributes:
-    examples: how many a node has.
-    targets: how many its means are of: examples, or tokens.
-    loss: in nats.
-    accuracy: None of a regression.
+    """A node's evaluation of the global model.
+
+    Attributes:
+        examples: the number of the node's examples.
+        targets: the number of examples, or tokens, in the means.
+        loss: the mean loss in nats.
+        accuracy: the mean accuracy; None for a regression.
     """
 
     examples: int
@@ -26,29 +28,29 @@ class Evaluation(NamedTuple):
 
     @classmethod
     def of(cls, content: RecordDict) -> Evaluation:
-        """What is in a reply.
+        """Parse a reply.
 
         Raises:
-            Exception: it has not the form of one.
+            Exception: the reply is malformed.
 
         Example:
             >>> from flwr.app import MetricRecord
             >>> told = {"num-examples": 3, "num-targets": 6, "loss": 0.5, "accuracy": 2.0}
             >>> Evaluation.of(RecordDict({"metrics": MetricRecord(told)}))
             Traceback (most recent call last):
-            ValueError: it says {'num-examples': 3, 'num-targets': 6, 'loss': 0.5, 'accuracy': 2.0}.
+            ValueError: it reports {'num-examples': 3, 'num-targets': 6, 'loss': 0.5, 'accuracy': 2.0}.
         """
         (metrics,) = content.metric_records.values()
         found = cls(metrics["num-examples"], metrics["num-targets"], metrics["loss"], metrics.get("accuracy"))
         counts = all(type(number) is int and 0 < number < 1 << 53 for number in (found.examples, found.targets))
         share = found.accuracy is None or 0 <= found.accuracy <= 1
         if not (counts and type(found.loss) is float and abs(found.loss) < GREATEST_LOSS and share):
-            raise ValueError(f"it says {dict(metrics)}.")
+            raise ValueError(f"it reports {dict(metrics)}.")
         return found
 
     @staticmethod
     def together(several: Collection[Evaluation], uniform: bool = False) -> dict[str, int | float]:
-        """The means over all targets, or if uniform over nodes, as metrics; accuracy where all tell one.
+        """Compute metrics: the means over all targets, or over nodes if uniform; accuracy if all nodes report one.
 
         Example:
             >>> Evaluation.together([Evaluation(1, 1, 2.0, None), Evaluation(3, 3, 1.0, 0.5)])

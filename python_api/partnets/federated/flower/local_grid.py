@@ -1,4 +1,4 @@
-"""LocalGrid: all clients of a Flower app in this process, one after another: no Ray, no network, no file."""
+"""LocalGrid: runs all clients of a Flower app in this process, one after another, without Ray, network or files."""
 
 from __future__ import annotations
 
@@ -20,20 +20,21 @@ RUN_ID = 1
 
 
 class LocalGrid(Grid):
-    """A Grid whose nodes are calls of a ClientApp, as in a simulation, without Ray.
+    """A Grid that runs nodes as calls of a ClientApp, like a simulation without Ray.
 
-    A client that raises gives an error reply, as Flower's do. Time is each client's own, since in a network they would
-    compute side by side: who takes longer than a timeout has replied too late, and is not heard.
+    A client that raises gives an error reply, as in Flower. The timeout applies to each client's time separately, since
+    clients in a network compute in parallel; a client that takes longer is treated as missing.
 
     Args:
-        app: what partnets.federated.flower.client_app made, or any other.
-        clients: how many nodes; they have the numbers 1, 2, ..., and the configuration "partition-id" and
-            "num-partitions", as Flower's simulations give it.
-        node_config: of a client's number, from 0, what else its node is configured with, as {"chunk": 2}.
-        run_config: of all.
+        app: a ClientApp, such as partnets.federated.flower.client_app returns.
+        clients: the number of nodes. Their node numbers are 1, 2, ...; their configuration has "partition-id" and
+            "num-partitions", as in Flower's simulations.
+        node_config: a function of a client's number, from 0, that returns further entries of its configuration, such as
+            {"chunk": 2}.
+        run_config: the run configuration of all nodes.
 
     Attributes:
-        sent, received: bytes of arrays that went to the clients, and that came from them.
+        sent, received: bytes of arrays sent to the clients and received from them.
 
     Raises:
         ValueError: clients is not positive.
@@ -89,10 +90,10 @@ class LocalGrid(Grid):
         return self.pull_messages([self._push(message, timeout) for message in messages])
 
     def _push(self, message: Message, timeout: float | None) -> str:
-        """Lets a client answer a message; returns what the reply, unless it is late, can be pulled by."""
+        """Let a client answer a message; return the id by which its reply, unless late, can be pulled."""
         name, node = f"{len(self._replies)}.{time.monotonic_ns()}", message.metadata.dst_node_id
         self.sent += _nbytes(message)
-        # Of its own, as if it had come over a network: clients may change what they get.
+        # A copy, as over a network: clients may modify their message.
         about, content = message.metadata, copy.deepcopy(message.content)
         given = Message(content, node, about.message_type, ttl=about.ttl, group_id=about.group_id)
         given.metadata.__dict__["_message_id"] = name
@@ -101,7 +102,7 @@ class LocalGrid(Grid):
             reply = self.app(given, self._contexts[node])
             if not isinstance(reply, Message):
                 raise TypeError(f"the app returned a {type(reply).__name__}; it must return a Message.")
-        except (Exception, SystemExit, GeneratorExit, CancelledError) as error:  # its own failure, whatever it is
+        except (Exception, SystemExit, GeneratorExit, CancelledError) as error:  # any failure of the client
             reason = f"{type(error).__name__}: {error}"
             reply = Message(Error(code=ErrorCode.CLIENT_APP_RAISED_EXCEPTION, reason=reason), reply_to=given)
         sent_by(reply, node)
@@ -112,12 +113,12 @@ class LocalGrid(Grid):
 
 
 def sent_by(reply: Message, node: int) -> None:
-    """Has a reply say which node it is from: that which was asked, whatever it says itself."""
+    """Set a reply's sender to the node that was asked, overriding the sender that the reply states."""
     reply.metadata.__dict__["_src_node_id"] = node
 
 
 def _identify() -> None:
-    """What Message asks of the process that it is made in, unless Flower has said it."""
+    """Set the identity of this process that Message requires, unless Flower has set it."""
     for name, value in (("task_id", 0), ("run_id", RUN_ID), ("node_id", SUPERLINK_NODE_ID)):
         try:
             getattr(TaskIdentity, name)

@@ -1,4 +1,4 @@
-"""OneByOne: a Grid that asks for each reply by itself, so that one that Flower cannot read takes no other with it."""
+"""OneByOne: a Grid that pulls each reply separately, so that a malformed reply does not discard the others."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from flwr.serverapp import Grid
 from partnets.federated.flower.local_grid import sent_by
 from partnets.federated.round import shown
 
-# Between two looks for replies, as Flower's own.
+# The polling interval for replies, that of Flower.
 SECONDS = 3.0
 
 
 class OneByOne(Grid):
-    """Another Grid, whose replies are pulled one at a time.
+    """A wrapper of a Grid that pulls replies one at a time.
 
-    Flower reads replies while it pulls them: a malformed one raises there, before any strategy sees it, and with it the
-    others of that pull are lost. Here it is as if its sender had not replied. And who a reply is from is known by the
-    message that it answers, which a node gets no other's of; what it says itself may be forged. What LocalGrid gives
-    has not been read from bytes.
+    Flower parses replies while it pulls them: a malformed one raises before any strategy sees it, and the other replies
+    of this pull are lost. This Grid treats a malformed reply as missing. It takes a reply's sender from the message
+    that the reply answers, as the sender stated in the reply may be forged. LocalGrid's replies are passed on directly,
+    as they are not parsed from bytes.
 
     Args:
-        grid: the Grid that messages go through.
+        grid: the Grid to send messages through.
 
     Example:
         >>> OneByOne.__abstractmethods__
@@ -60,7 +60,7 @@ class OneByOne(Grid):
         return self.grid.pull_messages(message_ids)
 
     def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
-        if not hasattr(self.grid, "node"):  # in this process
+        if not hasattr(self.grid, "node"):  # a Grid in this process
             return self.grid.send_and_receive(messages, timeout=timeout)
         messages = list(messages)
         asked = [one.metadata.dst_node_id for one in messages]
@@ -73,7 +73,7 @@ class OneByOne(Grid):
                     replies = list(self.grid.pull_messages([one]))
                 except (httpx.HTTPError, ConnectionError):
                     raise
-                except Exception as error:  # whatever is wrong with it
+                except Exception as error:  # a malformed reply may fail in any way
                     log(WARNING, "a reply of node %d could not be read: %s", node, shown(repr(error)))
                     del waiting[one]
                     continue

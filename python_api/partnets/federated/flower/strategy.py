@@ -1,4 +1,4 @@
-"""PartitionedFedAvg: a Flower strategy whose rounds are those of Server, and which checks all that comes back."""
+"""PartitionedFedAvg: a Flower strategy that runs the rounds of Server and checks every reply."""
 
 from __future__ import annotations
 
@@ -29,28 +29,28 @@ from partnets.federated.update import Update, names_of
 from partnets.utils.checks import check_at_least
 from partnets.utils.seeds import derived
 
-# Rounds in a row without a contributor after which there is no sense in going on.
+# The number of successive rounds without contributors after which training stops.
 EMPTY = 3
 
 
 class PartitionedFedAvg(Strategy):
-    """Federated averaging of partitions, and of ψ where there are several; with one partition, plain FedAvg.
+    """Federated averaging of partitions and, with several partitions, of ψ; with one partition, FedAvg.
 
-    In each round the arrays that configure_train is given are the global model: strategies that wrap this one may
-    change them. A reply is checked in every respect before anything changes; who failed, is refused or came twice is,
-    to the bit, as if it had not been asked. The metrics of a round tell how many contributed to each partition, failed
-    and were refused, and by how much weights were changed; `history` says why.
+    In each round, the arrays passed to configure_train are the global model; strategies that wrap this one may change
+    them. All checks of a reply precede any change. Nodes that fail, are refused or reply twice affect nothing: the
+    result is bit for bit as if they had not been asked. The metrics of a round are the numbers of contributors to each
+    partition, of failed and of refused nodes, and the norms of the changes; `history` has the reasons.
 
     Args:
-        server: the global model and its optimisers.
-        fraction: of the connected nodes, that train in a round.
-        min_nodes: how many must be connected for a round to begin, and train in it at least.
-        evaluate_fraction: of the nodes, that evaluate after a round; 0 for none.
-        checkpoint: a file that is written after each round, from which `start` goes on; None for none.
-        seed: an int in [0, 2**63), from which nodes are drawn.
+        server: the federated.Server, with the global model and its optimisers.
+        fraction: the fraction of the connected nodes that train in a round.
+        min_nodes: the number of nodes that must be connected before a round begins, and the least that train in it.
+        evaluate_fraction: the fraction of the nodes that evaluate after a round; 0 disables evaluation.
+        checkpoint: a file that is written after each round, and from which `start` resumes; None writes no file.
+        seed: an int in [0, 2**63) from which nodes are drawn.
 
     Attributes:
-        history: the federated.Round of each round, the server's, with those that a checkpoint has.
+        history: the server's federated.Round of each round, including those of a loaded checkpoint.
 
     Raises:
         ValueError: an argument is out of range.
@@ -89,11 +89,11 @@ class PartitionedFedAvg(Strategy):
         self.evaluate_fraction, self.checkpoint, self.seed = evaluate_fraction, checkpoint, seed
         if checkpoint is not None and not Path(checkpoint).parent.is_dir():
             raise ValueError(
-                f"checkpoint={str(checkpoint)!r} is in a folder that is not there; make it, or pass another."
+                f"checkpoint={str(checkpoint)!r} is in a folder that does not exist; create it, or pass another path."
             )
         self._asked: set[int] = set()
-        self._empty = 0  # rounds in a row
-        self._resumed = False  # or begun: the file is this training's
+        self._empty = 0  # successive rounds without contributors
+        self._resumed = False  # True once this training owns the file: it has resumed from it or begun
 
     @property
     def history(self) -> list[Round]:
@@ -114,21 +114,22 @@ class PartitionedFedAvg(Strategy):
         evaluate_config: ConfigRecord | None = None,
         evaluate_fn: Callable[[int, ArrayRecord], MetricRecord | None] | None = None,
     ) -> Result:
-        """As Flower's, but that it goes on where the checkpoint ends, if there is one.
+        """Run the rounds as Flower's Strategy.start does, resuming from the checkpoint if the file exists.
 
-        A round to which nobody has contributed is not written there; after EMPTY of them in a row it gives up.
+        A round without contributors is not written to the checkpoint.
 
         Args:
-            initial_arrays: the server's model if None. A checkpoint's goes before.
-            num_rounds: in all, with those that the checkpoint has.
-            grid, timeout, train_config, evaluate_config: as Flower's.
-            evaluate_fn: as Flower's; the number that it gets is that of the round, counted from the first start.
+            initial_arrays: the initial model; the server's model if None. A checkpoint takes precedence.
+            num_rounds: the total number of rounds, including those in the checkpoint.
+            grid, timeout, train_config, evaluate_config: as for Flower's Strategy.start.
+            evaluate_fn: as for Flower's Strategy.start; its first argument is the round's number in the whole training.
 
         Returns:
-            As Flower's. Metrics are under the rounds' numbers, those of this start.
+            Flower's Result, with the metrics of this call's rounds under their numbers in the whole training.
 
         Raises:
-            RuntimeError: no node has contributed to any of the rounds, or to EMPTY in a row; the model diverged.
+            RuntimeError: no node contributed in all rounds of this call, or in EMPTY successive rounds; or the model
+                diverged.
             ValueError: the arrays or the checkpoint are of another model; a LocalGrid has fewer clients than min_nodes.
 
         Warns:
@@ -136,9 +137,9 @@ class PartitionedFedAvg(Strategy):
         """
         if isinstance(grid, LocalGrid) and grid.clients < self.min_nodes:
             raise ValueError(
-                f"min_nodes={self.min_nodes}, and the grid has {grid.clients}: pass min_nodes, or more clients."
+                f"min_nodes={self.min_nodes}, but the grid has {grid.clients}; lower min_nodes, or pass more clients."
             )
-        self.server.hyper_values()  # which may raise, of a class of one's own
+        self.server.hyper_values()  # a user-defined class of ψ may raise here, before any round
         if self._has_checkpoint():
             initial_arrays = None
         self.resume()
@@ -146,7 +147,7 @@ class PartitionedFedAvg(Strategy):
             self.server.load_values(self._read(initial_arrays))
         done, self._empty = self.server.rounds, 0
         if done >= num_rounds:
-            log(WARNING, "There are %d rounds already, and num_rounds=%d: nothing is left to do", done, num_rounds)
+            log(WARNING, "%d rounds are done already, and num_rounds=%d: nothing is left to do", done, num_rounds)
         arrays = to_record(self.server.values())
         evaluate = None if evaluate_fn is None else lambda number, arrays: evaluate_fn(done + number, arrays)
         left = max(num_rounds - done, 0)
@@ -168,14 +169,14 @@ class PartitionedFedAvg(Strategy):
         return result
 
     def resume(self) -> int:
-        """Loads the checkpoint, if there is one, as start does; for strategies around this one, whose start is theirs.
+        """Load the checkpoint, if the file exists, as start does; for wrapping strategies, which do not call its start.
 
         Returns:
-            How many rounds are done.
+            The number of completed rounds.
         """
         if self._has_checkpoint():
             self.server.load(self.checkpoint)
-            log(INFO, "Going on after round %d, from %s", self.server.rounds, self.checkpoint)
+            log(INFO, "Resuming after round %d from %s", self.server.rounds, self.checkpoint)
         self._resumed = True
         return self.server.rounds
 
@@ -183,7 +184,7 @@ class PartitionedFedAvg(Strategy):
         return self.checkpoint is not None and Path(self.checkpoint).exists()
 
     def _check_some_learned(self, rounds: int) -> None:
-        """Clients may fail, but if all do in all rounds, something is wrong with what they have in common."""
+        """Raise if no node contributed in these rounds; warn if a partition or ψ had no contributor."""
         found, vectors = self.history[-rounds:], self.server.vectors
         reasons = [
             f"In round {each.number}, node {node}: {why}"
@@ -201,8 +202,8 @@ class PartitionedFedAvg(Strategy):
         idle += ["ψ"] if vectors.hyper and not any(each.judges for each in found) else []
         if idle:
             warnings.warn(
-                f"no node has contributed to {', '.join(idle)} in {rounds} rounds: chunk k trains w_k and all after it,"
-                f" and chunks from 2 on judge ψ, so that each chunk needs nodes.{told}",
+                f"no node has contributed to {', '.join(idle)} in {rounds} rounds; assign nodes to each chunk: chunk k"
+                f" trains w_k and later partitions, and chunks from 2 on give the gradient of ψ.{told}",
                 stacklevel=3,
             )
 
@@ -211,8 +212,8 @@ class PartitionedFedAvg(Strategy):
     ) -> Iterable[Message]:
         if not self._resumed and self._has_checkpoint():
             raise RuntimeError(
-                f"{self.checkpoint} has a training that would be written over: call resume() before the start of a"
-                " strategy around this one, and give that the arrays of its server; or take another file."
+                f"{self.checkpoint} has a training that would be overwritten: call resume() before the start of a"
+                " strategy that wraps this one, and pass it the server's arrays; or choose another file."
             )
         self.server.load_values(self._read(arrays))
         asked = self._sample(grid, self.fraction, "train")
@@ -227,14 +228,14 @@ class PartitionedFedAvg(Strategy):
         for node, content in contents.items():
             try:
                 updates[node] = self._update(content)
-            except Exception as error:  # what others send may be wrong in any way
+            except Exception as error:  # a node's reply may be wrong in any way
                 refused[node] = f"{type(error).__name__}: {error}"
         found = self.server.step(updates.values(), updates.keys(), refused=refused, failed=failed)
         for what, why in (("failed", found.failed), ("was refused", found.refused)):
             for node, reason in sorted(why.items()):
                 log(WARNING, "\t> node %d %s: %s", node, what, reason)
         for client, times in found.doubled.items():
-            log(WARNING, "\t> %d nodes say that they are client %d, and all count: give each its number", times, client)
+            log(WARNING, "\t> %d nodes report client number %d, and all count; number each differently", times, client)
         self._empty = 0 if _taken(found) else self._empty + 1
         if self._empty == EMPTY:
             self._check_some_learned(EMPTY)
@@ -258,7 +259,7 @@ class PartitionedFedAvg(Strategy):
         for node, content in contents.items():
             try:
                 told.append(Evaluation.of(content))
-            except Exception as error:  # what others send may be wrong in any way
+            except Exception as error:  # a node's reply may be wrong in any way
                 refused[node] = f"{type(error).__name__}: {error}"
         for what, why in (("could not evaluate", failed), ("was refused", refused)):
             for node, reason in sorted(why.items()):
@@ -268,7 +269,7 @@ class PartitionedFedAvg(Strategy):
         return MetricRecord(metrics)
 
     def _heard(self, replies: Iterable[Message]) -> tuple[dict[int, RecordDict], dict[int, str], dict[int, str]]:
-        """Of the nodes that were asked the contents; why others failed, and why others are refused."""
+        """Return the contents of valid replies, the reasons of failed nodes, and the reasons of refused nodes."""
         contents: dict[int, RecordDict] = {}
         failed: dict[int, str] = {}
         refused: dict[int, str] = {}
@@ -288,7 +289,7 @@ class PartitionedFedAvg(Strategy):
         return {node: content for node, content in contents.items() if node not in refused}, failed, refused
 
     def _sample(self, grid: Grid, fraction: float, purpose: str) -> list[int]:
-        """Nodes, once enough are connected: the same in the same round where the same are connected."""
+        """Wait until enough nodes are connected, then draw nodes as a function of the round and these nodes."""
         _, nodes = sample_nodes(grid, self.min_nodes, 0)
         number = self.server.rounds + (purpose == "train")
         generator = torch.Generator().manual_seed(derived(self.seed, f"{purpose} in round {number}"))
@@ -306,10 +307,10 @@ class PartitionedFedAvg(Strategy):
         return [Message(content, dst_node_id=node, message_type=message_type) for node in nodes]
 
     def _update(self, content: RecordDict) -> Update:
-        """What a reply says, as far as its own form goes.
+        """Parse a reply; its content is checked later, by the server.
 
         Raises:
-            Exception: it has not the form of a client's reply.
+            Exception: the reply is malformed.
         """
         arrays, metrics, config = content[ARRAYS], content[METRICS], content[CONFIG]
         if len(content) != 3:
@@ -317,7 +318,7 @@ class PartitionedFedAvg(Strategy):
         losses = {int(name.removeprefix("loss-")): metrics[name] for name in metrics if name.startswith("loss-")}
         chunk, vectors = metrics["chunk"], self.server.vectors
         if type(chunk) is not int or not 1 <= chunk <= vectors.count:
-            raise ValueError(f"it has chunk {chunk!r}, and there are {vectors.count}.")
+            raise ValueError(f"it has chunk {chunk!r}, but there are {vectors.count} chunks.")
         weights, gradients = names_of(vectors, chunk)
         if arrays.keys() != {*weights, *(GRADIENT + name for name in gradients)}:
             raise ValueError(f"it has the vectors {sorted(arrays)}, which are not those of chunk {chunk}.")
@@ -334,7 +335,7 @@ class PartitionedFedAvg(Strategy):
         )
 
     def _read(self, arrays: ArrayRecord) -> dict[str, Tensor]:
-        """All vectors of the model in a record."""
+        """Convert a record to all vectors of the model."""
         return to_values(arrays, self.server.vectors, self.server.vectors.lengths)
 
     def _metrics(self, found: Round) -> MetricRecord:
@@ -349,5 +350,5 @@ class PartitionedFedAvg(Strategy):
 
 
 def _taken(found: Round) -> bool:
-    """Whether somebody has contributed to a round."""
+    """Return whether a round has a contributor."""
     return any(found.contributors.values())

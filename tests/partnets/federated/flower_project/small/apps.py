@@ -1,4 +1,4 @@
-"""The small clients and their server as a Flower app, of which processes can be made to die."""
+"""The small clients and their server as a Flower app with processes that can be made to die."""
 
 import os
 import signal
