@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
-from torch import Tensor, nn
+from torch import nn
 
-from partkernels import Partition
 from partnets.hyper import hyperparameters
-from partnets.nn.partitioned import Partitioned
-from partnets.utils.modules import frozen
+from partnets.subnetworks.state import ATTRIBUTE, PartitionState, partitioned_modules, state_of
 
 
-class Ensemble(Partitioned):
+class Ensemble(nn.Module):
     """Separate networks as partitions: subnetwork k is network k, trained on D_1:k (Section 5, "Partitioned (Ens.)").
 
     A partitioned network approximates it with a C-th of the memory. All functions for partitioned models accept it:
@@ -27,7 +24,6 @@ class Ensemble(Partitioned):
 
     Attributes:
         networks: nn.ModuleList.
-        active, update: as in a partitioned layer.
 
     Shapes:
         Those of the networks.
@@ -50,29 +46,28 @@ class Ensemble(Partitioned):
         count = len(networks) if count is None else count
         if not 1 <= len(networks) <= count:
             raise ValueError(f"there are {len(networks)} networks for {count} partitions; pass 1 to {count} networks.")
-        if any(isinstance(module, Partitioned) for network in networks for module in network.modules()):
+        if any(partitioned_modules(network) for network in networks):
             raise ValueError("a network has partitions itself; pass torch modules, or train it without an Ensemble.")
         self.networks = nn.ModuleList(networks)
         # Pretrained networks may be in evaluation mode, which must not freeze them while the rest trains.
         is_training = any(network.training for network in networks)
         self.training = self.networks.training = is_training
-        self.count, self.active, self.update = count, count, count
+        shared = set(hyperparameters(self))
+        for k, network in enumerate(networks, 1):
+            for module in network.modules():
+                own = [name for name, p in module._parameters.items() if p is not None and p not in shared]
+                if own:
+                    state = PartitionState(count, {}, {})
+                    state.wholes = dict.fromkeys(own, k)
+                    vars(module)[ATTRIBUTE] = state
+        vars(self)[ATTRIBUTE] = PartitionState(count, {}, {})
 
     def forward(self, *inputs, **named):
-        network = self._network(self.active)
-        learns = self.update is not None and self.update <= len(self.networks) and self._network(self.update) is network
-        with frozen(parameter for _, parameter in (() if learns else self.owned())):
-            return network(*inputs, **named)
+        return self._network(state_of(self).active)(*inputs, **named)
 
-    def owned(self) -> Iterator[tuple[str, nn.Parameter]]:
-        shared = set(hyperparameters(self))
-        return ((name, parameter) for name, parameter in self.named_parameters() if parameter not in shared)
-
-    def entries(self, name: str, tensors: list[Tensor], update: int) -> tuple[list[Tensor], Partition | None] | None:
-        return (tensors, None) if name.startswith(f"networks.{update - 1}.") else None
-
-    def to_ordinary(self, active: int) -> nn.Module:
-        return copy.deepcopy(self._network(active))
+    def merged(self, active: int) -> nn.Module:
+        """Return the network that subnetwork `active` is."""
+        return self._network(active)
 
     def _network(self, active: int) -> nn.Module:
         return self.networks[min(active, len(self.networks)) - 1]

@@ -154,8 +154,10 @@ class PerPartition(PartitionedOptimizer):
         owner = self._owners[parameter]
         shapes = {}
         for k in range(1, self.count + 1):
-            is_packed = owner.partition is not None
-            shapes[k] = (owner.partition.sizes()[k - 1],) if is_packed else tuple(owner.of(owner.stored, k).shape)
+            if owner.partition is not None:
+                shapes[k] = (owner.numel(k),)
+            elif owner.numel(k):
+                shapes[k] = tuple(owner.of(owner.stored, k).shape)
         return shapes
 
     def _state(self, group: dict) -> dict[str, bool]:

@@ -73,7 +73,7 @@ def _entered(switch: Switch, active: int, update: int | None, masked: bool = Tru
     before = [(state.active, state.update, state.thread, state.masks) for state in switch.states]
     if all(state.thread is None for state in switch.states):
         switch.prepare()
-    learning = [p for p in switch.parameters if p.requires_grad] if update is None else []
+    still = [] if update == PER_EXAMPLE else switch.still(update)
     switch.move(active)
     # Where nothing learns, BatchNorm in training mode normalises by the batch, and its statistics stay.
     statistics = [] if update is not None else switch.followed_statistics()
@@ -82,13 +82,13 @@ def _entered(switch: Switch, active: int, update: int | None, masked: bool = Tru
         state.update, state.thread, state.masks = update, thread, masked
         if update not in (None, PER_EXAMPLE):
             state.learned.add(update)
-    for parameter in learning:
+    for parameter in still:
         parameter.requires_grad_(False)
     _clear_autocast()
     try:
         yield
     finally:
-        for parameter in learning:
+        for parameter in still:
             parameter.requires_grad_(True)
         for buffer, value in statistics:
             buffer.copy_(value)

@@ -51,7 +51,10 @@ def merge(model: nn.Module, active: int | None = None) -> nn.Module:
             tensor.copy_(value)
     for module in partitioned_modules(new):
         remove(module)
-    return new
+    chosen = {module: module.merged(active) for module in new.modules() if hasattr(module, "merged")}
+    for module in new.modules():
+        module._modules.update({name: chosen[one] for name, one in module._modules.items() if one in chosen})
+    return chosen.get(new, new)
 
 
 def remove(module: nn.Module) -> None:

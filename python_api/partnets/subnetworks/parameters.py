@@ -19,12 +19,14 @@ class PartitionedParameter:
         module, name: where the parameter is; of a tied one the first place.
         parameter: that of the whole network, outside of partnets.subnetwork.
         is_vector: whether it has a vector for each partition, [C, ...].
+        owner: the partition that owns all of it; None if several partitions own some.
     """
 
     def __init__(self, module: nn.Module, name: str) -> None:
         self.module, self.name = module, name
         self.state: PartitionState = state_of(module)
         self.is_vector = name in self.state.vectors
+        self.owner = self.state.wholes.get(name, 1 if self.state.count == 1 else None)
         self._partition: tuple[tuple, Partition] | None = None
 
     @property
@@ -44,7 +46,7 @@ class PartitionedParameter:
     @property
     def partition(self) -> Partition | None:
         """Which entry of a weight is of which partition; None if all are of the one that is asked for."""
-        if self.is_vector or self.state.count == 1:
+        if self.is_vector or self.owner is not None:
             return None
         map = self.module._buffers[self.name + MAP]
         key = map.data_ptr(), map._version, self.parameter.device
@@ -53,9 +55,17 @@ class PartitionedParameter:
             self._partition = key, plain
         return self._partition[1]
 
+    def numel(self, k: int) -> int:
+        """Return how many entries partition k owns."""
+        if self.partition is not None:
+            return self.partition.sizes()[k - 1]
+        return self.parameter.numel() if self.owner in (None, k) else 0
+
     def of(self, tensor: Tensor, k: int) -> Tensor:
         """Return the view of a tensor like `stored` in which all that partition k owns is."""
-        return tensor[k - 1] if self.is_vector and self.state.count > 1 else tensor
+        if self.owner is not None:
+            return tensor if self.owner == k else tensor.reshape(-1)[:0]
+        return tensor[k - 1] if self.is_vector else tensor
 
     def take(self, tensor: Tensor, k: int) -> Tensor:
         """Return what partition k owns of a tensor like `stored`, packed: a vector, a copy unless it is all."""
@@ -72,7 +82,7 @@ class PartitionedParameter:
 
     def gradient(self, k: int) -> Tensor | None:
         """Return the gradient that partition k is stepped by, of the parameter's shape; None if it has none."""
-        grad = self.parameter.grad
+        grad = self.parameter.grad if self.owner in (None, k) else None
         if not self.is_vector or self.state.count == 1:
             return grad
         if self.state.grad_of.get(self.name, k) != k:
@@ -101,7 +111,7 @@ def partitioned_parameters(model: nn.Module) -> list[PartitionedParameter]:
     found, seen = [], set()
     for module in partitioned_modules(model):
         state = state_of(module)
-        for name in (*state.weights, *state.vectors) if state.count > 1 else learned(module):
+        for name in (*state.weights, *state.vectors, *state.wholes) if state.count > 1 else learned(module):
             if id(module._parameters[name]) not in seen:
                 seen.add(id(module._parameters[name]))
                 found.append(PartitionedParameter(module, name))

@@ -46,6 +46,7 @@ class PartitionState:
         weights: the names of parameters whose entries belong to partitions, with their defaults; None where stored.
         vectors: the names of parameters with a vector for each partition; whether these are multiplied, not added.
         statistics: the names of buffers that each subnetwork has of its own.
+        wholes: the names of parameters all of which one partition owns, with its number, as in baselines.Ensemble.
         active: k, the subnetwork that the module is; C outside of partnets.subnetwork.
         update: the partition that receives gradients, or None; C outside.
         thread: the thread that is inside of partnets.subnetwork; None outside.
@@ -56,6 +57,7 @@ class PartitionState:
         self, count: int, weights: dict[str, Defaults | None], vectors: dict[str, bool], statistics: tuple[str, ...] = ()
     ) -> None:
         self.count, self.weights, self.vectors, self.statistics = count, weights, vectors, statistics
+        self.wholes: dict[str, int] = {}
         self.active: int = count
         self.update: int | None = count
         self.thread: int | None = None
@@ -77,7 +79,11 @@ class PartitionState:
                 f"the model is subnetwork {self.active} now; copy or save it outside of partnets.subnetwork."
             )
         config = self.count, dict(self.weights), dict(self.vectors), self.statistics
-        return PartitionState, config, {"starts": self.starts, "learned_from": self.learned_from}
+        return PartitionState, config, {
+            "starts": self.starts,
+            "learned_from": self.learned_from,
+            "wholes": self.wholes,
+        }
 
 
 def state_of(module: nn.Module) -> PartitionState | None:

@@ -120,7 +120,10 @@ class Switch:
         weights: dict[int, Weight] = {}
         vectors: dict[int, Vector] = {}
         self.aliases: list[tuple[nn.Module, str, nn.Parameter]] = []
+        self.wholes: list[tuple[nn.Parameter, int]] = []
         for module, state in zip(modules, self.states, strict=True):
+            for name, owner in state.wholes.items():
+                self.wholes.append((module._parameters[name], owner))
             for name in (*state.weights, *state.vectors):
                 parameter = module._parameters[name]
                 self.aliases.append((module, name, parameter))
@@ -132,7 +135,6 @@ class Switch:
                     vectors[id(parameter)] = Vector(module, name, state, parameter, state.vectors[name])
         self.weights, self.vectors = list(weights.values()), list(vectors.values())
         self.statistics = [(module, state) for module, state in zip(modules, self.states, strict=True) if state.statistics]
-        self.parameters = [one.parameter for one in (*self.weights, *self.vectors)]
         self._lists: dict[tuple[int, int], tuple] = {}
         self._hooked: set[int] = set()
 
@@ -226,6 +228,13 @@ class Switch:
                 for (*key, new), (vectors, rows, products) in combined.items()
             ],
         )
+
+    def still(self, update: int | None) -> list[nn.Parameter]:
+        """Return the parameters that learn, but not where partition `update` does."""
+        owned = [parameter for parameter, owner in self.wholes if owner != update]
+        if update is None:
+            owned += [one.parameter for one in (*self.weights, *self.vectors)]
+        return [parameter for parameter in owned if parameter.requires_grad]
 
     def followed_statistics(self) -> list[tuple[Tensor, Tensor]]:
         """Return the statistics that follow batches now, with copies of them."""

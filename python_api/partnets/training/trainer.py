@@ -532,7 +532,7 @@ def _check_sampling(sampling: Sequence[float], model: nn.Module, chunks: Chunks)
         raise ValueError(f"sampling={sampling}; pass {chunks.count} probabilities, one for each partition.")
     owned = partitioned_parameters(model)
     for k, share in enumerate(sampling, start=1):
-        owns = any(one.partition is None or one.partition.sizes()[k - 1] for one in owned)
+        owns = any(one.numel(k) for one in owned)
         if share and not owns:
             only = tuple(float(j != k) for j in range(1, chunks.count + 1))
             raise ValueError(f"partition {k} has no parameter to learn; leave it out by sampling, such as {only}.")
