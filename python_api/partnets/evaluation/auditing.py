@@ -184,7 +184,7 @@ class _Trial:
         self.apart = set()
         for path, module in model.named_modules():
             if (state := state_of(module)) is not None:
-                names = [*state.weights, *state.vectors, *state.statistics]
+                names = [*state.weights, *state.vectors, *state.wholes, *state.statistics]
                 names += [name + end for name in names for end in (MAP, DEFAULTS, STORED, ROWS)] + [ESTIMATED]
                 self.apart |= {f"{path}.{name}".lstrip(".") for name in names}
 
