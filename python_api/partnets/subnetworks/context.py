@@ -22,6 +22,7 @@ from partnets.subnetworks.state import (
     partitioned_modules,
     state_of,
 )
+from partnets.subnetworks.stateful import copies, put_back
 from partnets.subnetworks.switch import Switch, switch_of
 from partnets.utils.in_thread import SEVERAL, holding
 from partnets.utils.modules import frozen
@@ -77,6 +78,7 @@ def _entered(switch: Switch, active: int, update: int | None, masked: bool = Tru
     switch.move(active)
     # Where nothing learns, BatchNorm in training mode normalises by the batch, and its statistics stay.
     statistics = [] if update is not None else switch.followed_statistics()
+    kept = copies(switch.model, switch.stateful) if update is None and switch.stateful else []
     switch.note()
     for state in switch.states:
         state.update, state.thread, state.masks = update, thread, masked
@@ -92,6 +94,8 @@ def _entered(switch: Switch, active: int, update: int | None, masked: bool = Tru
             parameter.requires_grad_(True)
         for buffer, value in statistics:
             buffer.copy_(value)
+        if kept:
+            put_back(switch.stateful, kept)
         written = switch.written()
         switch.move([was for was, *_ in before])
         switch.note()

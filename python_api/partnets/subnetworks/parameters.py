@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from partkernels import Partition, Zeros, gather_entries, scatter_entries
 from partkernels.operators.entries import combine_rows
 from partnets.subnetworks.state import MAP, ROWS, PartitionState, partitioned_modules, state_of
+from partnets.subnetworks.switch import turn_gradient
 
 
 class PartitionedParameter:
@@ -89,6 +90,20 @@ class PartitionedParameter:
             grad = None
         kept = self.state.grads.get(self.name, {}).get(k)
         return grad if kept is None else kept if grad is None else grad + kept
+
+    @torch.no_grad()
+    def put_gradient(self, k: int, values: Tensor) -> None:
+        """Set the gradient that partition k is stepped by, from packed values; keep those of other partitions."""
+        parameter, state = self.parameter, self.state
+        state.learned.add(k)
+        if self.is_vector and state.count > 1:
+            turn_gradient(self, k)
+            state.grads.get(self.name, {}).pop(k, None)
+            parameter.grad = values.view_as(parameter).clone()
+            return
+        if parameter.grad is None:
+            parameter.grad = torch.zeros_like(parameter)
+        self.put(parameter.grad, k, values)
 
     def clear_gradients(self) -> None:
         """Forget the gradients that were set aside for other partitions."""

@@ -17,6 +17,7 @@ from partkernels.arguments import check_seed, sizes
 from partnets.hyper import Hyperparameter
 from partnets.subnetworks.divide import SCHEMES, Division
 from partnets.subnetworks.rules import known_rule, rule_of
+from partnets.subnetworks.stateful import keep_for_each, keeps_something
 from partnets.subnetworks.state import DEFAULTS, MAP, ROWS, STORED, state_of
 from partnets.utils import seeds
 from partnets.utils.modules import is_frozen, overlapping
@@ -41,6 +42,7 @@ def partition(
     defaults: str | partkernels.Defaults | None = None,
     seed: int = 0,
     skip: Iterable[str | nn.Module] = (),
+    stateful: Iterable[str | nn.Module] = (),
     scheme: str = "weight",
     frozen: bool = False,
 ) -> nn.Module:
@@ -54,7 +56,8 @@ def partition(
     if scheme not in SCHEMES:
         raise ValueError(f"scheme={scheme!r}; pass one of {', '.join(map(repr, SCHEMES))}.")
     skipped = named(model, skip, "skip")
-    found, obstacles = find(model, skipped, frozen)
+    keeping = named(model, stateful, "stateful")
+    found, obstacles = find(model, skipped, frozen, keeping)
     if obstacles:
         raise ValueError(_refusal(obstacles))
     _check_found(model, found, skipped, frozen)
@@ -70,11 +73,16 @@ def partition(
         division.apply()
     for first, first_name, division, name in tied:
         share(first.module, first_name, division.module, name)
+    if keeping and len(proportions) > 1:
+        keep_for_each(model, [module for module in found.values() if module in keeping])
     return model
 
 
 def find(
-    model: nn.Module, skipped: Collection[nn.Module] = (), frozen: bool = False
+    model: nn.Module,
+    skipped: Collection[nn.Module] = (),
+    frozen: bool = False,
+    keeping: Collection[nn.Module] = (),
 ) -> tuple[dict[str, nn.Module], dict[str, Obstacle]]:
     """Return the modules that `partition` would partition, by their paths, and those that it cannot, and why."""
     found, obstacles = {}, {}
@@ -86,18 +94,19 @@ def find(
         keeps = known_rule(type(module)) is not None and any(
             module._buffers.get(name) is not None for name in rule_of(type(module)).statistics
         )
-        if not own and (not keeps or (is_frozen(module) and not frozen)):
+        is_kept = module in keeping and keeps_something(module)
+        if not own and not is_kept and (not keeps or (is_frozen(module) and not frozen)):
             if obstacle := _obstacle(module, own):
                 obstacles[path] = obstacle
             continue
-        if obstacle := _obstacle(module, own):
+        if obstacle := _obstacle(module, own, is_kept):
             obstacles[path] = obstacle
         else:
             found[path] = module
     return found, obstacles
 
 
-def _obstacle(module: nn.Module, own: list[nn.Parameter]) -> Obstacle | None:
+def _obstacle(module: nn.Module, own: list[nn.Parameter], is_kept: bool = False) -> Obstacle | None:
     """Return why a module cannot be partitioned, or None."""
     kind = type(module).__name__
     if state_of(module) is not None:
@@ -115,7 +124,7 @@ def _obstacle(module: nn.Module, own: list[nn.Parameter]) -> Obstacle | None:
     if unreal := [name for name, p in module.named_parameters(recurse=False) if not p.is_floating_point()]:
         return Obstacle(kind, f"with a {unreal[0]} that is not of real numbers", "keep real and imaginary parts apart")
     running = [name for name, b in module._buffers.items() if name.startswith("running_") and b is not None]
-    if running and not set(running) <= set(rule.statistics):
+    if running and not is_kept and not set(running) <= set(rule.statistics):
         what = "whose running statistics would carry data between chunks"
         return Obstacle(kind, what, "register a rule with partnets.register that names them as statistics")
     names = {name + end for name in module._parameters for end in (MAP, DEFAULTS, STORED, ROWS)}

@@ -58,6 +58,10 @@ class PartitionState:
     ) -> None:
         self.count, self.weights, self.vectors, self.statistics = count, weights, vectors, statistics
         self.wholes: dict[str, int] = {}
+        # Of a stateful module: attributes of subnetworks that are not active, and what was left outside of any.
+        self.is_stateful = False
+        self.attributes: dict[int, dict] = {}
+        self.left: dict[str, dict] = {}
         self.active: int = count
         self.update: int | None = count
         self.thread: int | None = None
@@ -83,6 +87,9 @@ class PartitionState:
             "starts": self.starts,
             "learned_from": self.learned_from,
             "wholes": self.wholes,
+            "is_stateful": self.is_stateful,
+            "attributes": self.attributes,
+            "left": self.left,
         }
 
 

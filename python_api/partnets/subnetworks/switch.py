@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import weakref
 from collections import defaultdict
 from dataclasses import dataclass, field
 from weakref import WeakKeyDictionary
@@ -14,6 +15,8 @@ from torch.autograd.graph import increment_version
 from partkernels.backend import dispatch
 from partkernels.operators.entries import combine_rows
 from partkernels.operators.subnetwork_weight import select
+from partnets.subnetworks.stateful import move as move_state
+from partnets.subnetworks.stateful import assign_to_all, remember, stateful_modules
 from partnets.subnetworks.state import MAP, PER_EXAMPLE, ROWS, STORED, PartitionState, partition_of, partitioned_modules, state_of
 
 INT32_MAX = 2**31 - 1
@@ -111,10 +114,12 @@ class Switch:
     """All that differs between the subnetworks of a model.
 
     Args:
+        model: what the modules are in.
         modules: those with a PartitionState.
     """
 
-    def __init__(self, modules: list[nn.Module]) -> None:
+    def __init__(self, model: nn.Module, modules: list[nn.Module]) -> None:
+        self._model = weakref.ref(model)
         self.modules = modules
         self.states = [state_of(module) for module in modules]
         weights: dict[int, Weight] = {}
@@ -135,8 +140,13 @@ class Switch:
                     vectors[id(parameter)] = Vector(module, name, state, parameter, state.vectors[name])
         self.weights, self.vectors = list(weights.values()), list(vectors.values())
         self.statistics = [(module, state) for module, state in zip(modules, self.states, strict=True) if state.statistics]
+        self.stateful = stateful_modules(modules)
         self._lists: dict[tuple[int, int], tuple] = {}
         self._hooked: set[int] = set()
+
+    @property
+    def model(self) -> nn.Module:
+        return self._model()
 
     def is_of(self, modules: list[nn.Module]) -> bool:
         """Return whether this is still the switch of these modules and their parameters."""
@@ -150,6 +160,8 @@ class Switch:
         """Look at everything outside of subnetworks: what has changed there is taken over, or refused."""
         if any([one.refresh() for one in self.weights]):
             self._lists.clear()
+        if self.stateful:
+            assign_to_all(self.model, self.stateful)
         for one in self.vectors:
             if version_of(one) != one.state.versions.get(one.name):
                 self._agree(one)
@@ -197,6 +209,10 @@ class Switch:
                 buffer, rows = module._buffers[name], module._buffers[name + ROWS]
                 rows[state.active - 1].copy_(buffer)
                 buffer.copy_(rows[new - 1])
+        for module in self.stateful:
+            new = wanted[self.states.index(state_of(module))]
+            if state_of(module).active != new:
+                move_state(module, new)
         for operators, vectors, *some in lists[2]:
             operators.combine_rows(vectors, *some)
             increment_version(vectors)
@@ -243,6 +259,7 @@ class Switch:
 
     def note(self) -> None:
         """Take the present parameters for those of the active subnetwork, in which nothing else was written."""
+        remember(module for module in self.stateful if state_of(module).active == state_of(module).count)
         noted([*self.weights, *self.vectors])
 
     def written(self) -> list[Weight | Vector]:
@@ -276,23 +293,28 @@ def mask_weight(one: Weight, grad: Tensor) -> Tensor | None:
 
 def mask_vector(one: Vector, grad: Tensor) -> Tensor | None:
     """Return the gradient by the vector of the partition that learns; `.grad` is of one partition at a time."""
-    state, parameter = one.state, one.parameter
-    update = state.update
+    state, update = one.state, one.state.update
     if state.count == 1 or update == PER_EXAMPLE:
         return None
     if update is None:
         return torch.zeros_like(grad)
-    before = state.grad_of.get(one.name)
-    if parameter.grad is not None and before not in (None, update):
-        kept = state.grads.setdefault(one.name, {})
-        kept[before] = parameter.grad
-        parameter.grad = kept.pop(update, None)
-    state.grad_of[one.name] = update
+    turn_gradient(one, update)
     if not one.is_product or state.active == 1:
         return None
     rows = one.rows
     others = torch.cat([rows[: update - 1], rows[update : state.active]])
     return grad * others.prod(0)
+
+
+def turn_gradient(one, k: int) -> None:
+    """Make a vector's `.grad` the gradient of partition k, and set that of another partition aside."""
+    state, parameter = one.state, one.parameter
+    before = state.grad_of.get(one.name)
+    if parameter.grad is not None and before not in (None, k):
+        kept = state.grads.setdefault(one.name, {})
+        kept[before] = kept[before] + parameter.grad if before in kept else parameter.grad
+        parameter.grad = kept.pop(k, None)
+    state.grad_of[one.name] = k
 
 
 _switches: WeakKeyDictionary[nn.Module, Switch] = WeakKeyDictionary()
@@ -303,7 +325,7 @@ def switch_of(model: nn.Module) -> Switch:
     modules = partitioned_modules(model)
     found = _switches.get(model)
     if found is None or not found.is_of(modules):
-        _switches[model] = found = Switch(modules)
+        _switches[model] = found = Switch(model, modules)
     return found
 
 
