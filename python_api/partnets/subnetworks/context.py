@@ -33,7 +33,52 @@ def subnetwork(
     model: nn.Module, active: int | Tensor, update: int | Tensor | None = None, *, hyper: bool = False,
     masked: bool = True,
 ) -> Iterator[None]:
-    """Inside, the model is its subnetwork w_s^(active), and gradients reach partition `update` only (Eq. 3)."""
+    """Make a model its subnetwork w_s^(active); gradients reach partition `update` only (Eq. 3).
+
+    In the context, the model's parameters are the active weights for all code: its modules, hooks, tied weights, and
+    torch.func.functional_call. On leaving, also by an exception, they are those of the whole network again. The entries
+    that differ are exchanged in place, so the backward pass must run in the context too: afterwards it raises. The same
+    holds for copying and saving the model, which raise in the context, and for other threads: a model is one subnetwork
+    at a time; give each thread a copy.
+
+    With update=None no parameter of the network receives a gradient, and none is computed (Eq. 4); normalisation layers
+    in training mode use the batch, and leave their running statistics unchanged. With a partition to learn, ψ receives
+    no gradient: the training loss would drive it to what fits the training data.
+
+    Gradients are 0 outside of partition `update`. The gradient of a bias or a scale, which has a vector for each
+    partition, is that of the vector of `update`; gradients of other partitions are set aside until their step.
+
+    torch.compile needs two graphs for any C, one where weights learn and one where none do.
+
+    **A number for each example** (Appendix C): with tensors [N], `model(...)` computes each example in its subnetwork,
+    and each partition learns from its own examples only. Inputs whose first dimension is N are divided; others go to
+    all examples; outputs must have N rows. The examples of one subnetwork and one `update` are a batch of their own, as
+    for BatchNorm. The weights of each are computed from the whole network's, at the cost of a copy.
+
+    Args:
+        model: a partitioned model with C partitions, or a part of one.
+        active: k, 1..C; or int [N].
+        update: 1..active, or None; or int [N], 0 for examples from which no partition learns.
+        hyper: whether ψ, the parameters of partnets.hyper's modules, receives gradients also where a partition learns.
+        masked: whether gradients are masked as they arrive. The optimizers of partnets.optim do not read entries of
+            other partitions; where nothing else reads gradients, False saves a pass over them.
+
+    Raises:
+        ValueError: active or update is out of range, or the model is not partitioned; nothing has changed then. In a
+            call with several subnetworks: no input has N rows, or a part of the output has not.
+        RuntimeError: another thread is in a subnetwork of this model; a bias or scale was written into since the last
+            step; or, on leaving, a parameter was written into, other than by partnets.optim.
+
+    Example:
+        >>> import partnets
+        >>> layer = partnets.Linear(4, 3, proportions=(0.5, 0.5), seed=0)
+        >>> with subnetwork(layer, active=1, update=1):
+        ...     layer(torch.ones(2, 4)).sum().backward()
+        >>> torch.equal(layer.weight.grad != 0, partnets.partitions(layer)["weight"].mask(1))
+        True
+        >>> layer.bias.grad
+        tensor([2., 2., 2.])
+    """
     count = num_partitions(model)
     if isinstance(active, Tensor) or isinstance(update, Tensor):
         switch, groups = switch_of(model), grouped(active, update, count)

@@ -46,7 +46,65 @@ def partition(
     scheme: str = "weight",
     frozen: bool = False,
 ) -> nn.Module:
-    """Partition the parameters of a model, a fixed proportion of each weight at random (Appendix C)."""
+    """Partition the parameters of a model in place, a fixed proportion of each weight at random (Appendix C).
+
+    Modules keep their classes and their code; buffers beside the parameters hold the partitions, so state_dict, copies
+    and moves to other devices include them. How a parameter is partitioned depends on its module's type:
+
+    - Weights of torch's layers (Linear, Bilinear, convolutions, Embedding, EmbeddingBag, MultiheadAttention, RNN, LSTM,
+      GRU): each entry belongs to a partition. Where that is inactive, the entry has its default.
+    - Biases: b_1 + ... + b_k, a vector for each partition. Scales of normalisation layers: s_1 * ... * s_k.
+    - BatchNorm's running statistics: each subnetwork has its own.
+    - Parameters of other modules: vectors that are added, if they are broadcast (scalars, vectors, or a first dimension
+      of 1, such as class tokens), otherwise weights. `register` sets other rules.
+
+    Modules of partnets.hyper are left unchanged. Parameters that require no gradient are the same in every subnetwork.
+    Modules that share a parameter share its partition. A module's own seed is derived from (seed, its dotted path), so
+    the same call on the same architecture gives the same partitions everywhere.
+
+    Args:
+        model: a dense model.
+        proportions: C numbers that sum to 1. The paper matches them to the chunks' (Appendix I.2).
+        defaults: 'seed' draws weights and biases again from the module's seed, so that the weight starts at its
+            defaults, which take no memory: as torch does, or, where the present values were not drawn like that, from a
+            uniform or normal distribution of their standard deviation, or as `seed_defaults` says; weights of modules
+            without a rule stay, and are stored. 'zero' keeps the present weights, with defaults of 0; 'stored' keeps
+            the present weights and a copy as defaults, for models that were pretrained on other data: for weights that
+            have seen D_2..D_C, L_ML has no meaning. Or one of partkernels' Zeros, Uniform, Normal, Stored. None is
+            'seed', with a warning that names the modules whose weights do not look freshly drawn.
+        seed: an int in [0, 2**63).
+        skip: dotted paths or modules that stay as they are, with everything inside them.
+        stateful: dotted paths or modules whose code keeps something of the batches that it has seen (a running mean, a
+            codebook, loads of experts, an average of weights): each subnetwork gets a copy of their buffers, frozen
+            parameters and attributes, with everything inside them. What is assigned later, outside of any subnetwork,
+            is assigned to all.
+        scheme: 'weight' gives each entry of a weight to a partition at random; 'node' each output of a layer, with all
+            weights that it depends on (Appendix C).
+        frozen: whether parameters that require no gradient are partitioned as well, for a model that is unfrozen later.
+
+    An attribute `seed_defaults` on a module, set before this call, says how it starts: partkernels.Zeros(), or a
+    function that is called with seed= and returns such an object. Then 'seed' draws weights from it, biases stay, and
+    partnets.finalize(model, "retrain") draws from it too:
+
+        layer.seed_defaults = functools.partial(partkernels.Normal, 0.02)
+
+    Returns:
+        The model.
+
+    Warns:
+        UserWarning: without `defaults`, weights are drawn again that may be pretrained.
+
+    Raises:
+        ValueError: a module cannot be partitioned (each type is named once), is partitioned already, or shares a
+            parameter that has no one partition; a path in skip does not exist; or an argument is out of range. The
+            model has not changed then.
+        TypeError: the model is not a module.
+
+    Example:
+        >>> model = nn.Sequential(nn.Conv2d(1, 8, 3), nn.ReLU(), nn.Flatten(), nn.Linear(8 * 14 * 14, 10))
+        >>> partition(model, (0.8, 0.1, 0.1))[0].weight_partition.shape
+        torch.Size([8, 3])
+    """
     if not isinstance(model, nn.Module):
         raise TypeError(f"the model is {model!r}; pass a module, such as nn.Linear(4, 3).")
     check_seed("seed", seed)
