@@ -101,9 +101,10 @@ def partition(
         TypeError: the model is not a module.
 
     Example:
+        >>> import partnets
         >>> model = nn.Sequential(nn.Conv2d(1, 8, 3), nn.ReLU(), nn.Flatten(), nn.Linear(8 * 14 * 14, 10))
-        >>> partition(model, (0.8, 0.1, 0.1))[0].weight_partition.shape
-        torch.Size([8, 3])
+        >>> partnets.partitions(partition(model, (0.8, 0.1, 0.1)))["0.weight"].sizes()
+        [58, 7, 7]
     """
     if not isinstance(model, nn.Module):
         raise TypeError(f"the model is {model!r}; pass a module, such as nn.Linear(4, 3).")
