@@ -4,6 +4,7 @@ import torch
 from torch import nn
 
 import partnets
+from partnets.subnetworks.parameters import partitioned_parameters
 
 PROPORTIONS = (0.5, 0.3, 0.2)
 CASES = [(active, update) for active in (1, 2, 3) for update in (None, *range(1, active + 1))]
@@ -17,10 +18,15 @@ def ordinary():
 
 def partitioned(defaults="seed"):
     """Return the network in three partitions, with weights that differ from their initial values."""
-    model = partnets.partition(ordinary(), PROPORTIONS, defaults=defaults)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.add_(torch.randn_like(parameter), alpha=0.1)
+    return perturbed(partnets.partition(ordinary(), PROPORTIONS, defaults=defaults), 0.1)
+
+
+@torch.no_grad()
+def perturbed(model, std):
+    """Return a partitioned model after adding noise to what each partition owns."""
+    for one in partitioned_parameters(model):
+        one.stored.add_(torch.randn_like(one.stored), alpha=std)
+        one.combine()
     return model
 
 
