@@ -102,8 +102,7 @@ class Client:
         >>> import partnets
         >>> from partnets import hyper
         >>> model = nn.Sequential(mask := hyper.InputMask(4), nn.Linear(4, 3))
-        >>> partnets.partition(model, (0.7, 0.2, 0.1))[1].count
-        3
+        >>> model = partnets.partition(model, (0.7, 0.2, 0.1))
         >>> data = torch.randn(20, 4), torch.randint(3, (20,))
         >>> client = Client(model, data, chunk=2, hyper=mask)
         >>> update = client.train(client.vectors.read(), round=1)
@@ -145,7 +144,8 @@ class Client:
         self.batch_size, self.epochs, self.hyper_batch_size = batch_size, epochs, hyper_batch_size
         self.privacy, self.forward, self.collate, self.seed = privacy, forward, collate, seed
         self._still = still_modules(model)
-        self._held = Held(model, without={path for path, _ in model.named_parameters(remove_duplicate=False)})
+        parameters = {path for path, _ in model.named_parameters(remove_duplicate=False)}
+        self._held = Held(model, without=parameters | self.vectors.paths())
         # The checks before the first round, run once for all clients that share the model.
         self._to_try = {"leaks", "judging"} if audit else {"judging"}
         self._take(data, chunk, number)

@@ -17,7 +17,6 @@ from partnets.federated.round import Round, shown
 from partnets.federated.update import Update, names_of, norm
 from partnets.federated.vectors import Vectors
 from partnets.hyper.hyperparameter import find_hyper, values_by_path
-from partnets.subnetworks.context import subnetwork
 from partnets.optim.base import PartitionedOptimizer, check_partitioned
 from partnets.training.step import parameters_of
 from partnets.utils.held import same
@@ -291,8 +290,7 @@ class Server:
 
     def _step_partition(self, k: int, gradient: Mapping[str, Tensor]) -> None:
         self.optimizer.zero_grad()
-        with subnetwork(self.model, active=k, update=k):  # tells the optimiser that this partition learns
-            self.vectors.write_gradients(gradient)
+        self.vectors.write_gradients(gradient)
         self.optimizer.step(update=k)
         self.optimizer.zero_grad()
 

@@ -4,20 +4,18 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _NormBase
 
-from partkernels import Partition
+from partkernels import gather_entries
 from partnets.hyper.hyperparameter import check_direct, find_hyper
-from partnets.nn.batch_norm import running_norms
-from partnets.nn.entries import put, take
-from partnets.nn.layer import LEARNED_FROM
-from partnets.nn.own_state import OwnState
-from partnets.nn.partitioned import count, partitioned_layers
 from partnets.optim.base import owners
+from partnets.subnetworks.state import inside, num_partitions, state_of
+from partnets.subnetworks.switch import noted
 
 HYPER = "hyper"
 # The address of an object in the text of a module, which differs between processes.
@@ -57,7 +55,7 @@ class Vectors:
     """
 
     def __init__(self, model: nn.Module, hyper: nn.Module | Iterable[nn.Module] | None = None) -> None:
-        self.model, self.count = model, count(model)
+        self.model, self.count = model, num_partitions(model)
         _refuse_statistics(model)
         self.owners = owners(model)
         check_direct(found := find_hyper(model, hyper), "in a federation")
@@ -65,14 +63,17 @@ class Vectors:
         self.hyper = [*dict.fromkeys(one for module in modules for one in module.parameters() if one.requires_grad)]
         self._parts: dict[str, list[tuple[nn.Parameter, int]]] = {}
         for k in range(1, self.count + 1):
-            for parameter, (layer, name) in self.owners.items():
-                if layer.entries(name, [parameter], k) is not None:
+            for parameter, owner in self.owners.items():
+                if owner.numel(k):
                     self._parts.setdefault(f"w{k}.{_kind(parameter)}", []).append((parameter, k))
         for parameter in self.hyper:
             self._parts.setdefault(f"{HYPER}.{_kind(parameter)}", []).append((parameter, 0))
         self._learning = {parameter for parameter in model.parameters() if parameter.requires_grad}
         # For each vector, the lengths of its parameters' pieces.
-        self._pieces = {name: [*map(len, self._gathered(name, lambda parameter: parameter))] for name in self._parts}
+        self._pieces = {
+            name: [self.owners[parameter].numel(k) if k else parameter.numel() for parameter, k in parts]
+            for name, parts in self._parts.items()
+        }
         self.lengths = {name: sum(pieces) for name, pieces in self._pieces.items()}
         self.dtypes = {name: parts[0][0].dtype for name, parts in self._parts.items()}
         self.fingerprint = self._fingerprint()
@@ -89,29 +90,58 @@ class Vectors:
         """Return the names of the vectors of partitions k..C, which a client with chunk k may change."""
         return [name for j in range(k, self.count + 1) for name in self.of_partition(j)]
 
+    def paths(self) -> set[str]:
+        """Return the dotted names of the model's parameters and buffers that have entries of these vectors."""
+        tensors = [*self.owners, *(owner.stored for owner in self.owners.values()), *self.hyper]
+        found, model = {id(tensor) for tensor in tensors}, self.model
+        named = (*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False))
+        return {path for path, tensor in named if id(tensor) in found}
+
     @torch.no_grad()
     def read(self, names: Iterable[str] | None = None) -> dict[str, Tensor]:
-        """Return copies of these vectors, or of all, on the CPU."""
-        return {name: self._joined(name, lambda parameter: parameter) for name in names or self._parts}
+        """Return copies of these vectors, or of all, on the CPU.
+
+        Raises:
+            RuntimeError: the model is inside of partnets.subnetwork.
+        """
+        self._check_outside()
+        return {name: self._joined(name, self._values) for name in names or self._parts}
 
     @torch.no_grad()
     def read_gradients(self, names: Iterable[str]) -> dict[str, Tensor]:
         """Return the parameters' gradients as vectors with these names, on the CPU; 0 for parameters without one."""
-        return {name: self._joined(name, _gradient) for name in names}
+        return {name: self._joined(name, self._gradient) for name in names}
 
     @torch.no_grad()
     def write(self, values: Mapping[str, Tensor]) -> None:
-        """Set the model's entries to these vectors, after `check` has accepted them."""
+        """Set the model's entries to these vectors, after `check` has accepted them.
+
+        Raises:
+            RuntimeError: the model is inside of partnets.subnetwork; nothing has changed.
+        """
+        self._check_outside()
+        changed = set()
         for name, vector in values.items():
-            self._scatter(name, vector, lambda parameter: parameter)
+            for parameter, k, piece in self._split(name, vector):
+                if not k:
+                    parameter.copy_(piece.view_as(parameter))
+                    continue
+                owner = self.owners[parameter]
+                owner.put(owner.stored, k, piece)
+                changed.add(owner)
+        for owner in changed:
+            owner.combine()
+        noted(changed)
 
     @torch.no_grad()
     def write_gradients(self, values: Mapping[str, Tensor]) -> None:
         """Set the gradients of these vectors' entries; the gradients of other entries are left unchanged."""
         for name, vector in values.items():
-            for parameter, _ in self._parts[name]:
-                parameter.grad = _gradient(parameter)
-            self._scatter(name, vector, lambda parameter: parameter.grad)
+            for parameter, k, piece in self._split(name, vector):
+                if k:
+                    self.owners[parameter].put_gradient(k, piece)
+                else:
+                    parameter.grad = piece.view_as(parameter).clone()
 
     def check(self, values: Mapping[str, Tensor], names: Iterable[str]) -> None:
         """Raise ValueError unless values has exactly these names, with finite vectors of the right dtypes and lengths.
@@ -143,42 +173,47 @@ class Vectors:
                 " vectors no longer fit; freeze first, and after a change construct client and server again."
             )
 
-    def _views(self, name: str, tensor_of) -> Iterable[tuple[Tensor, Partition | None, int]]:
-        """Yield, for each parameter of a vector, its tensor, its Partition (None: all entries) and k."""
-        for parameter, k in self._parts[name]:
-            tensor = tensor_of(parameter).detach()
-            if not k:
-                yield tensor, None, 0
-                continue
-            layer, own = self.owners[parameter]
-            (view,), partition = layer.entries(own, [tensor], k)
-            yield view, partition, k
+    def _check_outside(self) -> None:
+        if inside(self.model):
+            raise RuntimeError(
+                "the model is inside of partnets.subnetwork, where its parameters are those of one subnetwork; read and"
+                " write its vectors outside."
+            )
 
-    @torch.no_grad()
-    def _gathered(self, name: str, tensor_of) -> list[Tensor]:
-        return [take(view, partition, k) for view, partition, k in self._views(name, tensor_of)]
+    def _values(self, parameter: nn.Parameter, k: int) -> Tensor:
+        """Return the entries of a parameter that partition k owns, packed; all entries if k is 0."""
+        return self.owners[parameter].take(self.owners[parameter].stored, k) if k else parameter.reshape(-1)
 
-    def _joined(self, name: str, tensor_of) -> Tensor:
-        return torch.cat(self._gathered(name, tensor_of)).cpu()
+    def _gradient(self, parameter: nn.Parameter, k: int) -> Tensor:
+        """Return the gradient of the entries that `_values` returns, packed."""
+        grad = self.owners[parameter].gradient(k) if k else parameter.grad
+        if grad is None:
+            return torch.zeros_like(self._values(parameter, k))
+        partition = self.owners[parameter].partition if k else None
+        return grad.reshape(-1) if partition is None else gather_entries(grad, partition, k)
 
-    def _scatter(self, name: str, vector: Tensor, tensor_of) -> None:
+    def _joined(self, name: str, entries: Callable[[nn.Parameter, int], Tensor]) -> Tensor:
+        return torch.cat([entries(parameter, k) for parameter, k in self._parts[name]]).cpu()
+
+    def _split(self, name: str, vector: Tensor) -> Iterator[tuple[nn.Parameter, int, Tensor]]:
+        """Yield each parameter of a vector, its partition (0 for ψ), and the packed piece on its device."""
         pieces = vector.split(self._pieces[name])
-        for (view, partition, k), piece in zip(self._views(name, tensor_of), pieces, strict=True):
-            put(view, partition, k, piece.to(view.device))
+        for (parameter, k), piece in zip(self._parts[name], pieces, strict=True):
+            yield parameter, k, piece.to(parameter.device)
 
     def _fingerprint(self) -> str:
-        travelling = {*self.owners, *self.hyper}
-        paths = {path for path, parameter in self.model.named_parameters() if parameter in travelling}
         state = self.model.state_dict() | dict(self.model.named_buffers())
         found = hashlib.blake2b(repr([self.count, self.lengths]).encode(), digest_size=16)
         for path, module in self.model.named_modules():
             # extra_repr of modules with parameters may contain their values.
             said = "" if [*module.parameters(recurse=False)] else module.extra_repr()
-            found.update(f"{path} {type(module).__qualname__} {ADDRESS.sub('', said)} {_settings(module)}".encode())
-        for name in sorted(state.keys() - paths):
-            if name.rpartition(".")[2] != LEARNED_FROM:
-                found.update(name.encode())
-                _digest(state[name], found)
+            told = [path, type(module).__qualname__, ADDRESS.sub("", said), _settings(module)]
+            if (partitioned := state_of(module)) is not None:
+                told.append(partitioned.vectors)
+            found.update(repr(told).encode())
+        for name in sorted(state.keys() - self.paths()):
+            found.update(name.encode())
+            _digest(state[name], found)
         return found.hexdigest()
 
 
@@ -186,11 +221,11 @@ def _settings(module: nn.Module) -> dict[str, Any]:
     """Return the settings of a layer of torch or partnets that affect its result, such as stride, heads or eps."""
     if type(module).__module__.partition(".")[0] not in ("torch", "partnets"):
         return {}
-    plain, others = bool | int | float | str | None, ("training", LEARNED_FROM)
+    plain = bool | int | float | str | None
     return {
         name: value
         for name, value in sorted(vars(module).items())
-        if not (name.startswith("_") or name in others)
+        if not (name.startswith("_") or name == "training")
         and all(isinstance(part, plain) for part in (value if isinstance(value, tuple) else (value,)))
     }
 
@@ -218,21 +253,20 @@ def _kind(parameter: nn.Parameter) -> str:
     return str(parameter.dtype).removeprefix("torch.")
 
 
-def _gradient(parameter: nn.Parameter) -> Tensor:
-    return torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
-
-
 def _refuse_statistics(model: nn.Module) -> None:
-    norms = {module for module in running_norms(model)[0] if module.running_mean is not None}
-    keepers = {layer for _, layer in partitioned_layers(model) if isinstance(layer, OwnState)}
-    found = [f"{path or 'the model'} ({type(one).__name__})" for path, one in model.named_modules() if one in norms]
-    if found:
+    owned = {path or "the model": module for path, module in model.named_modules() if state_of(module) is not None}
+    norms = {
+        path: module
+        for path, module in owned.items()
+        if isinstance(module, _NormBase) and module.running_mean is not None
+    }
+    if found := [f"{path} ({type(module).__name__})" for path, module in norms.items()]:
         raise ValueError(
             f"{', '.join(found)} has running statistics, which would differ between clients and are not sent."
             " Normalise by GroupNorm or LayerNorm instead, or keep a pretrained one fixed with"
             " partnets.partition(..., skip=) and requires_grad_(False)."
         )
-    if found := [path or "the model" for path, one in model.named_modules() if one in keepers]:
+    if found := [path for path, module in owned.items() if path not in norms and state_of(module).statistics]:
         raise ValueError(
             f"{', '.join(found)} has per-subnetwork buffers, which follow each client's data and are not sent; leave it"
             " out of the model, or of partnets.partition(..., stateful=)."

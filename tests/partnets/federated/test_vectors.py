@@ -7,16 +7,25 @@ from torch import nn
 
 import partnets
 from partnets import baselines, federated, hyper
+from partnets.subnetworks.parameters import names_of, partitioned_parameters
+from partnets.subnetworks.rules import RULES
+
+
+def learned(model, psi):
+    """Return the tensors that have what partitions and ψ have learned, by path: a bias by its rows."""
+    owned = partitioned_parameters(model)
+    found = {name: one.stored.detach() for one, name in names_of(model, owned).items()}
+    return found | {name: parameter.detach() for name, parameter in psi.named_parameters(prefix="0")}
 
 
 def test_each_entry_that_learns_is_in_one_vector():
     model, psi = make_model()
     vectors = federated.Vectors(model, psi)
     assert list(vectors.lengths) == ["w1.float32", "w2.float32", "w3.float32", "hyper.float32"]
-    assert sum(vectors.lengths.values()) == sum(parameter.numel() for parameter in model.parameters())
+    assert sum(vectors.lengths.values()) == sum(tensor.numel() for tensor in learned(model, psi).values())
     numbered = {name: torch.arange(length) + 1000.0 * i for i, (name, length) in enumerate(vectors.lengths.items())}
     vectors.write(numbered)
-    entries = torch.cat([parameter.detach().flatten() for parameter in model.parameters()])
+    entries = torch.cat([tensor.flatten() for tensor in learned(model, psi).values()])
     assert torch.equal(entries.sort().values, torch.cat([*numbered.values()]).sort().values)
     assert all(torch.equal(vector, numbered[name]) for name, vector in vectors.read().items())
 
@@ -24,22 +33,57 @@ def test_each_entry_that_learns_is_in_one_vector():
 @pytest.mark.parametrize("k", [1, 2, 3])
 def test_a_partitions_vector_changes_that_partition_alone(k):
     model, psi = make_model()
-    vectors, before = (
-        federated.Vectors(model, psi),
-        {name: one.detach().clone() for name, one in model.named_parameters()},
-    )
+    vectors, before = federated.Vectors(model, psi), {name: one.clone() for name, one in learned(model, psi).items()}
     vectors.write({name: torch.full((vectors.lengths[name],), 7.0) for name in vectors.of_partition(k)})
-    for name, parameter in model.named_parameters():
-        changed = parameter != before[name]
+    for name, tensor in learned(model, psi).items():
+        changed = tensor != before[name]
         if name in ("1.weight", "5.weight"):
-            layer = model.get_submodule(name.partition(".")[0])
-            assert torch.equal(changed, layer.partition.mask(k))
+            assert torch.equal(changed, partnets.partitions(model)[name].mask(k))
         elif not name.startswith("0."):
             rows = torch.zeros_like(changed)
             rows[k - 1] = True
             assert torch.equal(changed, rows)
         else:
             assert not changed.any()
+
+
+def test_what_is_written_is_what_subnetworks_compute_with():
+    """Check that biases and gains are made of the vectors that were written, outside and in each subnetwork."""
+    model, psi = make_model()
+    vectors = federated.Vectors(model, psi)
+    vectors.write({name: torch.randn(length) for name, length in vectors.lengths.items()})
+    with partnets.subnetwork(model, 2):
+        torch.testing.assert_close(model[1].bias.detach(), model[1].bias_rows[:2].sum(0))
+        torch.testing.assert_close(model[2].weight.detach(), model[2].weight_rows[:2].prod(0))
+    torch.testing.assert_close(model[1].bias.detach(), model[1].bias_rows.sum(0))
+    torch.testing.assert_close(model[2].weight.detach(), model[2].weight_rows.prod(0))
+
+
+def test_inside_of_a_subnetwork_nothing_is_read_or_written():
+    model, psi = make_model()
+    vectors = federated.Vectors(model, psi)
+    before = vectors.read()
+    with partnets.subnetwork(model, 1):
+        for act in (vectors.read, lambda: vectors.write(before)):
+            with pytest.raises(RuntimeError, match=r"read and write its vectors outside"):
+                act()
+    assert all(torch.equal(vector, before[name]) for name, vector in vectors.read().items())
+
+
+def test_written_gradients_are_those_of_a_step():
+    """Compare with a step by the gradients of a backward pass."""
+    (first, psi), (second, other) = make_model(), make_model()
+    optimizers = [partnets.optim.SGD(model, lr=0.1) for model in (first, second)]
+    with partnets.subnetwork(first, 3, 2):
+        first(torch.ones(2, 6)).square().sum().backward()
+    one, two = federated.Vectors(first, psi), federated.Vectors(second, other)
+    two.write_gradients(one.read_gradients(one.of_partition(3)))  # of which nothing is left in a step of partition 2
+    two.write_gradients(one.read_gradients(one.of_partition(2)))
+    for optimizer in optimizers:
+        optimizer.step(update=2)
+    after = one.read()
+    assert all(torch.equal(vector, after[name]) for name, vector in two.read().items())
+    assert not torch.equal(after["w2.float32"], federated.Vectors(*make_model()).read()["w2.float32"])
 
 
 def test_gradients_are_written_where_entries_are():
@@ -95,6 +139,41 @@ def changed(
 @pytest.mark.parametrize("change", CHANGES)
 def test_another_model_has_another_fingerprint(change):
     assert changed().fingerprint == changed().fingerprint != changed(**CHANGES[change]).fingerprint
+
+
+def test_parameters_that_are_multiplied_differ_from_those_that_are_added():
+    class Gain(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.gain = nn.Parameter(torch.ones(4))
+
+    class Bias(Gain):
+        pass
+
+    partnets.register(Gain, partnets.Rule(scales=("gain",)))
+    partnets.register(Bias, partnets.Rule())
+    Bias.__qualname__ = Gain.__qualname__
+    try:
+        found = [federated.Vectors(partnets.partition(kind(), (0.5, 0.5))).fingerprint for kind in (Gain, Bias, Gain)]
+    finally:
+        del RULES[Gain], RULES[Bias]
+    assert found[0] == found[2] != found[1]
+
+
+def test_the_vectors_of_a_bias_that_two_layers_share_do_not_count():
+    """Check that what is learned is in no fingerprint, by whichever name it is found."""
+    found = []
+    for number in (0.0, 1.0):
+        model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.zero_()
+        model[1].weight, model[1].bias = model[0].weight, model[0].bias
+        vectors = federated.Vectors(partnets.partition(model, (0.5, 0.5), defaults="zero"))
+        vectors.write({name: torch.full_like(vector, number) for name, vector in vectors.read().items()})
+        found.append(federated.Vectors(model))
+    assert found[0].fingerprint == found[1].fingerprint
+    assert sum(found[0].lengths.values()) == 16 + 2 * 4
 
 
 def test_frozen_weights_count_and_learned_ones_do_not():
