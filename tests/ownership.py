@@ -2,20 +2,20 @@
 
 import torch
 
-from partnets.nn.partitioned import partitioned_layers
+from partnets.subnetworks.parameters import partitioned_parameters
+from partnets.subnetworks.state import ROWS, partitioned_modules, state_of
 
 
 def owned(model, states, partitions):
     """Return these partitions' entries of parameters, of the moments in `states`, and of layers' statistics."""
     tensors = []
-    for _, layer in partitioned_layers(model):
-        for name, parameter in layer.owned():
-            moments = [value for key, value in states[parameter].items() if key != "step"]
-            for j in partitions:
-                found, partition = layer.entries(name, [parameter.detach(), *moments], j)
-                tensors += found if partition is None else [tensor[partition.mask(j)] for tensor in found]
-        for _, statistics in layer.named_buffers(recurse=False):
-            tensors += [statistics[j - 1] for j in partitions]
+    for one in partitioned_parameters(model):
+        moments = [value for key, value in states[one.parameter].items() if key != "step"]
+        tensors += [one.take(tensor, k) for k in partitions for tensor in (one.stored.detach(), *moments)]
+    for module in partitioned_modules(model):
+        for name in state_of(module).statistics:
+            *earlier, _ = module.get_buffer(name + ROWS)
+            tensors += [[*earlier, module.get_buffer(name)][k - 1] for k in partitions]
     return tensors
 
 
