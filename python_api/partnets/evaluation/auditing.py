@@ -17,7 +17,7 @@ from partnets.data import batch as batches
 from partnets.data.batch import Forward, Loss, call
 from partnets.hyper import hyperparameters, penalties
 from partnets.hyper.penalty import with_terms
-from partnets.subnetworks.context import subnetwork, trying
+from partnets.subnetworks.context import subnetwork, trying, whole
 from partnets.subnetworks.parameters import partitioned_parameters
 from partnets.subnetworks.state import DEFAULTS, ESTIMATED, MAP, ROWS, STORED, state_of
 from partnets.subnetworks.state import num_partitions as count
@@ -165,7 +165,7 @@ def leaks(
     before = Held(model)
     trial = _Trial(model, compute, before)
     try:
-        with random_state.preserved(trial.device), trying(model):
+        with random_state.preserved(trial.device), whole(model), trying(model):
             ks = sorted({1, 2, parts // 2, parts - 1} & set(range(1, parts)))
             reading = (leak for k in ks for leak in trial.reads_later_weights(k, batch))
             remembering = trial.remembers(batch, other, last) if last > 1 else ()

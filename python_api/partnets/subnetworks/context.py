@@ -117,7 +117,7 @@ def _entered(switch: Switch, active: int, update: int | None, masked: bool = Tru
                 " time; use a copy of the model in each thread."
             )
     before = [(state.active, state.update, state.thread, state.masks) for state in switch.states]
-    if all(state.thread is None for state in switch.states):
+    if all(state.thread is None and state.active == state.count for state in switch.states):
         switch.prepare()
     still = [] if update == PER_EXAMPLE else switch.still(update)
     switch.move(active)
@@ -142,8 +142,9 @@ def _entered(switch: Switch, active: int, update: int | None, masked: bool = Tru
         if kept:
             put_back(switch.stateful, kept)
         written = switch.written()
-        switch.move([was for was, *_ in before])
-        switch.note()
+        if not (switch.is_resident and all(thread is None for _, _, thread, _ in before)):
+            switch.move([was for was, *_ in before])
+            switch.note()
         for state, (_, *rest) in zip(switch.states, before, strict=True):
             state.update, state.thread, state.masks = rest
         _clear_autocast()
@@ -201,6 +202,44 @@ class _SameSubnetwork(torch.autograd.Function):
                 f" backward inside of partnets.subnetwork(model, {active}, {update})."
             )
         return grad, None
+
+
+@contextmanager
+def resident(model: nn.Module) -> Iterator[None]:
+    """Leave a model in its last subnetwork between those that are entered in this context, which saves an exchange.
+
+    Meanwhile only partnets' own functions may look at the model; others need `whole`.
+
+    Args:
+        model: a partitioned model.
+    """
+    switch = switch_of(model)
+    switch.is_resident, before = True, switch.is_resident
+    try:
+        yield
+    finally:
+        switch.is_resident = before
+        if not before:
+            settle(switch)
+
+
+@contextmanager
+def whole(model: nn.Module) -> Iterator[None]:
+    """Make a model the whole network, and leave subnetworks at once in this context, also inside of `resident`."""
+    switch = switch_of(model)
+    switch.is_resident, before = False, switch.is_resident
+    settle(switch)
+    try:
+        yield
+    finally:
+        switch.is_resident = before
+
+
+def settle(switch: Switch) -> None:
+    """Make a model the whole network again, where `resident` has left it in a subnetwork."""
+    if all(state.thread is None for state in switch.states):
+        switch.move([state.count for state in switch.states])
+        switch.note()
 
 
 @contextmanager

@@ -180,6 +180,7 @@ class Division:
             if present:
                 module.register_buffer(ESTIMATED, torch.zeros(2, dtype=torch.int64, device="cpu"))
             module.register_load_state_dict_post_hook(read_defaults)
+            module.register_state_dict_pre_hook(refuse_inside)
         vars(module)[ATTRIBUTE] = state
         if "running_mean" in state.statistics:
             hold_statistics(module)
@@ -209,6 +210,16 @@ def read_defaults(module: nn.Module, incompatible_keys) -> None:
     state = vars(module).get(ATTRIBUTE)
     for name in () if state is None else state.weights:
         state.weights[name] = defaults_of(module._buffers[name + DEFAULTS])
+
+
+def refuse_inside(module: nn.Module, prefix: str, keep_vars: bool) -> None:
+    """Raise RuntimeError if a state_dict is asked for while a subnetwork is active."""
+    state = vars(module).get(ATTRIBUTE)
+    if state is not None and (state.thread is not None or state.active != state.count):
+        raise RuntimeError(
+            f"the model is subnetwork {state.active} now, whose state_dict lacks the entries of other partitions; take"
+            " it outside of partnets.subnetwork."
+        )
 
 
 def padding_of(module: nn.Module, weight: Tensor) -> int | None:

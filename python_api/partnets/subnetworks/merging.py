@@ -19,7 +19,7 @@ from partnets.subnetworks.state import (
     partitioned_modules,
 )
 from partnets.subnetworks.statistics import warn_of_stale
-from partnets.subnetworks.divide import read_defaults
+from partnets.subnetworks.divide import read_defaults, refuse_inside
 from partnets.utils.modules import is_sharded
 
 
@@ -64,6 +64,6 @@ def remove(module: nn.Module) -> None:
         for end in (MAP, DEFAULTS, STORED, ROWS):
             module._buffers.pop(name + end, None)
     module._buffers.pop(ESTIMATED, None)
-    hooks = module._load_state_dict_post_hooks
-    for key in [key for key, hook in hooks.items() if hook is read_defaults]:
-        del hooks[key]
+    for hooks in (module._load_state_dict_post_hooks, module._state_dict_pre_hooks):
+        for key in [key for key, hook in hooks.items() if hook in (read_defaults, refuse_inside)]:
+            del hooks[key]

@@ -189,8 +189,9 @@ def weights_of(model: nn.Module) -> Iterator[tuple[nn.Module, str]]:
 
 
 def inside(model: nn.Module) -> bool:
-    """Return whether a model is inside of partnets.subnetwork."""
-    return any(state_of(module).thread is not None for module in partitioned_modules(model))
+    """Return whether a model is inside of partnets.subnetwork, or left in a subnetwork."""
+    states = [state_of(module) for module in partitioned_modules(model)]
+    return any(state.thread is not None or state.active != state.count for state in states)
 
 
 def current_thread() -> int:

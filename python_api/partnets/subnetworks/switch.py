@@ -141,6 +141,8 @@ class Switch:
         self.weights, self.vectors = list(weights.values()), list(vectors.values())
         self.statistics = [(module, state) for module, state in zip(modules, self.states, strict=True) if state.statistics]
         self.stateful = stateful_modules(modules)
+        # Whether the model stays in a subnetwork that is left, until the next one is entered.
+        self.is_resident = False
         self._lists: dict[tuple[int, int], tuple] = {}
         self._hooked: set[int] = set()
 

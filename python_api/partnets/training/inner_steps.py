@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from partnets.hyper import penalties
 from partnets.hyper.penalty import penalised
-from partnets.subnetworks.context import subnetwork, trying
+from partnets.subnetworks.context import subnetwork, trying, whole
 from partnets.optim.base import PartitionedOptimizer
 from partnets.optim.followed import followed
 from partnets.subnetworks.statistics import other_norms, partitioned_norms
@@ -77,7 +77,7 @@ def leaving_nothing(model: nn.Module) -> Iterator[None]:
     """Normalise as in steps of the weights in the context; restore running statistics on exit."""
     held = [Held(layer) for layer in partitioned_norms(model)]
     try:
-        with trying(model), evaluating(*other_norms(model)):
+        with whole(model), trying(model), evaluating(*other_norms(model)):
             yield
     finally:
         for one in held:

@@ -77,6 +77,7 @@ def step_weights(
     *,
     clip: float | None = None,
     backward: Callable[[Tensor], None] = Tensor.backward,
+    masked: bool | None = None,
 ) -> Tensor:
     """Take one step of partition w_k on a batch of D_1:k (Eq. 3): zero, compute and clip gradients, then step.
 
@@ -92,6 +93,9 @@ def step_weights(
         clip: the norm to which the gradient of w_k is clipped; None does not clip.
         backward: a function that computes the gradients of the loss; its method backward() by default. If it scales the
             loss, it must unscale the gradients, such as by scaler.unscale_(optimizer), before they are clipped.
+
+        masked: whether gradients are 0 outside of w_k, for whatever reads them beside the optimizer, which does not;
+            otherwise they are cleared after the step. By default True with `clip` or `backward`.
 
     Returns:
         The loss without penalties, detached.
@@ -118,7 +122,8 @@ def step_weights(
     check_clip(clip)
     _check_all_known(model, optimizer)
     optimizer.zero_grad()
-    masked = clip is not None or backward is not Tensor.backward
+    if masked is None:
+        masked = clip is not None or backward is not Tensor.backward
     with weights_learning(model, k, masked=masked):
         value, total = penalised(loss, batch)
         backward(total)

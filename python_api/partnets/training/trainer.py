@@ -25,8 +25,9 @@ from partnets.evaluation.out_of_chunk import lml
 from partnets.evaluation.same_chunks import check_same_chunks, remember_chunks
 from partnets.hyper import Hyperparameter, hyperparameters
 from partnets.hyper.hyperparameter import find_hyper
-from partnets.subnetworks.parameters import partitioned_parameters
 from partnets.optim.base import check_partitioned
+from partnets.subnetworks.context import resident, whole
+from partnets.subnetworks.parameters import partitioned_parameters
 from partnets.training import checkpoint
 from partnets.training.ahead import Ahead
 from partnets.training.best_model import Best
@@ -260,13 +261,13 @@ class Trainer(TrainingState):
             steps = math.ceil(epochs * len(self.chunks.order) / self.batch_size)
         check_at_least(0, steps=steps)
         fetching = self._ahead.fetching(partial(self._plan, steps), self.generator) if self._ahead else nullcontext()
-        with fetching, Progress(self.steps, steps, shown=self.shows_progress) as progress:
+        with fetching, resident(self.model), Progress(self.steps, steps, shown=self.shows_progress) as progress:
             for _ in range(steps):
                 if self.exhausted:
                     break
                 self.step()
                 progress.update(self.history)
-            self.estimate_statistics()
+        self.estimate_statistics()
         return self.history
 
     def step(self) -> None:
@@ -283,7 +284,15 @@ class Trainer(TrainingState):
             self._start()
         done = self.steps + 1
         self.history.add(done, *self.iterate(), self.values())
-        if self.lml_every and done % self.lml_every == 0:
+        is_due = self.lml_every and done % self.lml_every == 0
+        if not is_due and not self.callbacks:
+            return
+        with whole(self.model):
+            self._evaluate(done, is_due)
+
+    def _evaluate(self, done: int, is_due: bool) -> None:
+        """Run the evaluation of L_ML, if it is due, and the callbacks."""
+        if is_due:
             self.estimate_statistics()
             # The same noise each time, so that the maximum over evaluations does not select lucky noise.
             found = lml(self.model, self.chunks, self.hyper_loss, seed=self.seed, **self.evaluating)
@@ -339,7 +348,8 @@ class Trainer(TrainingState):
 
         With one_pass, update all partitions, each on a part of a batch; return 0 and the mean loss of all examples.
         """
-        parts, options = self._draw_learning(self.generator), {"clip": self.clip, "backward": self._backward}
+        parts = self._draw_learning(self.generator)
+        options = {"clip": self.clip, "backward": self._backward, "masked": self.clip is not None}
         losses = []
         for k, examples in parts.items():
             batch = self._source.sample_upto(k, examples, self.generator)
