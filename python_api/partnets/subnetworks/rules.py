@@ -66,6 +66,10 @@ class Rule:
             return False
         return not is_vector(parameter) if self.weights is None else name.startswith(tuple(self.weights))
 
+    def map_of(self, name: str) -> str:
+        """Return the name of the weight whose map a weight has, if their shapes agree; its own by default."""
+        return name
+
 
 def _fan_in(module: nn.Module, name: str) -> Distribution:
     """torch.nn.Linear's and the convolutions': U(-1 / sqrt(fan_in), 1 / sqrt(fan_in)), for weight and bias."""
