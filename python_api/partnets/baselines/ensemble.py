@@ -65,7 +65,7 @@ class Ensemble(nn.Module):
     def forward(self, *inputs, **named):
         return self._network(state_of(self).active)(*inputs, **named)
 
-    def merged(self, active: int) -> nn.Module:
+    def merged_subnetwork(self, active: int) -> nn.Module:
         """Return the network that subnetwork `active` is."""
         return self._network(active)
 

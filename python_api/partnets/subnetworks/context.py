@@ -194,6 +194,10 @@ class _SameSubnetwork(torch.autograd.Function):
         return tensor.view_as(tensor)
 
     @staticmethod
+    def jvp(ctx, tangent, _):
+        return tangent.view_as(tangent)
+
+    @staticmethod
     def backward(ctx, grad):
         state, (active, update, _) = ctx.state, ctx.then
         if (state.active, state.update, state.thread) != ctx.then:
