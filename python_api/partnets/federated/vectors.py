@@ -255,19 +255,17 @@ def _kind(parameter: nn.Parameter) -> str:
 
 def _refuse_statistics(model: nn.Module) -> None:
     owned = {path or "the model": module for path, module in model.named_modules() if state_of(module) is not None}
-    norms = {
-        path: module
-        for path, module in owned.items()
-        if isinstance(module, _NormBase) and module.running_mean is not None
-    }
-    if found := [f"{path} ({type(module).__name__})" for path, module in norms.items()]:
+    norms = {path: one for path, one in owned.items() if isinstance(one, _NormBase) and one.running_mean is not None}
+    if norms:
+        found = ", ".join(f"{path} ({type(one).__name__})" for path, one in norms.items())
         raise ValueError(
-            f"{', '.join(found)} has running statistics, which would differ between clients and are not sent."
+            f"{found} has running statistics, which would differ between clients and are not sent."
             " Normalise by GroupNorm or LayerNorm instead, or keep a pretrained one fixed with"
             " partnets.partition(..., skip=) and requires_grad_(False)."
         )
-    if found := [path for path, module in owned.items() if path not in norms and state_of(module).statistics]:
+    keepers = [path for path, one in owned.items() if state_of(one).statistics or state_of(one).is_stateful]
+    if keepers:
         raise ValueError(
-            f"{', '.join(found)} has per-subnetwork buffers, which follow each client's data and are not sent; leave it"
-            " out of the model, or of partnets.partition(..., stateful=)."
+            f"{', '.join(keepers)} has per-subnetwork buffers, which follow each client's data and are not sent; leave"
+            " it out of the model, or of partnets.partition(..., stateful=)."
         )

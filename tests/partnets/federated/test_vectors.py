@@ -196,6 +196,24 @@ def test_running_statistics_are_refused_with_the_cure(partitioned):
         federated.Vectors(model)
 
 
+class Count(nn.Module):
+    """A module that counts batches in a buffer."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("batches", torch.zeros(()))
+
+    def forward(self, x):
+        self.batches += 1
+        return x
+
+
+def test_buffers_of_each_subnetwork_are_refused_with_the_cure():
+    network = nn.Sequential(nn.Linear(4, 3), Count())
+    with pytest.raises(ValueError, match=r"1 has per-subnetwork buffers.* leave it out of the model"):
+        federated.Vectors(partnets.partition(network, (0.5, 0.5), stateful=["1"]))
+
+
 def test_a_pretrained_norm_that_is_left_as_it_is_may_stay():
     network = nn.Sequential(nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2), nn.Flatten(), nn.Linear(18, 2))
     network[1].requires_grad_(False)
