@@ -12,7 +12,7 @@ from partbench import federated as costs
 from partbench.paper import federated, federated_cost
 from partnets.data import Data, moments
 from partnets.hyper import Affine, ConcreteDropout
-from partnets.nn.partitioned import count
+from partnets.subnetworks.state import num_partitions
 
 
 @pytest.fixture(autouse=True)
@@ -56,7 +56,7 @@ def test_what_partitions_cost_is_measured_with_the_augmentation_of_the_data():
         found[each["method"]] = own
     whole, first, divided, twice = found.values()
     assert len(whole.parts) == 10 and len(first.parts) == 7 and first.of.clients == 7
-    assert (divided.epochs, twice.epochs) == (1, 2) and count(whole.make_model()[0]) == 1
+    assert (divided.epochs, twice.epochs) == (1, 2) and num_partitions(whole.make_model()[0]) == 1
 
 
 def test_seeds_and_methods_share_clients_and_images():
