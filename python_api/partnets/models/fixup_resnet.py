@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from partkernels import Normal, Zeros
 from partnets.models.check import check_positive
 from partnets.models.residual import blocks_per_stage, shortcut
+from partnets.subnetworks.rules import Rule, register
 
 
 class Bias(nn.Module):
@@ -64,6 +65,9 @@ class Scale(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return x * self.scale
+
+
+register(Scale, Rule(scales=("scale",)))
 
 
 class FixupResNet(nn.Module):
