@@ -20,6 +20,7 @@ from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 from torch.utils._pytree import tree_leaves
 
+from partnets.subnetworks.state import state_of
 from partnets.utils.modules import device_of, evaluating, to_device
 from partnets.utils.random_state import preserved
 
@@ -277,6 +278,35 @@ def narrowed(narrow: Mapping[nn.Module, Narrow], k: int) -> Iterator[None]:
     finally:
         for own, name, value in reversed(before):
             own[name] = value
+
+
+def narrow_to(module: nn.Module, k: int) -> None:
+    """Give a module the parameters, statistics and attributes of subnetwork k; its own are kept in its state."""
+    state = state_of(module)
+    for name in state.narrow.owners:
+        own = module._parameters if name in module._parameters else module._buffers
+        if own[name] is not None:
+            state.base[name] = own[name]
+            part = state.narrow.take(own[name], name, k)
+            own[name] = part if own is module._parameters else part.clone()
+    for name, values in state.narrow.attributes.items():
+        state.base[name] = vars(module)[name]
+        vars(module)[name] = values[k - 1]
+
+
+@torch.no_grad()
+def widen(module: nn.Module) -> None:
+    """Give a module its own parameters and attributes again; statistics that have followed batches are written back."""
+    state = state_of(module)
+    for name, value in state.base.items():
+        if name in module._parameters:
+            module._parameters[name] = value
+        elif name in module._buffers:
+            state.narrow.put(value, name, state.active, module._buffers[name])
+            module._buffers[name] = value
+        else:
+            vars(module)[name] = value
+    state.base = {}
 
 
 def _called(model: nn.Module, example: Any) -> Any:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 
 import torch
 from torch import Tensor, nn
 
 from partkernels import subnetwork_weight
 from partkernels.operators.entries import combine_rows
+from partnets.subnetworks.channels import narrowed
 from partnets.subnetworks.state import ROWS, PartitionState, partition_of
 from partnets.subnetworks.switch import Switch, Vector, Weight
 
@@ -22,10 +23,13 @@ def computed(switch: Switch, active: int, update: int | None) -> Iterator[None]:
     come at any time. The gradient of a vector is that of partition `update`.
     """
     values = {id(one.parameter): _value(one, active, update) for one in (*switch.weights, *switch.vectors)}
-    buffers = []
+    buffers, stack = [], ExitStack()
     try:
         for module, name, parameter in switch.aliases:
             module._parameters[name] = values[id(parameter)]
+        for module, state in zip(switch.modules, switch.states, strict=True):
+            if state.narrow is not None and active != state.count:
+                stack.enter_context(narrowed({module: state.narrow}, active))
         for module, state in switch.statistics:
             for name in state.statistics:
                 whole = module._buffers[name]
@@ -35,6 +39,7 @@ def computed(switch: Switch, active: int, update: int | None) -> Iterator[None]:
                 module._buffers[name] = mine
         yield
     finally:
+        stack.close()
         for module, name, parameter in switch.aliases:
             module._parameters[name] = parameter
         for module, name, whole, rows in buffers:
@@ -45,6 +50,10 @@ def computed(switch: Switch, active: int, update: int | None) -> Iterator[None]:
 
 def _value(one: Weight | Vector, active: int, update: int | None) -> Tensor:
     parameter = one.parameter
+    if isinstance(one, Weight) and one.is_narrow:
+        if update is None or not parameter.requires_grad:
+            return parameter.detach()
+        return _Masked.apply(parameter, partition_of(one.module, one.name).mask(update))
     if isinstance(one, Weight):
         update = update if parameter.requires_grad else None
         return subnetwork_weight(parameter, partition_of(one.module, one.name), active, update=update)
@@ -73,3 +82,17 @@ class _Combined(torch.autograd.Function):
         kept = ctx.state.grads.setdefault(ctx.name, {})
         kept[ctx.update] = kept[ctx.update] + grad if ctx.update in kept else grad.clone()
         return (None,) * 7
+
+
+class _Masked(torch.autograd.Function):
+    """The identity, whose gradient is 0 outside of a mask."""
+
+    @staticmethod
+    def forward(ctx, parameter, mask):
+        ctx.save_for_backward(mask)
+        return parameter.view_as(parameter)
+
+    @staticmethod
+    def backward(ctx, grad):
+        (mask,) = ctx.saved_tensors
+        return torch.where(mask, grad, 0), None

@@ -131,6 +131,7 @@ def _entered(switch: Switch, active: int, update: int | None, masked: bool = Tru
             state.learned.add(update)
     for parameter in still:
         parameter.requires_grad_(False)
+    switch.fit()
     _clear_autocast()
     try:
         yield
@@ -144,6 +145,7 @@ def _entered(switch: Switch, active: int, update: int | None, masked: bool = Tru
         written = switch.written()
         if not (switch.is_resident and all(thread is None for _, _, thread, _ in before)):
             switch.move([was for was, *_ in before])
+            switch.fit()
             switch.note()
         for state, (_, *rest) in zip(switch.states, before, strict=True):
             state.update, state.thread, state.masks = rest

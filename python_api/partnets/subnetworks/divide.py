@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from partkernels import Defaults, Normal, Partition, Stored, Uniform, Zeros
 from partkernels.arguments import sizes
 from partnets.subnetworks.initial_values import Start, declared, distribution_of
+from partnets.subnetworks.channels import Narrow
 from partnets.subnetworks.rules import Rule, known_rule, rule_of
 from partnets.subnetworks.state import (
     ATTRIBUTE,
@@ -42,6 +43,7 @@ class Division:
         scheme: 'weight' or 'node'.
         frozen: whether parameters that require no gradient are partitioned as well.
         rule: that of the module's type if None.
+        narrow: how nested channels narrow the module; None if they do not.
 
     Attributes:
         redrawn: the names of weights that get new values, and whether the old ones look like a fresh draw.
@@ -57,6 +59,7 @@ class Division:
         scheme: str = "weight",
         frozen: bool = False,
         rule: Rule | None = None,
+        narrow: Narrow | None = None,
     ) -> None:
         sizes(0, proportions)
         if scheme not in SCHEMES:
@@ -70,13 +73,16 @@ class Division:
         self.vectors: dict[str, bool] = {}
         self.starts: dict[str, Start] = {}
         self.redrawn: dict[str, bool] = {}
-        self.declared = declared(module, seed)
+        self.declared, self.narrow = declared(module, seed), narrow
         for name, parameter in module._parameters.items():
             if parameter is None or not (frozen or parameter.requires_grad):
                 continue
             if not parameter.is_floating_point():
                 raise TypeError(f"the {name} is {parameter.dtype}; pass a dtype of real numbers, such as torch.float32.")
-            if self.rule.is_weight(name, parameter):
+            if narrow is not None and name in narrow.owners:
+                ids = narrow.partition(name, parameter.shape)
+                self.partitions[name] = Partition.from_ids(ids, count=self.count).to(parameter.device)
+            elif self.rule.is_weight(name, parameter):
                 self._divide_weight(name, parameter)
             else:
                 self._divide_vector(name, parameter)
@@ -165,6 +171,7 @@ class Division:
             module._parameters[name].copy_(values)
         state = PartitionState(count, {}, {}, ())
         state.starts = self.starts
+        state.narrow = self.narrow if count > 1 else None
         if count > 1:
             vars(module)[ATTRIBUTE] = state
             for name, partition in self.partitions.items():

@@ -17,10 +17,11 @@ from partnets.subnetworks.state import (
     STORED,
     num_partitions,
     partitioned_modules,
+    state_of,
 )
 from partnets.subnetworks.statistics import warn_of_stale
 from partnets.subnetworks.divide import read_defaults, refuse_inside
-from partnets.utils.modules import is_sharded
+from partnets.utils.modules import frozen, is_sharded
 
 
 def merge(model: nn.Module, active: int | None = None) -> nn.Module:
@@ -45,10 +46,15 @@ def merge(model: nn.Module, active: int | None = None) -> nn.Module:
     warn_of_stale(model)
     new = copy.deepcopy(model)
     with torch.no_grad():
-        with subnetwork(new, active):
+        with frozen(new.parameters()), subnetwork(new, active):  # gradients of frozen parameters are not masked later
             values = [(p, p.detach().clone()) for p in new.parameters()] + [(b, b.clone()) for b in new.buffers()]
         for tensor, value in values:
             tensor.copy_(value)
+        for module in partitioned_modules(new) if active != count else ():
+            for name in state_of(module).statistics:
+                module._buffers[name].copy_(module._buffers[name + ROWS][active - 1])
+            if state_of(module).narrow is not None:
+                _narrow(module, active)
     for module in partitioned_modules(new):
         remove(module)
     # An Ensemble is one of its networks.
@@ -56,6 +62,18 @@ def merge(model: nn.Module, active: int | None = None) -> nn.Module:
     for module in new.modules():
         module._modules.update({name: chosen[one] for name, one in module._modules.items() if one in chosen})
     return chosen.get(new, new)
+
+
+def _narrow(module: nn.Module, active: int) -> None:
+    """Keep what subnetwork `active` has of a module with nested channels."""
+    narrow = state_of(module).narrow
+    for name in narrow.owners:
+        own = module._parameters if name in module._parameters else module._buffers
+        if (whole := own[name]) is not None:
+            part = narrow.take(whole.detach(), name, active).clone()
+            own[name] = nn.Parameter(part, whole.requires_grad) if own is module._parameters else part
+    for name, values in narrow.attributes.items():
+        setattr(module, name, values[active - 1])
 
 
 def remove(module: nn.Module) -> None:

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from partkernels import Partition, Zeros, gather_entries, scatter_entries
 from partkernels.operators.entries import combine_rows
-from partnets.subnetworks.state import MAP, ROWS, PartitionState, partitioned_modules, state_of
+from partnets.subnetworks.state import MAP, ROWS, PartitionState, parameter_of, partitioned_modules, state_of
 from partnets.subnetworks.switch import turn_gradient
 
 
@@ -32,7 +32,7 @@ class PartitionedParameter:
 
     @property
     def parameter(self) -> nn.Parameter:
-        return self.module._parameters[self.name]
+        return parameter_of(self.module, self.name)
 
     @property
     def rows(self) -> Tensor:
@@ -127,8 +127,8 @@ def partitioned_parameters(model: nn.Module) -> list[PartitionedParameter]:
     for module in partitioned_modules(model):
         state = state_of(module)
         for name in (*state.weights, *state.vectors, *state.wholes) if state.count > 1 else learned(module):
-            if id(module._parameters[name]) not in seen:
-                seen.add(id(module._parameters[name]))
+            if id(parameter_of(module, name)) not in seen:
+                seen.add(id(parameter_of(module, name)))
                 found.append(PartitionedParameter(module, name))
     return found
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -15,6 +15,7 @@ from torch.nn.utils.parametrizations import _SpectralNorm
 import partkernels
 from partkernels.arguments import check_seed, sizes
 from partnets.hyper import Hyperparameter
+from partnets.subnetworks.channels import MEASURES, Narrow, find_channels
 from partnets.subnetworks.divide import SCHEMES, Division
 from partnets.subnetworks.rules import known_rule, rule_of
 from partnets.subnetworks.stateful import keep_for_each, keeps_something
@@ -44,6 +45,8 @@ def partition(
     skip: Iterable[str | nn.Module] = (),
     stateful: Iterable[str | nn.Module] = (),
     scheme: str = "weight",
+    example: Any = None,
+    proportions_of: str = "units",
     frozen: bool = False,
 ) -> nn.Module:
     """Partition the parameters of a model in place, a fixed proportion of each weight at random (Appendix C).
@@ -79,7 +82,14 @@ def partition(
             parameters and attributes, with everything inside them. What is assigned later, outside of any subnetwork,
             is assigned to all.
         scheme: 'weight' gives each entry of a weight to a partition at random; 'node' each output of a layer, with all
-            weights that it depends on (Appendix C).
+            weights that it depends on (Appendix C). 'nested' gives the first channels of each layer to partition 1, the
+            next ones to partition 2, and so on, so that subnetwork k is narrower and computes with nothing else: see
+            partnets.subnetworks.channels. It needs torch-pruning.
+        example: for 'nested', what the model is called with to find which layers' channels belong together: a tensor, a
+            tuple of its arguments, or a dict of them by name.
+        proportions_of: for 'nested', of what the proportions are: the 'units' (channels) of each layer, or its
+            'weights', so that subnetwork k has the square root of its share of the channels. Numbers of channels are
+            rounded to multiples of 16, 8, 4 or 2 where there are many.
         frozen: whether parameters that require no gradient are partitioned as well, for a model that is unfrozen later.
 
     An attribute `seed_defaults` on a module, set before this call, says how it starts: partkernels.Zeros(), or a
@@ -112,18 +122,26 @@ def partition(
     if isinstance(proportions, Tensor):
         proportions = proportions.tolist()
     sizes(0, proportions)
-    if scheme not in SCHEMES:
-        raise ValueError(f"scheme={scheme!r}; pass one of {', '.join(map(repr, SCHEMES))}.")
+    _check_scheme(scheme, proportions, defaults, example, proportions_of)
     skipped = named(model, skip, "skip")
     keeping = named(model, stateful, "stateful")
     found, obstacles = find(model, skipped, frozen, keeping)
     if obstacles:
         raise ValueError(_refusal(obstacles))
     _check_found(model, found, skipped, frozen)
+    channels: dict[nn.Module, Narrow] = {}
+    if scheme == "nested":
+        scheme, defaults = "weight", "zero"
+        if len(proportions) > 1:
+            channels = find_channels(model, example, proportions, proportions_of)
+            channels = {module: one for module, one in channels.items() if module in found.values()}
     chosen = "seed" if defaults is None else defaults
     options = {"defaults": chosen, "scheme": scheme, "frozen": frozen}
     divisions = {
-        path: Division(module, proportions, seed=seeds.derived(seed, path), **options) for path, module in found.items()
+        path: Division(
+            module, proportions, seed=seeds.derived(seed, path), narrow=channels.get(module), **options
+        )
+        for path, module in found.items()
     }
     tied = _tied(divisions)
     if defaults is None:
@@ -135,6 +153,31 @@ def partition(
     if keeping and len(proportions) > 1:
         keep_for_each(model, [module for module in found.values() if module in keeping])
     return model
+
+
+def _check_scheme(
+    scheme: str, proportions: Sequence[float], defaults: Any, example: Any, proportions_of: str
+) -> None:
+    if scheme not in (*SCHEMES, "nested"):
+        raise ValueError(f"scheme={scheme!r}; pass 'weight', 'node' or 'nested'.")
+    if proportions_of not in MEASURES:
+        raise ValueError(f"proportions_of={proportions_of!r}; pass 'units' or 'weights'.")
+    if scheme != "nested":
+        if example is not None or proportions_of != "units":
+            raise ValueError(f"example and proportions_of are for scheme='nested'; leave them out with {scheme!r}.")
+        return
+    if example is None:
+        raise ValueError(
+            "scheme='nested' without example; pass what the model takes: a tensor, a tuple of its arguments or a dict"
+            " of them by name."
+        )
+    if not proportions[0]:
+        raise ValueError(
+            f"proportions={tuple(proportions)} with scheme='nested': subnetwork 1 would have no channels; let the first"
+            " be above 0."
+        )
+    if defaults not in (None, "zero") and not isinstance(defaults, partkernels.Zeros):
+        raise ValueError(f"defaults={defaults!r} with scheme='nested', whose inactive channels are left out; pass None.")
 
 
 def find(

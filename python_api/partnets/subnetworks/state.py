@@ -21,6 +21,7 @@ from __future__ import annotations
 import struct
 import threading
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -58,6 +59,9 @@ class PartitionState:
     ) -> None:
         self.count, self.weights, self.vectors, self.statistics = count, weights, vectors, statistics
         self.wholes: dict[str, int] = {}
+        # How nested channels narrow the module, and its whole parameters and attributes while it is narrow.
+        self.narrow: Any = None
+        self.base: dict[str, Any] = {}
         # Of a stateful module: attributes of subnetworks that are not active, and what was left outside of any.
         self.is_stateful = False
         self.attributes: dict[int, dict] = {}
@@ -87,10 +91,17 @@ class PartitionState:
             "starts": self.starts,
             "learned_from": self.learned_from,
             "wholes": self.wholes,
+            "narrow": self.narrow,
             "is_stateful": self.is_stateful,
             "attributes": self.attributes,
             "left": self.left,
         }
+
+
+def parameter_of(module: nn.Module, name: str) -> nn.Parameter:
+    """Return a parameter of the whole network, also while the module has a narrow part of it."""
+    state = vars(module).get(ATTRIBUTE)
+    return module._parameters[name] if state is None else state.base.get(name, module._parameters[name])
 
 
 def state_of(module: nn.Module) -> PartitionState | None:
@@ -136,7 +147,7 @@ def partition_of(module: nn.Module, name: str) -> Partition:
         module: one with a PartitionState.
         name: that of a weight in it, such as "weight".
     """
-    state, weight = state_of(module), module._parameters[name]
+    state, weight = state_of(module), parameter_of(module, name)
     defaults, map = state.weights[name], module._buffers[name + MAP]
     if defaults is None:
         whole = torch.zeros(weight.shape, dtype=weight.dtype, device=weight.device)
@@ -183,8 +194,8 @@ def weights_of(model: nn.Module) -> Iterator[tuple[nn.Module, str]]:
     seen = set()
     for module in partitioned_modules(model):
         for name in state_of(module).weights:
-            if id(module._parameters[name]) not in seen:
-                seen.add(id(module._parameters[name]))
+            if id(parameter_of(module, name)) not in seen:
+                seen.add(id(parameter_of(module, name)))
                 yield module, name
 
 

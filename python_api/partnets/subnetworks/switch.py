@@ -11,13 +11,15 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor, nn
 from torch.autograd.graph import increment_version
+from torch.utils.weak import WeakTensorKeyDictionary
 
 from partkernels.backend import dispatch
 from partkernels.operators.entries import combine_rows
 from partkernels.operators.subnetwork_weight import select
+from partnets.subnetworks.channels import narrow_to, widen
 from partnets.subnetworks.stateful import move as move_state
 from partnets.subnetworks.stateful import assign_to_all, remember, stateful_modules
-from partnets.subnetworks.state import MAP, PER_EXAMPLE, ROWS, STORED, PartitionState, partition_of, partitioned_modules, state_of
+from partnets.subnetworks.state import MAP, PER_EXAMPLE, ROWS, STORED, PartitionState, parameter_of, partition_of, partitioned_modules, state_of
 
 INT32_MAX = 2**31 - 1
 
@@ -44,6 +46,11 @@ class Weight:
     others: Tensor = None
     starts: list[int] = field(default_factory=list)
     key: tuple = ()
+
+    @property
+    def is_narrow(self) -> bool:
+        """Return whether a subnetwork has a part of the parameter, so that nothing is exchanged."""
+        return self.state.narrow is not None and self.name in self.state.narrow.owners
 
     def refresh(self) -> bool:
         """Make memory, places and others anew if parameter, map or defaults have changed; return whether they had."""
@@ -128,9 +135,9 @@ class Switch:
         self.wholes: list[tuple[nn.Parameter, int]] = []
         for module, state in zip(modules, self.states, strict=True):
             for name, owner in state.wholes.items():
-                self.wholes.append((module._parameters[name], owner))
+                self.wholes.append((parameter_of(module, name), owner))
             for name in (*state.weights, *state.vectors):
-                parameter = module._parameters[name]
+                parameter = parameter_of(module, name)
                 self.aliases.append((module, name, parameter))
                 if id(parameter) in weights or id(parameter) in vectors:
                     continue
@@ -144,7 +151,6 @@ class Switch:
         # Whether the model stays in a subnetwork that is left, until the next one is entered.
         self.is_resident = False
         self._lists: dict[tuple[int, int], tuple] = {}
-        self._hooked: set[int] = set()
 
     @property
     def model(self) -> nn.Module:
@@ -154,23 +160,27 @@ class Switch:
         """Return whether this is still the switch of these modules and their parameters."""
         if len(modules) != len(self.modules) or any(a is not b for a, b in zip(modules, self.modules, strict=True)):
             return False
-        return all(module._parameters.get(name) is parameter for module, name, parameter in self.aliases) and all(
+        return all(parameter_of(module, name) is parameter for module, name, parameter in self.aliases) and all(
             state_of(module) is state for module, state in zip(modules, self.states, strict=True)
         )
 
     def prepare(self) -> None:
         """Look at everything outside of subnetworks: what has changed there is taken over, or refused."""
-        if any([one.refresh() for one in self.weights]):
+        if any([one.refresh() for one in self.weights if not one.is_narrow]):
             self._lists.clear()
         if self.stateful:
             assign_to_all(self.model, self.stateful)
         for one in self.vectors:
             if version_of(one) != one.state.versions.get(one.name):
                 self._agree(one)
+        self.hook()
+
+    def hook(self) -> None:
+        """Let the gradients of trainable parameters be those of the partition that learns; C outside of subnetworks."""
         for one in (*self.weights, *self.vectors):
             parameter = one.parameter
-            if parameter.requires_grad and id(one) not in self._hooked:
-                self._hooked.add(id(one))
+            if parameter.requires_grad and parameter not in _hooked:
+                _hooked[parameter] = True
                 hook = mask_weight if isinstance(one, Weight) else mask_vector
                 parameter.register_hook(lambda grad, one=one, hook=hook: hook(one, grad))
 
@@ -203,6 +213,9 @@ class Switch:
             lists = self._lists[old, new]
         else:
             lists = self._exchanged({id(state): k for state, k in zip(self.states, wanted, strict=True)})
+        for module, state in zip(self.modules, self.states, strict=True):
+            if state.narrow is not None:
+                widen(module)
         for operators, *some in lists[0]:
             operators.exchange_entries(*some)
         increment_version(lists[1])
@@ -226,6 +239,8 @@ class Switch:
         exchanged, combined = defaultdict(lambda: ([], [], [])), defaultdict(lambda: ([], [], []))
         written = {}
         for one in self.weights:
+            if one.is_narrow:
+                continue
             low, high = sorted((one.state.active, wanted[id(one.state)]))
             part = slice(one.starts[low - 1], one.starts[high - 1])
             if part.start < part.stop:
@@ -246,6 +261,14 @@ class Switch:
                 for (*key, new), (vectors, rows, products) in combined.items()
             ],
         )
+
+    def fit(self) -> None:
+        """Give modules with nested channels the parameters and attributes of their active subnetwork."""
+        for module, state in zip(self.modules, self.states, strict=True):
+            if state.narrow is not None:
+                widen(module)
+                if state.active != state.count:
+                    narrow_to(module, state.active)
 
     def still(self, update: int | None) -> list[nn.Parameter]:
         """Return the parameters that learn, but not where partition `update` does."""
@@ -320,6 +343,8 @@ def turn_gradient(one, k: int) -> None:
 
 
 _switches: WeakKeyDictionary[nn.Module, Switch] = WeakKeyDictionary()
+# The parameters whose gradients are masked: a parameter may be in several models, and a model have several switches.
+_hooked = WeakTensorKeyDictionary()
 
 
 def switch_of(model: nn.Module) -> Switch:
