@@ -11,7 +11,7 @@ from pathlib import Path
 
 from partkernels import __version__
 from partkernels.build_info import check_companion
-from partnets import baselines, data, federated, hyper, models, nn, optim
+from partnets import baselines, data, federated, hyper, models, nn, optim, stn
 from partnets.convert import finalize, merge, partition, reassign, without_rule
 from partnets.data.chunks import Chunks, chunk
 from partnets.data.loader import Loader

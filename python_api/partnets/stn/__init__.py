@@ -20,7 +20,6 @@ from partnets.stn.norm import (
     HyperLayerNorm,
     HyperRMSNorm,
 )
-from partnets.stn.partitioned import PartitionedHyperLayer
 from partnets.stn.recurrent import HyperGRU, HyperLSTM, HyperRNN
 from partnets.stn.step import step_hyper, step_weights
 from partnets.stn.trainer import Trainer
@@ -44,7 +43,6 @@ __all__ = [
     "HyperRMSNorm",
     "HyperRNN",
     "HyperVector",
-    "PartitionedHyperLayer",
     "Trainer",
     "convert",
     "freeze",

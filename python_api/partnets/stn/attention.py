@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from partnets.nn.attention import Attention, in_one_product
 from partnets.stn.layer import HyperLayer
 from partnets.stn.linear import MATMUL, HyperLinear
 from partnets.stn.response import respond
 from partnets.stn.vector import is_each
 
 
-class HyperMultiheadAttention(Attention, HyperLayer, nn.MultiheadAttention):
+class HyperMultiheadAttention(HyperLayer, nn.MultiheadAttention):
     """torch.nn.MultiheadAttention with projections that are best responses.
 
     Args:
@@ -57,29 +59,91 @@ class HyperMultiheadAttention(Attention, HyperLayer, nn.MultiheadAttention):
         super().begin_response(vector)
         # torch.nn.TransformerEncoderLayer checks this before its fast path, which would ignore the response.
         self._qkv_same_embed_dim = False
-        self.out_proj = HyperLinear.from_ordinary(self.out_proj, vector)
+        HyperLinear.convert(self.out_proj, vector)
         self.out_proj.batch_dim = 0  # inside attention, whatever the model's batch_dim
 
-    def to_ordinary(self, hyper):
-        new = super().to_ordinary(hyper)
-        new._qkv_same_embed_dim = new.in_proj_weight is not None
-        new.out_proj = self.out_proj.to_ordinary(hyper)
-        return new
+    def end_response(self, hyper):
+        super().end_response(hyper)
+        self._qkv_same_embed_dim = self.in_proj_weight is not None
 
-    def row(self, name):
+    def forward(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        key_padding_mask: Tensor | None = None,
+        need_weights: bool = True,
+        attn_mask: Tensor | None = None,
+        average_attn_weights: bool = True,
+        is_causal: bool = False,
+    ) -> tuple[Tensor, Tensor | None]:
+        is_batched = query.dim() == 3
+        if not is_batched:
+            query, key, value = _each((query, key, value), lambda x: x.unsqueeze(0))
+            key_padding_mask = None if key_padding_mask is None else key_padding_mask.unsqueeze(0)
+        elif not self.batch_first:
+            query, key, value = _each((query, key, value), lambda x: x.transpose(0, 1))
+        if is_causal and attn_mask is None:
+            raise ValueError(
+                "is_causal=True without attn_mask; pass the mask too, as torch.nn.MultiheadAttention asks."
+            )
+
+        q, k, v = self._projected(query, key, value)
+        mask = self._mask(attn_mask, key_padding_mask, q)
+        if self._parameters.get("bias_k") is not None:
+            k, v = (
+                torch.cat([x, self._row(name).expand(len(x), 1, -1)], 1) for x, name in ((k, "bias_k"), (v, "bias_v"))
+            )
+        if self.add_zero_attn:
+            k, v = (F.pad(x, (0, 0, 0, 1)) for x in (k, v))
+        if mask is not None:
+            mask = F.pad(mask, (0, k.shape[1] - key.shape[1]))
+        q, k, v = (x.unflatten(-1, (self.num_heads, -1)).transpose(1, 2) for x in (q, k, v))
+        dropout = self.dropout if self.training else 0.0
+
+        weights = None
+        if need_weights:
+            scores = q * math.sqrt(1 / self.head_dim) @ k.transpose(-2, -1)
+            weights = (scores if mask is None else scores + mask).softmax(-1)
+            weights = F.dropout(weights, dropout) if dropout else weights
+            attended = weights @ v
+        else:
+            attended = F.scaled_dot_product_attention(q, k, v, mask, dropout)
+        output = self.out_proj(attended.transpose(1, 2).flatten(2))
+        if weights is not None and average_attn_weights:
+            weights = weights.mean(1)
+        if not is_batched:
+            return output.squeeze(0), None if weights is None else weights.squeeze(0)
+        return output if self.batch_first else output.transpose(0, 1), weights
+
+    def _mask(self, attn_mask: Tensor | None, key_padding_mask: Tensor | None, like: Tensor) -> Tensor | None:
+        """Return both masks as one that is added to the scores, broadcast to [batch, heads, queries, keys]."""
+        mask = None
+        if attn_mask is not None:
+            mask = _additive(attn_mask, like)
+            # [queries, keys], or [batch * heads, queries, keys]
+            mask = mask if mask.dim() == 2 else mask.unflatten(0, (len(like), self.num_heads))
+        if key_padding_mask is not None:
+            padding = _additive(key_padding_mask, like)[:, None, None]
+            mask = padding if mask is None else mask + padding
+        return mask
+
+    def _row(self, name: str) -> Tensor:
+        """Return bias_k or bias_v, [1 or batch, 1, embed_dim]."""
         hyper = self.vector.input()
         if not is_each(hyper):
             return self.merged(name, hyper)
         return self.value(name) + self.scale(name, hyper)[:, None] * self.value(f"hyper_{name}")
 
-    def projected(self, query, key, value):
+    def _projected(self, query: Tensor, key: Tensor, value: Tensor) -> list[Tensor]:
+        """Return the queries, keys and values of all heads, each [batch, length, embed_dim]."""
         if self._parameters.get("in_proj_weight") is None:
             parts = zip((query, key, value), ("q", "k", "v"), range(3), strict=True)
             return [
                 self._project(x, f"{part}_proj_weight", i * self.embed_dim, (i + 1) * self.embed_dim)
                 for x, part, i in parts
             ]
-        return in_one_product(
+        return _in_few_products(
             query, key, value, lambda x, *rows: self._project(x, "in_proj_weight", *rows), self.embed_dim
         )
 
@@ -108,3 +172,32 @@ class HyperMultiheadAttention(Attention, HyperLayer, nn.MultiheadAttention):
             elif like.dim() == 2:
                 nn.init.xavier_uniform_(drawn[name])
         return drawn
+
+
+def _in_few_products(
+    query: Tensor, key: Tensor, value: Tensor, project: Callable[..., Tensor], width: int
+) -> list[Tensor]:
+    """Return queries, keys and values by a weight that has the rows of all three; equal inputs share a product.
+
+    Args:
+        project: project(x, start, stop) by these rows of the weight, or project(x) by all.
+        width: the number of rows of each of the three.
+    """
+    if query is key and key is value:
+        return list(project(query).chunk(3, -1))
+    cuts = [(query, 0, 1), (key, 1, 3)] if key is value else [(query, 0, 1), (key, 1, 2), (value, 2, 3)]
+    projected = [project(x, start * width, stop * width).chunk(stop - start, -1) for x, start, stop in cuts]
+    return [x for part in projected for x in part]
+
+
+def _each(inputs: tuple[Tensor, ...], function: Callable[[Tensor], Tensor]) -> list[Tensor]:
+    """Apply a function to each input; inputs that are the same tensor stay the same."""
+    done = {id(x): function(x) for x in inputs}
+    return [done[id(x)] for x in inputs]
+
+
+def _additive(mask: Tensor, like: Tensor) -> Tensor:
+    """Return a mask that is added to scores; a boolean one is True at places without attention."""
+    if mask.dtype == torch.bool:
+        return torch.zeros_like(mask, dtype=like.dtype).masked_fill_(mask, -math.inf)
+    return mask.to(like.dtype)

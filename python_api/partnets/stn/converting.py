@@ -5,18 +5,15 @@ from __future__ import annotations
 import copy
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
-import torch
 from torch import nn
 
 from partnets.convert.deploying import deployed
-from partnets.convert.finding import named, out_of_reach
-from partnets.convert.merging import merge
-from partnets.convert.reads import read_by
-from partnets.convert.replacing import replace_modules
 from partnets.hyper import Hyperparameter, assign, hyperparameters
-from partnets.nn.partitioned import Partitioned
 from partnets.stn.layer import RULES, HyperLayer
 from partnets.stn.vector import HyperVector
+from partnets.subnetworks.merging import merge
+from partnets.subnetworks.partitioning import named
+from partnets.subnetworks.state import partitioned_modules
 
 
 def convert(
@@ -31,12 +28,13 @@ def convert(
     per_example: bool = True,
     batch_dim: int = 0,
 ) -> nn.Module:
-    """Replace the layers of a model by best responses to its hyperparameters, in place (MacKay et al. 2019).
+    """Turn the layers of a model into best responses to its hyperparameters, in place (MacKay et al. 2019).
 
-    torch's Linear, convolutions, Embedding, norms, RNN, LSTM, GRU and MultiheadAttention are replaced, but no
-    subclasses. A new layer shares the parameters of the old one and has slightly more than twice as many. Other modules
-    keep the same weights for all hyperparameters; so do layers with parameters that a parent module reads, layers
-    that share a parameter with an earlier one, layers that require no gradient, and modules of partnets.hyper.
+    torch's Linear, convolutions, Embedding, norms, RNN, LSTM, GRU and MultiheadAttention become subclasses of
+    stn.HyperLayer, but subclasses of them stay. A layer keeps its parameters and gets slightly more than as many again.
+    Other modules have the same weights for all hyperparameters; so do layers that share a parameter with an earlier
+    one, layers that require no gradient, and modules of partnets.hyper. Name layers in `skip` if another module reads
+    their parameters, as F.linear(x, self.layer.weight): this raises while hyperparameters are perturbed.
 
     To learn from L_ML without a validation set, call partnets.partition after this.
 
@@ -58,12 +56,12 @@ def convert(
         batch_dim: the dimension of the examples in the layers' inputs: 1 for sequences [length, batch, ...].
 
     Returns:
-        The model; the new layer if the model is a single layer.
+        The model.
 
     Raises:
         ValueError: no layer can respond, one does already, or the model is partitioned; a hyperparameter is outside of
-            the model; a path in skip does not exist; or a reference to a layer cannot be replaced. The model has not
-            changed.
+            the model; a path in skip does not exist; or a layer has its own `forward` in an attribute. The model has
+            not changed.
         TypeError: hyper contains something other than a Hyperparameter.
 
     Example:
@@ -79,7 +77,7 @@ def convert(
             f"hyper has a {outside[0]} that is not inside the model; build the model with it, as in"
             " nn.Sequential(hyper, network)."
         )
-    if any(isinstance(module, Partitioned) for module in inside):
+    if partitioned_modules(model):
         raise ValueError("this model is partitioned already; call stn.convert before partnets.partition.")
     if any(isinstance(module, HyperLayer) for module in inside):
         raise ValueError("layers of this model respond to hyperparameters already; convert them back by stn.freeze.")
@@ -90,17 +88,17 @@ def convert(
             f"no layer of this {type(model).__name__} can respond to hyperparameters, which would get no gradient; use"
             f" one of {names}, with parameters that learn."
         )
-    if lost := out_of_reach(model, {path: module for path, module in model.named_modules() if module in found}):
+    paths = {module: path for path, module in model.named_modules()}
+    if replaced := [paths[layer] or "the model" for layer in found if "forward" in vars(layer)]:
         raise ValueError(
-            f"{lost[0] or 'the model'} is also referenced by an object, a function or a method, which would keep using"
-            " the old layer; call it as a module's attribute, or name it in skip=."
+            f"the forward of {replaced[0]} was replaced by an attribute, which would compute without the response;"
+            " remove this attribute, or name the layer in skip=."
         )
     options = {"learn_scale": learn_scale, "per_example": per_example, "batch_dim": batch_dim}
     vector = HyperVector(modules, centred=centred, linearised=linearised, scale=scale, **options)
-    paths = {module: path for path, module in model.named_modules()}
     vector.names = [paths[one] for one in vector.learned]
-    new = {layer: RULES[type(layer)].from_ordinary(layer, vector) for layer in found}
-    model = replace_modules(model, new)
+    for layer in found:
+        RULES[type(layer)].convert(layer, vector)
     for module in model.modules():
         # In evaluation mode these would use their layers' W and b directly, without the response.
         if isinstance(module, nn.TransformerEncoderLayer):
@@ -111,13 +109,11 @@ def convert(
 
 
 def _responding(model: nn.Module, skipped: Collection[nn.Module]) -> list[nn.Module]:
-    """Return the layers that `convert` replaces."""
+    """Return the layers that `convert` turns into best responses."""
     stays = set(skipped)
     for module in model.modules():
         if isinstance(module, Hyperparameter):
             stays |= set(module.modules())
-        if type(module) not in RULES:
-            stays |= read_by(module)
     found, taken = [], set()
     for module in model.modules():
         rule, parameters = RULES.get(type(module)), set(module.parameters()) - set(hyperparameters(module))
@@ -167,13 +163,13 @@ def freeze(model: nn.Module, values: Mapping[str, float] | None = None) -> nn.Mo
           (1): Dropout(p=0.25, inplace=False)
         )
     """
-    is_partitioned = any(isinstance(module, Partitioned) for module in model.modules())
-    model = (merge(model) if is_partitioned else copy.deepcopy(model)).eval()  # eval, so that nothing is dropped
+    model = merge(model) if partitioned_modules(model) else copy.deepcopy(model)
+    model.eval()  # so that nothing is dropped
     vector = vector_of(model)
     before = vector.present().detach()
     assign(model, values or {})
     now = vector.present().detach()
-    with torch.no_grad():
-        at = now - before if vector.centred else now
-        new = {layer: layer.to_ordinary(at) for layer in model.modules() if isinstance(layer, HyperLayer)}
-    return deployed(replace_modules(model, new), draws=0, seed=0)
+    for layer in model.modules():
+        if isinstance(layer, HyperLayer):
+            layer.end_response(now - before if vector.centred else now)
+    return deployed(model, draws=0, seed=0)

@@ -14,14 +14,11 @@ from torch.utils._pytree import tree_leaves
 
 from partnets.hyper import hyperparameters
 from partnets.hyper.learned import check_examples
-from partnets.nn.partitioned import Partitioned, as_class, check_parameters
+from partnets.stn.partitioned import SCALE_STD, ResponseRule
 from partnets.stn.response import Product, respond
 from partnets.stn.vector import HyperVector, is_each
+from partnets.subnetworks.rules import register, rule_of
 from partnets.utils.linearised import lifted
-
-# Initial standard deviation of V and C (the published code's). With centred hyperparameters V and C start at 0, so that
-# the response starts at 0.
-SCALE_STD = 0.01
 
 # The attributes of a weight that are the same at all λ.
 DESCRIPTIONS = {
@@ -67,7 +64,8 @@ class HyperLayer(nn.Module):
 
     A linear function of λ scales the rows of a weight, or the dimension that `rows` returns. In a subclass, put
     HyperLayer before torch's layer in the bases, set `ordinary` to torch's layer and `responding` to the parameters'
-    names, and compute with `merged` and `scale`.
+    names, and compute with `merged` and `scale`. partnets.partition has a rule for the subclass, made of that for torch's
+    layer.
 
     Args:
         *args, **kwargs: the arguments of torch's layer.
@@ -87,8 +85,9 @@ class HyperLayer(nn.Module):
 
     def __init_subclass__(cls, **kwargs) -> None:
         super().__init_subclass__(**kwargs)
-        if "ordinary" in vars(cls) and not issubclass(cls, Partitioned):
+        if "ordinary" in vars(cls):
             RULES[cls.ordinary] = cls
+            register(cls, ResponseRule.of(rule_of(cls.ordinary)))
             theirs = list(inspect.signature(cls.ordinary).parameters.values())
             ours = [inspect.Parameter("hyper", inspect.Parameter.KEYWORD_ONLY, annotation="HyperVector")]
             rest = [parameter for parameter in theirs if parameter.kind is parameter.VAR_KEYWORD]
@@ -126,9 +125,11 @@ class HyperLayer(nn.Module):
         W_hyper is rescaled to the root mean square of W if the two differ by a factor of 2 or more. Parameters that
         torch sets to 0, such as the bias of a norm, are 1: 0 times a scale of 0 would never learn.
         """
-        new = as_class(self, self.ordinary)
-        new._modules = {}  # torch's recurrent layers also reset their submodules, such as a hyper.DropConnect
-        new._buffers = copy.deepcopy(new._buffers)  # torch's norms also reset their running statistics
+        new = self.ordinary.__new__(self.ordinary)
+        # torch's norms also reset their running statistics, and its recurrent layers their submodules, such as a
+        # hyper.DropConnect.
+        parts = {"_parameters": dict(self._parameters), "_buffers": copy.deepcopy(self._buffers), "_modules": {}}
+        vars(new).update(vars(self) | parts)
         for name in self.names():
             like = self._parameters[name]
             new._parameters[name] = nn.Parameter(torch.empty_like(like, memory_format=torch.contiguous_format))
@@ -158,33 +159,28 @@ class HyperLayer(nn.Module):
         return is_whole and bool(own) and all(p.requires_grad and not is_lazy(p) for p in parameters)
 
     @classmethod
-    def from_ordinary(cls, layer: nn.Module, hyper: HyperVector) -> HyperLayer:
-        """Return a layer of this class that shares the parameters of torch's layer, which is left unchanged.
+    def convert(cls, layer: nn.Module, hyper: HyperVector) -> None:
+        """Turn a layer that this class serves into a best response, in place; it keeps its parameters."""
+        layer.__class__ = cls
+        layer.begin_response(hyper)
 
-        Raises:
-            ValueError: the layer has other parameters than its class.
+    def end_response(self, hyper: Tensor) -> None:
+        """Turn this layer back into torch's, in place, at one `input` of the hyperparameters, [n].
+
+        Its parameters are new ones.
         """
-        new = as_class(layer, cls)
-        check_parameters(new, *new.responding)
-        new.begin_response(hyper)
-        return new
-
-    def to_ordinary(self, hyper: Tensor) -> nn.Module:
-        """Return torch's layer at one `input` of the hyperparameters, [n]; no parameters are shared."""
-        new = as_class(self, self.ordinary)
-        vars(new).pop("vector")
-        new._modules.pop("drop_connect", None)
         with torch.no_grad():
-            for name in list(self.names()):
-                new._parameters[name] = nn.Parameter(
-                    self.merged(name, hyper).clone(), requires_grad=self._parameters[name].requires_grad
-                )
-                del new._parameters[f"hyper_{name}"], new._parameters[f"{name}_scale"]
-        return new
+            values = {name: self.merged(name, hyper).clone() for name in self.names()}
+        for name, value in values.items():
+            self._parameters[name] = nn.Parameter(value, requires_grad=self._parameters[name].requires_grad)
+            del self._parameters[f"hyper_{name}"], self._parameters[f"{name}_scale"]
+        del self.vector
+        self._modules.pop("drop_connect", None)
+        self.__class__ = self.ordinary
 
     def value(self, name: str) -> Tensor | None:
         """Return a parameter of this layer, or None; W and b are detached while only the response learns."""
-        value = self.live(name)
+        value = self._parameters.get(name)
         if value is not None and name in self.responding and self.vector.response_learns:
             return value.detach()
         return value
@@ -213,10 +209,6 @@ class HyperLayer(nn.Module):
             x = x.expand(*x.shape[:dim], len(hyper), *x.shape[dim + 1 :])
         check_examples(x, dim, len(hyper), features, self)
         return x, hyper
-
-    def live(self, name: str) -> Tensor | None:
-        """Return a parameter of this layer, or None; in a partitioned layer, that of the active subnetwork."""
-        return self._parameters.get(name)
 
     def __getattr__(self, name: str):
         """Return the attribute; while λ is perturbed, return W only as metadata, because it is not the whole weight."""

@@ -9,7 +9,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 
-from partnets.nn.recurrent import FlatWeights
 from partnets.stn.layer import HyperLayer
 from partnets.stn.linear import MATMUL
 from partnets.stn.vector import is_each
@@ -18,8 +17,10 @@ from partnets.stn.vector import is_each
 State = tuple[Tensor, ...]
 
 
-class _HyperRecurrent(FlatWeights, HyperLayer):
+class _HyperRecurrent(HyperLayer):
     """The base of HyperRNN, HyperLSTM and HyperGRU.
+
+    torch's layers keep their parameters in one list, `_flat_weights`, which is made for each call here.
 
     One λ for all examples uses torch's kernel with merged weights. A λ for each example uses a loop over time steps,
     with one product for the inputs of all steps and two products for the hidden state at each step.
@@ -46,17 +47,35 @@ class _HyperRecurrent(FlatWeights, HyperLayer):
 
     def begin_response(self, vector):
         super().begin_response(vector)
-        self.forget_flat_weights()
+        # These keep torch's parameters alive.
+        vars(self).pop("_flat_weights", None)
+        self._flat_weight_refs = []
 
-    def to_ordinary(self, hyper):
-        new = super().to_ordinary(hyper)
-        new._init_flat_weights()
-        return new
+    def end_response(self, hyper):
+        super().end_response(hyper)
+        self._init_flat_weights()
 
-    def flat_weight(self, name: str) -> Tensor:
-        if f"hyper_{name}" not in self._parameters:  # under construction
-            return self._parameters[name]
-        return self.merged(name, self.vector.input())
+    @property
+    def _flat_weights(self) -> list[Tensor]:
+        names = [name for name in self._flat_weights_names if name in self._parameters]
+        if "vector" not in vars(self):  # under construction
+            return [self._parameters[name] for name in names]
+        return [self.merged(name, self.vector.input()) for name in names]
+
+    @_flat_weights.setter
+    def _flat_weights(self, values) -> None:
+        pass
+
+    def __setattr__(self, name: str, value) -> None:
+        nn.Module.__setattr__(self, name, value)  # without torch's update of its list
+
+    def _init_flat_weights(self) -> None:
+        self._flat_weight_refs = []
+
+    def _update_flat_weights(self) -> None:
+        """Do nothing: the list is made for each call."""
+
+    flatten_parameters = _update_flat_weights
 
     def forward(self, input, hx=None):
         hyper = self.vector.input()

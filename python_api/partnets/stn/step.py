@@ -13,15 +13,15 @@ from torch.nn.modules.batchnorm import _NormBase
 from torch.utils._pytree import tree_leaves, tree_map
 
 from partnets.hyper.penalty import penalised
-from partnets.nn.batch_norm import partitioned_norms
-from partnets.nn.layer import PartitionedLayer
-from partnets.nn.partitioned import partitioned_layers
 from partnets.optim.base import PartitionedOptimizer
 from partnets.stn.converting import vector_of
 from partnets.stn.layer import HyperLayer
+from partnets.stn.vector import HyperVector
+from partnets.subnetworks.rules import rule_of
+from partnets.subnetworks.statistics import partitioned_norms
 from partnets.training import step
 from partnets.utils.linearised import is_linear, lifted, linearised
-from partnets.utils.modules import evaluating, frozen
+from partnets.utils.modules import evaluating
 
 
 def step_weights(
@@ -33,6 +33,7 @@ def step_weights(
     *,
     clip: float | None = None,
     backward: Callable[[Tensor], None] = Tensor.backward,
+    masked: bool | None = None,
 ) -> Tensor:
     """Take one step of the best response φ on training data, at perturbed hyperparameters (Algorithm 1).
 
@@ -41,7 +42,7 @@ def step_weights(
 
     Args:
         model: a model converted by stn.convert, in a partnets.baselines.Ensemble or partitioned.
-        optimizer, k, batch, loss, clip, backward: as for partnets.step_weights; with a validation set, k is 1.
+        optimizer, k, batch, loss, clip, backward, masked: as for partnets.step_weights; with a validation set, k is 1.
 
     Returns:
         The loss at perturbed hyperparameters, without penalties, detached.
@@ -62,50 +63,66 @@ def step_weights(
         >>> value = step_weights(model, optimizer, 1, (x, y), loss)
     """
     vector, gradients = vector_of(model), {}
-    with ExitStack() as stack:  # until the end of the backward pass, in which checkpoints recompute
+    if masked is None:
+        masked = clip is not None or backward is not Tensor.backward
+    with ExitStack() as stack:
 
         def perturbed_loss(batch: Any) -> Tensor:
-            if vector.centred:
-                with vector.at_present():
-                    backward(penalised(loss, batch)[1])
-                gradients.update(_gradients_of_others(model))
-                stack.enter_context(vector.response_learning())
-                stack.enter_context(_statistics_kept(model))
-            count = count_examples(batch, vector.batch_dim)
-            if not vector.linearised:
-                stack.enter_context(vector.perturbed(count))
-                return loss(batch)
-            with linearised(), vector.perturbed(count), model.register_forward_hook(_lift):
-                try:
+            with ExitStack() as entered:
+                if vector.centred:
+                    with vector.at_present():
+                        backward(penalised(loss, batch)[1])
+                    gradients.update(_gradients_of_others(model))
+                    entered.enter_context(vector.response_learning())
+                    entered.enter_context(_statistics_kept(model))
+                count = count_examples(batch, vector.batch_dim)
+                if vector.linearised:
+                    value = _linearised_loss(model, vector, count, batch, loss)
+                else:
+                    entered.enter_context(vector.perturbed(count))
                     value = loss(batch)
-                except NotImplementedError as error:
-                    raise RuntimeError(
-                        "the response is linearised, but an operator of the model has no derivative in forward mode,"
-                        " such as partitioned layers that do not respond; pass linearised=False to stn.convert."
-                    ) from error
-                if is_linear(value):
-                    raise RuntimeError(
-                        "the response is linearised, but the loss is not computed from the output of model(...), or the"
-                        " model is compiled; compute it from this output, or pass linearised=False to stn.convert."
-                    )
+                stack.push(entered.pop_all())  # checkpoints recompute in the backward pass
             return value
 
         def backward_of_both(total: Tensor) -> None:
             """Run backward, then restore the gradients at present hyperparameters of all other parameters."""
             for parameter in gradients:
                 parameter.grad = None
-            backward(total)
+            with stack:
+                backward(total)
             for parameter, gradient in gradients.items():
                 parameter.grad = gradient
 
-        return step.step_weights(model, optimizer, k, batch, perturbed_loss, clip=clip, backward=backward_of_both)
+        options = {"clip": clip, "backward": backward_of_both, "masked": masked}
+        return step.step_weights(model, optimizer, k, batch, perturbed_loss, **options)
+
+
+def _linearised_loss(
+    model: nn.Module, vector: HyperVector, examples: int, batch: Any, loss: Callable[[Any], Tensor]
+) -> Tensor:
+    """Return the loss of outputs that are linear in the response."""
+    with linearised(), vector.perturbed(examples), model.register_forward_hook(_lift):
+        try:
+            value = loss(batch)
+        except NotImplementedError as error:
+            raise RuntimeError(
+                "the response is linearised, but an operator of the model has no derivative in forward mode; pass"
+                " linearised=False to stn.convert."
+            ) from error
+        if is_linear(value):
+            raise RuntimeError(
+                "the response is linearised, but the loss is not computed from the output of model(...), or the"
+                " model is compiled; compute it from this output, or pass linearised=False to stn.convert."
+            )
+    return value
 
 
 @contextmanager
 def _statistics_kept(model: nn.Module) -> Iterator[None]:
     """Restore running statistics on exit, so that a batch counts once, at the present hyperparameters."""
     norms = [module for module in model.modules() if isinstance(module, _NormBase)]
-    before = [(buffer, buffer.clone()) for norm in norms for buffer in norm.buffers(recurse=False)]
+    buffers = [norm._buffers.get(name) for norm in norms for name in rule_of(_NormBase).statistics]
+    before = [(buffer, buffer.clone()) for buffer in buffers if buffer is not None]
     try:
         yield
     finally:
@@ -163,24 +180,22 @@ def step_hyper(
     """
     check_entropy(entropy)
     vector, values = vector_of(model), []
-    # Frozen until checkpoints have recomputed; partitioned layers ignore requires_grad.
-    weights_of_networks = [
-        parameter
-        for _, layer in partitioned_layers(model)
-        if not isinstance(layer, PartitionedLayer)
-        for _, parameter in layer.owned()
-    ]
-    with frozen(weights_of_networks), ExitStack() as stack:
+    with ExitStack() as stack:
 
         def perturbed_loss(batch: Any) -> Tensor:
-            stack.close()
-            stack.enter_context(_judging(model))
-            stack.enter_context(vector.perturbed(count_examples(batch, vector.batch_dim), learns=True))
-            value = loss(batch)
+            with ExitStack() as entered:
+                entered.enter_context(_judging(model))
+                entered.enter_context(vector.perturbed(count_examples(batch, vector.batch_dim), learns=True))
+                value = loss(batch)
+                stack.push(entered.pop_all())  # checkpoints recompute in the backward pass
             values.append(value.detach())
             return value - entropy * vector.entropy() if entropy else value
 
-        step.step_hyper(model, optimizer, batches, perturbed_loss, weights=weights, backward=backward)
+        def backward_at_perturbed(total: Tensor) -> None:
+            with stack:
+                backward(total)
+
+        step.step_hyper(model, optimizer, batches, perturbed_loss, weights=weights, backward=backward_at_perturbed)
     weights = dict.fromkeys(batches, 1 / len(batches)) if weights is None else weights
     return sum(weights[k] * value for k, value in zip(batches, values, strict=True))
 

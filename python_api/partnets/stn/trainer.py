@@ -8,10 +8,10 @@ from torch import Tensor, nn
 
 from partnets.data.chunks import Chunks
 from partnets.hyper import Hyperparameter, Learned
-from partnets.nn.partitioned import partitioned_layers
 from partnets.stn.converting import vector_of
 from partnets.stn.start import check_start
 from partnets.stn.step import check_entropy, step_hyper, step_weights
+from partnets.subnetworks.parameters import partitioned_parameters
 from partnets.training import trainer
 
 
@@ -105,8 +105,7 @@ class Trainer(trainer.Trainer):
 
 def _owning(model: nn.Module, chunks: Chunks) -> tuple[float, ...]:
     """Return the chunks' proportions, with 0 for partitions without parameters, such as that of a validation set."""
-    layers = [layer for _, layer in partitioned_layers(model)]
+    parameters = partitioned_parameters(model)
     return tuple(
-        share if any(layer.entries(name, [tensor], k) for layer in layers for name, tensor in layer.owned()) else 0.0
-        for k, share in enumerate(chunks.proportions, start=1)
+        share if any(one.numel(k) for one in parameters) else 0.0 for k, share in enumerate(chunks.proportions, start=1)
     )
