@@ -3,7 +3,6 @@
 SGD, Adam and AdamW do it in one pass over the weight; PerPartition makes it of torch.optim's others.
 """
 
-
 from partnets.optim.base import PartitionedOptimizer
 from partnets.optim.fused import SGD, Adam, AdamW
 from partnets.optim.per_partition import PerPartition

@@ -11,46 +11,52 @@ from typing import NoReturn
 import torch
 from torch import Tensor, nn
 
-from partkernels import Partition, gather_entries as take
+from partkernels import Partition
+from partkernels import gather_entries as take
 from partkernels.arguments import check_not_negative
 from partkernels.operators.checks import check_entries_apart
 from partnets.hyper import LearningRate, WeightDecay, hyperparameters
 from partnets.subnetworks.parameters import PartitionedParameter, partitioned_parameters
-from partnets.subnetworks.state import num_partitions, UNKNOWN
-from partnets.subnetworks.switch import noted
+from partnets.subnetworks.state import MAP, UNKNOWN, num_partitions
+from partnets.subnetworks.switch import noted, switch_of
 
-# As far below 0 a learning rate may be, as LinearLR leaves it at its end.
+# Learning rates down to minus this number count as 0, because LinearLR may end there.
 ROUNDING = 1e-9
-# Of the steps in a saved state: doubles count to here.
+# The first number of steps that a saved state cannot have: a float64 counts no further.
 STEPS_LIMIT = 1 << 53
 
 
 class PartitionedOptimizer(torch.optim.Optimizer):
-    """What the optimisers share. A subclass defines check, moments, and step_entries or step_all.
+    """The base class of optimisers. A subclass defines check, moments, and step_entries or step_all.
 
-    Each entry of a parameter has one owner, so the state is one tensor like the parameter for each moment. A step
-    changes entries of one partition, in the parameter and in its state; all others keep their bits.
+    Each entry belongs to one partition, so each moment is one tensor: shaped like a weight, or like the rows [C, ...]
+    of a vector. A step changes the entries of one partition, in the parameter and in its state; all others keep their
+    bits.
+
+    Attributes:
+        count: C, the number of partitions.
+        counts: whether the state has the number of steps of each partition.
+        unserved: settings of torch's optimiser of this kind that this one does not have.
     """
 
-    # Whether the state has the number of steps of each partition.
     counts = False
-    # Settings of torch's optimiser of this kind that this one has not.
     unserved: tuple[str, ...] = ()
-    # Of parameters whose learning rate is learned, the module that has it. No class has a value for it: Lightning's
-    # wrapper derives from this class, and looks into the optimiser for what it has not itself.
+    # The module of each parameter whose learning rate is learned. This is no class attribute with a value: Lightning's
+    # wrapper derives from this class, and looks up missing attributes in the optimiser.
     _rates: Mapping[nn.Parameter, LearningRate]
-    # The learning rates that groups began with.
+    # The initial learning rates of groups.
     _lrs: list[float]
 
     def __init__(self, model: nn.Module, groups: Iterable[dict], **defaults) -> None:
         if not isinstance(model, nn.Module):
             raise TypeError(
                 f"{self.kind} got a {type(model).__name__}; pass the model itself, not its parameters: it knows which"
-                " entries are whose."
+                " partition owns which entries."
             )
         self.count = num_partitions(model)
         self._owners = owners(model)
         check_held(model)
+        switch_of(model).hook()
         self._rates = _learned_rates(model)
         defaults = self._with_decays(defaults)
         self.check(defaults)
@@ -61,11 +67,11 @@ class PartitionedOptimizer(torch.optim.Optimizer):
         self._lrs = [group["lr"] for group in self.param_groups]
 
     def add_param_group(self, group: dict) -> None:
-        """As torch.optim.Optimizer's, which calls it for each of `groups`.
+        """Add a group of parameters, as torch.optim.Optimizer does, which calls it for each of `groups`.
 
         Raises:
-            ValueError: a setting is unknown or out of range, or a parameter is not one that this optimiser may step or
-                is in another group already; nothing has changed then.
+            ValueError: a setting is unknown or out of range, or a parameter is in another group or not partitioned;
+                nothing has changed then.
         """
         unknown = sorted(group.keys() - self.defaults.keys() - {"params"})
         if unknown:
@@ -81,7 +87,7 @@ class PartitionedOptimizer(torch.optim.Optimizer):
         super().add_param_group(group)
 
     def _with_decays(self, settings: dict) -> dict:
-        """The settings with a weight decay for each partition, if they have any."""
+        """Return settings with a weight decay for each partition, if they have any."""
         return settings | {name: self._decays(settings[name]) for name in settings.keys() & {"weight_decay"}}
 
     def _decays(self, weight_decay: float | Sequence[float]) -> tuple[float, ...]:
@@ -96,34 +102,33 @@ class PartitionedOptimizer(torch.optim.Optimizer):
 
     @property
     def kind(self) -> str:
-        """What this optimiser is, for messages and checkpoints."""
+        """Return the name of this optimiser, for messages and checkpoints."""
         return type(self).__name__
 
     def parameters(self) -> list[nn.Parameter]:
-        """All parameters that this optimiser updates."""
+        """Return all parameters that this optimiser updates."""
         return [parameter for group in self.param_groups for parameter in group["params"]]
 
     @torch.no_grad()
     def step(self, update: int | None = None, closure: Callable[[], Tensor] | None = None) -> Tensor | None:
-        """Updates the entries of one partition; parameters without a gradient are left out.
+        """Update the entries of one partition; parameters without a gradient are left unchanged.
 
         Args:
             update: the partition, 1..C.
-            closure: as torch's optimisers take it: called first, with gradients.
+            closure: as in torch's optimisers: called first, with gradients enabled.
 
         Returns:
-            What closure returns.
+            The value that closure returns, or None.
 
         Raises:
-            ValueError: update is out of range, or so is a setting of a group, or it is one of torch's that this
-                optimiser has not.
-            RuntimeError: the partition has no gradient, as after a backward pass outside of partnets.subnetwork, or of
-                another partition; or the model was moved to another device or dtype after a step. Nothing has changed
-                then.
+            ValueError: update or a setting of a group is out of range, or a group has a setting of torch's that this
+                optimiser lacks.
+            RuntimeError: the partition has no gradient, such as after a backward pass of another subnetwork; or the
+                model was moved to another device or dtype after a step. Nothing has changed then.
         """
         if isinstance(update, bool) or not isinstance(update, int) or not 1 <= update <= self.count:
             cure = f"pass an int in 1..{self.count}."
-            if update is None:  # as loops have it that step whatever they are given
+            if update is None:  # from loops that step any optimiser
                 cure += (
                     " partnets.step_weights does; for Lightning and Hugging Face's trainer take PartitionedModule or"
                     " PartitionedTrainer of partnets.integrations."
@@ -137,11 +142,11 @@ class PartitionedOptimizer(torch.optim.Optimizer):
         rates = {module: module.rate().item() for module in set(self._rates.values())}
         steps, changed = [], []
         for group in self.param_groups:
-            self.check(self._with_decays(group))  # schedules and loops set what add_param_group has not seen
+            self.check(self._with_decays(group))  # schedules and loops change settings
             for name in self.unserved:
                 if group.get(name):
                     raise ValueError(
-                        f"a group has {name}={group[name]}, which partnets.optim.{self.kind} has not; take"
+                        f"a group has {name}={group[name]}, which partnets.optim.{self.kind} does not have; take"
                         f" partnets.optim.PerPartition(torch.optim.{self.kind}, model, {name}=...)."
                     )
             moments, stepped = self.moments(group), defaultdict(list)
@@ -150,10 +155,10 @@ class PartitionedOptimizer(torch.optim.Optimizer):
                 grad = owner.gradient(update)
                 if grad is None:
                     continue
-                if grad.dtype != parameter.dtype:  # as grad_dtype allows it
+                if grad.dtype != parameter.dtype:  # allowed by a parameter's grad_dtype
                     raise RuntimeError(
-                        f"the gradient of {owner} is {grad.dtype}, and the parameter {parameter.dtype}; cast it:"
-                        " parameter.grad = parameter.grad.to(parameter.dtype)."
+                        f"the gradient of {_described(owner)} is {grad.dtype}, and the parameter {parameter.dtype};"
+                        " cast it: parameter.grad = parameter.grad.to(parameter.dtype)."
                     )
                 state = self._filled(parameter, group)
                 tensors = [owner.of(owner.stored, update), grad, *[owner.of(state[one], update) for one in moments]]
@@ -170,15 +175,15 @@ class PartitionedOptimizer(torch.optim.Optimizer):
         return loss
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Reset all gradients, as torch.optim.Optimizer does."""
+        """Reset the gradients of all partitions, as torch.optim.Optimizer does."""
         super().zero_grad(set_to_none)
         for owner in self._owners.values():
             owner.clear_gradients()
 
     def _check_gradient(self, update: int) -> None:
-        """Raises RuntimeError unless the partition has a gradient.
+        """Raise RuntimeError unless the partition has a gradient.
 
-        Gradients are looked into only where partnets.subnetwork has not let this partition learn since its last step.
+        Gradients are read only if the partition was not `update` of a subnetwork since its last step.
         """
         states = {owner.state for owner in self._owners.values()}
         expected = any(update in state.learned for state in states)
@@ -207,10 +212,10 @@ class PartitionedOptimizer(torch.optim.Optimizer):
         return bool((grad if owner.partition is None else take(grad, owner.partition, update)).any())
 
     def whole_states(self) -> dict[nn.Parameter, dict]:
-        """Of each parameter its state, as tensors like it or with a number for each partition.
+        """Return each parameter's state: moments shaped like `stored`, and tensors with a number for each partition.
 
-        What no step has made yet is there as well, all 0: so all optimisers of a model have the same, and on several
-        ranks each part of it is where that of the parameter is.
+        State that no step has made yet is included as zeros. So all optimisers of a model have states of one kind, and
+        on several ranks moments are sharded like parameters.
         """
         return {
             parameter: self.whole_state(parameter, group)
@@ -219,24 +224,25 @@ class PartitionedOptimizer(torch.optim.Optimizer):
         }
 
     def whole_state(self, parameter: nn.Parameter, group: dict) -> dict:
+        """Return a parameter's state as in whole_states."""
         return self._filled(parameter, group)
 
     def of_whole(self, parameter: nn.Parameter, group: dict, whole: dict) -> dict:
-        """The inverse of whole_state: the state that load_state_dict takes."""
+        """Return the state that load_state_dict takes, from one that whole_state has returned."""
         return whole
 
     def _filled(self, parameter: nn.Parameter, group: dict) -> dict:
         return self._started(self.state[parameter], parameter, group)
 
     def _started(self, state: dict, parameter: nn.Parameter, group: dict) -> dict:
-        """A parameter's state with what is not in it yet, all 0."""
+        """Return a parameter's state after adding missing parts as zeros."""
         for moment in self.moments(group):
             if moment not in state:
                 state[moment] = torch.zeros_like(self._owners[parameter].stored)
             elif state[moment].dtype != parameter.dtype or state[moment].device != parameter.device:
                 of, by = (f"{tensor.dtype} on {tensor.device}" for tensor in (state[moment], parameter))
                 raise RuntimeError(
-                    f"{moment} of {self._owners[parameter]} is {of}, and the parameter {by}: the model was"
+                    f"{moment} of {_described(self._owners[parameter])} is {of}, and the parameter {by}: the model was"
                     " moved or converted after a step. Make a new optimiser, or load its state_dict into a new one."
                 )
         if self.counts and "step" not in state:
@@ -244,34 +250,37 @@ class PartitionedOptimizer(torch.optim.Optimizer):
         return state
 
     def check(self, settings: dict) -> None:
-        """Raises ValueError unless a group can be stepped with these settings."""
+        """Raise ValueError unless a group can be stepped with these settings."""
         lr = settings["lr"]
         check_not_negative(lr=0.0 if isinstance(lr, float) and -ROUNDING < lr < 0 else lr)
 
     def moments(self, group: dict) -> tuple[str, ...]:
-        """The names in the state of those tensors that are like the parameter."""
+        """Return the names of the tensors in the state that are shaped like `stored`."""
         raise NotImplementedError
 
     def step_all(
         self, entries: Sequence[tuple[list[Tensor], dict, Partition | None]], update: int, group: dict
     ) -> None:
-        """Steps one partition of several parameters: of each what step_entries takes."""
+        """Step one partition of several parameters, each with the arguments of step_entries."""
         for tensors, state, partition in entries:
             self.step_entries(tensors, state, partition, update, group)
 
     def step_entries(
         self, tensors: list[Tensor], state: dict, partition: Partition | None, update: int, group: dict
     ) -> None:
-        """Steps one partition of a parameter.
+        """Step one partition of a parameter.
 
         Args:
-            tensors: the parameter, its gradient and its moments; if there is no partition, all of their entries are
-                to be stepped.
+            tensors: the parameter, its gradient and its moments; all of their entries are stepped if partition is None.
+            state: the parameter's state.
+            partition: the partition of a weight; None for rows of vectors and if one partition owns all of a weight.
+            update: the number of the partition that is stepped.
+            group: the settings.
         """
         raise NotImplementedError
 
     def settings_of(self, group: dict, update: int) -> dict:
-        """What torch's optimiser is told for one partition."""
+        """Return the settings of torch's optimiser for one partition."""
         settings = {name: value for name, value in group.items() if name != "params"}
         return settings | {name: decay_of(group, update) for name in settings.keys() & {"weight_decay"}}
 
@@ -282,49 +291,44 @@ class PartitionedOptimizer(torch.optim.Optimizer):
     def as_torchs(
         self, parameter: nn.Parameter, group: dict, update: int
     ) -> tuple[type[torch.optim.Optimizer], dict, dict]:
-        """torch's optimiser that steps a parameter's entries of one partition, packed, as this one does.
+        """Return the optimiser of torch that steps the packed entries of one partition in the same way.
 
         Returns:
-            Its class, the settings of its group, and its present state, of which nothing is to be changed.
+            The class, the settings of its group, and its present state, which must not be changed in place.
         """
         state = self._started(dict(self.state.get(parameter, {})), parameter, group)
-        moments = []
-        for moment in self.moments(group):
-            moments.append(self._owners[parameter].take(state[moment], update))
+        moments = [self._owners[parameter].take(state[moment], update) for moment in self.moments(group)]
         return self.torchs(moments, state, update, group)
 
     def torchs(
         self, moments: list[Tensor], state: dict, update: int, group: dict
     ) -> tuple[type[torch.optim.Optimizer], dict, dict]:
-        """What as_torchs returns.
+        """Return the result of as_torchs.
 
         Args:
-            moments: the entries of one partition, packed.
-            state: the parameter's.
+            moments: the packed entries of one partition.
+            state: the parameter's state.
         """
         raise NotImplementedError
 
     def rate_to_follow(self, parameter: nn.Parameter, group: dict) -> Tensor | None:
-        """A parameter's learning rate with its graph, if it is learned."""
+        """Return a parameter's learning rate with its graph if it is learned, otherwise None."""
         module = self._rates.get(parameter)
         return None if module is None else module.rate() * self._schedule(group)
 
     def _schedule(self, group: dict) -> float:
-        """What a scheduler has made of a group's learning rate, as a factor: OneCycleLR of its highest one.
-
-        ReduceLROnPlateau does not note where it began.
-        """
+        """Return a group's learning rate divided by its initial one; for OneCycleLR, by its maximum."""
         place = next(i for i, own in enumerate(self.param_groups) if own is group)
-        began = self._lrs[place] if place < len(self._lrs) else None
+        began = self._lrs[place] if place < len(self._lrs) else None  # ReduceLROnPlateau does not set initial_lr
         of = group.get("max_lr") or group.get("initial_lr") or began
         return group["lr"] / of if of else 1.0
 
     def state_shapes(self, parameter: nn.Parameter, group: dict) -> dict[str, tuple[int, ...]]:
-        """The name and shape of everything in the state of a parameter that was stepped."""
+        """Return the name and shape of each part of the state of a parameter that was stepped."""
         return dict.fromkeys(self.moments(group), tuple(self._owners[parameter].stored.shape))
 
     def check_states(self, states: dict[nn.Parameter, dict], group: dict) -> None:
-        """Raises ValueError unless these can be states of the parameters, by the settings of their saved group."""
+        """Raise ValueError unless these can be states of the parameters, with the settings of their saved group."""
         for parameter, state in states.items():
             check_shapes(state, state and self.state_shapes(parameter, group))
             if state and self.counts and state["step"].dtype != torch.int64:
@@ -335,33 +339,33 @@ class PartitionedOptimizer(torch.optim.Optimizer):
         return {**super().__getstate__(), **own}
 
     def __setstate__(self, state: dict) -> None:
-        # load_state_dict brings groups and states alone.
+        # load_state_dict passes only groups and states.
         own = {"_rates": self.__dict__.get("_rates", {}), "_lrs": self.__dict__.get("_lrs", [])}
         super().__setstate__(own | state)
 
     def state_dict(self) -> dict:
-        """As torch.optim.Optimizer's, with a weight decay for each partition."""
+        """Return the state_dict of torch.optim.Optimizer, with a weight decay for each partition."""
         found = super().state_dict()
         return found | {"param_groups": [self._with_decays(group) for group in found["param_groups"]]}
 
     def load_state_dict(self, state_dict: dict) -> None:
-        """As torch.optim.Optimizer's; the state must be of such an optimiser of the same model.
+        """Load a state_dict of such an optimiser of the same model, as torch.optim.Optimizer does.
 
-        Moments are of entries. Whose an entry is, the model's own state_dict says: load that too, or moments that one
-        partition has learned are another's.
+        Load the model's state_dict too: it has the partition of each entry. Otherwise moments that one partition has
+        learned may be used for another.
 
         Raises:
-            ValueError: as check_state_dict; nothing has changed then.
+            ValueError: as for check_state_dict; nothing has changed then.
         """
         self.check_state_dict(state_dict)
         super().load_state_dict(state_dict)
 
     def check_state_dict(self, state_dict: dict) -> None:
-        """What load_state_dict checks before anything changes.
+        """Check a state_dict before anything changes, as load_state_dict does.
 
         Raises:
             ValueError: settings, parameters, their shapes or the number of partitions differ, a setting or a number of
-                steps is out of range, or something is missing.
+                steps is out of range, or a part is missing.
         """
         if not {"state", "param_groups"} <= state_dict.keys():
             raise_foreign(f"{sorted(state_dict)} instead of state and param_groups")
@@ -375,7 +379,7 @@ class PartitionedOptimizer(torch.optim.Optimizer):
         if not set(indices) >= states.keys():
             raise_foreign(f"states of {sorted(states)}, but the parameters {sorted(indices)}")
         for group in groups:
-            # Which torch adds to the defaults, but to no group, when a state is loaded or copied.
+            # torch adds "differentiable" to the defaults, but to no group, when it loads or copies a state.
             lacking = self.defaults.keys() - group.keys() - {"differentiable"}
             decays = group.get("weight_decay")
             if lacking or (decays is not None and (not isinstance(decays, Sequence) or len(decays) != self.count)):
@@ -391,7 +395,7 @@ class PartitionedOptimizer(torch.optim.Optimizer):
 
 
 def check_held(model: nn.Module) -> None:
-    """Raises ValueError if a learned rate or decay is of layers that are not in the model: it would do none."""
+    """Raise ValueError if a learned rate or decay is of layers that are not in the model, where it has no effect."""
     modules = set(model.modules())
     for path, module in model.named_modules():
         if isinstance(module, LearningRate | WeightDecay):
@@ -404,7 +408,11 @@ def check_held(model: nn.Module) -> None:
 
 
 def _learned_rates(model: nn.Module) -> dict[nn.Parameter, LearningRate]:
-    """Of each parameter whose learning rate is learned, the module that has it; raises if there are two."""
+    """Return the module of each parameter whose learning rate is learned.
+
+    Raises:
+        ValueError: a parameter has two such modules.
+    """
     found: dict[nn.Parameter, LearningRate] = {}
     for path, module in model.named_modules():
         if isinstance(module, LearningRate):
@@ -419,13 +427,13 @@ def _learned_rates(model: nn.Module) -> dict[nn.Parameter, LearningRate]:
 
 
 def decay_of(group: dict, update: int) -> float:
-    """A group's weight decay for a partition; a single number, as schedules of it set one, is that of all."""
+    """Return a group's weight decay for a partition; a schedule may have set a single number for all partitions."""
     decay = group["weight_decay"]
     return decay if isinstance(decay, Real) else decay[update - 1]
 
 
 def check_partitioned(optimizer: object, name: str = "optimizer") -> None:
-    """Raises ValueError unless this can step one partition at a time."""
+    """Raise ValueError unless an optimiser can step one partition at a time."""
     if isinstance(optimizer, PartitionedOptimizer):
         return
     if isinstance(inner := getattr(optimizer, "optimizer", None), PartitionedOptimizer):  # Accelerate's
@@ -440,9 +448,11 @@ def check_partitioned(optimizer: object, name: str = "optimizer") -> None:
 
 
 def check_shapes(state: dict, expected: dict) -> None:
-    """Raises ValueError unless a saved state has these names and shapes, and numbers of steps that can be some.
+    """Raise ValueError unless a saved state has these names and shapes and possible numbers of steps.
 
-    Dicts within dicts have those of theirs.
+    Args:
+        state: a parameter's state, which may contain dicts.
+        expected: the shapes by name, with dicts in the same places.
     """
     if (shapes := _shapes(state)) != expected:
         raise_foreign(f"a parameter's state of shapes {shapes} instead of {expected}")
@@ -450,14 +460,14 @@ def check_shapes(state: dict, expected: dict) -> None:
 
 
 def raise_foreign(what: str, cause: Exception | None = None) -> NoReturn:
-    """Raises the ValueError that a saved optimiser has something that this one cannot load."""
+    """Raise ValueError because a saved optimiser has parts that this one cannot load."""
     raise ValueError(
         f"the saved optimiser has {what}; load the state of such an optimiser of the same model."
     ) from cause
 
 
 def _check_steps(state: dict) -> None:
-    """Raises ValueError unless each number of steps in a parameter's state, or of its partitions, can be one."""
+    """Raise ValueError if a number of steps in a parameter's state is negative, too large or NaN."""
     for name, value in state.items():
         if isinstance(value, dict):
             _check_steps(value)
@@ -468,7 +478,7 @@ def _check_steps(state: dict) -> None:
 
 
 def _shapes(state: dict) -> dict:
-    """The shape of each dense tensor, () of what is a number, and the layout of another tensor."""
+    """Return the shape of each dense tensor, () for each number, and the layout of each other tensor."""
     shapes = {}
     for name, value in state.items():
         if isinstance(value, dict):
@@ -488,15 +498,16 @@ def owners(model: nn.Module) -> dict[nn.Parameter, PartitionedParameter]:
     """Return what partitions own of each trainable parameter.
 
     Raises:
-        ValueError: another parameter, but of partnets.hyper, would learn; entries of one share memory; or
-            FullyShardedDataParallel has them.
+        ValueError: a trainable parameter belongs neither to partitions nor to partnets.hyper; entries of a parameter
+            share memory; two layers partition a parameter differently; or FullyShardedDataParallel has flattened them.
     """
     if any(hasattr(p, "_fsdp_flattened") or path.endswith("_flat_param") for path, p in model.named_parameters()):
         raise ValueError(
-            "FullyShardedDataParallel flattens parameters, so that nobody knows their partitions; shard the model by"
+            "FullyShardedDataParallel flattens parameters, so that their partitions are unknown; shard the model by"
             " partnets.distributed.fully_shard."
         )
     found = {one.parameter: one for one in partitioned_parameters(model) if one.parameter.requires_grad}
+    _check_ties(model, found)
     for parameter, owner in found.items():
         check_entries_apart(owner.name, parameter.detach())
     known = found.keys() | set(hyperparameters(model))
@@ -510,3 +521,22 @@ def owners(model: nn.Module) -> dict[nn.Parameter, PartitionedParameter]:
             " partnets.hyper.Hyperparameter."
         )
     return found
+
+
+def _check_ties(model: nn.Module, found: dict[nn.Parameter, PartitionedParameter]) -> None:
+    """Raise ValueError if a parameter was assigned to a second layer that partitions it differently."""
+    for path, module in model.named_modules():
+        for name, parameter in module._parameters.items():
+            if (owner := found.get(parameter)) is None:
+                continue
+            first, map = owner.module._buffers.get(owner.name + MAP), module._buffers.get(name + MAP)
+            if first is not map and (first is None or map is None or not torch.equal(first, map)):
+                raise ValueError(
+                    f"{path}.{name} is another layer's parameter too, {_described(owner)} with another partition; tie"
+                    " parameters before partnets.partition."
+                )
+
+
+def _described(owner: PartitionedParameter) -> str:
+    """Return a partitioned parameter's name for messages."""
+    return f"the {owner.name} of a {type(owner.module).__name__}"

@@ -7,7 +7,6 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor, nn
 
-from partkernels import Partition
 from partkernels import gather_entries, scatter_entries
 from partnets.optim import entrywise
 from partnets.optim.base import PartitionedOptimizer, check_shapes, raise_foreign

@@ -7,6 +7,7 @@ from torch import nn
 
 import partnets
 from partnets import baselines, hyper, models, optim
+from partnets.subnetworks.parameters import partitioned_parameters
 
 PROPORTIONS = (0.5, 0.3, 0.2)
 
@@ -29,20 +30,14 @@ def examples():
 
 
 def split(model, k):
-    """Return the gradient in the entries of partition k, and in all others."""
+    """Return the gradient in what partition k owns, and in all other entries of weights."""
     own, other = [], []
-    for layer in model.modules():
-        if not isinstance(layer, partnets.nn.partitioned.Partitioned):
+    for one in partitioned_parameters(model):
+        if (grad := one.parameter.grad) is None:
             continue
-        for name, parameter in layer.owned():
-            if parameter.grad is None:
-                continue
-            marks = torch.zeros_like(parameter)
-            if found := layer.entries(name, [marks], k):
-                (mark,), partition = found
-                mark[... if partition is None else partition.mask(k)] = 1
-            own.append(parameter.grad[marks == 1])
-            other.append(parameter.grad[marks == 0])
+        is_owned = one.partition.mask(k) if one.partition is not None else torch.full(grad.shape, one.numel(k) > 0)
+        own.append(grad[is_owned])
+        other.append(grad[~is_owned])
     return torch.cat(own), torch.cat(other)
 
 
@@ -50,8 +45,9 @@ def trainer(network, **arguments):
     torch.manual_seed(0)
     model = NETWORKS[network]()
     if "FixUp" in network:  # most of its initial gradients are 0
-        for parameter in model.parameters():
-            nn.init.normal_(parameter, std=0.3)
+        for one in partitioned_parameters(model):
+            nn.init.normal_(one.stored, std=0.3)
+            one.combine()
     chunks = partnets.chunk(examples(), PROPORTIONS)
     return partnets.Trainer(model, chunks, optimizer=optim.SGD(model, lr=1.0), batch_size=8, **arguments)
 

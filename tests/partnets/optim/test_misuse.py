@@ -11,6 +11,7 @@ from torch import nn
 
 import partnets
 from partnets import hyper, optim
+from partnets.subnetworks.parameters import partitioned_parameters
 
 PROPORTIONS = (0.5, 0.3, 0.2)
 
@@ -34,23 +35,29 @@ def refused(model, step, message):
     assert all(map(torch.equal, model.parameters(), before))
 
 
+@pytest.mark.parametrize("when", ["before", "after"])
 @pytest.mark.parametrize("kind", [torch.optim.Adam, torch.optim.SGD, torch.optim.RMSprop, torch.optim.AdamW])
-def test_an_optimiser_of_all_partitions_at_once_is_refused_at_each_step(kind):
-    model = network()
-    optimizer = kind(model.parameters(), lr=0.1)
+def test_a_step_of_all_partitions_at_once_is_refused_by_the_next_subnetwork(kind, when):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 3))
+    if when == "before":
+        optimizer = kind(model.parameters(), lr=0.1)
+    partnets.partition(model, PROPORTIONS)
+    if when == "after":
+        optimizer = kind(model.parameters(), lr=0.1)
     with partnets.subnetwork(model, 1, 1):
         loss(model).backward()
-    refused(model, optimizer.step, f"{kind.__name__} is about to step .* with 3 partitions.*step_weights")
-    refused(model, optimizer.step, "of them at once")
-
-
-def test_one_parameter_of_a_partitioned_layer_is_enough():
-    model = network()
-    optimizer = torch.optim.SGD([{"params": model[0].parameters()}], lr=0.1)
-    loss(model).backward()
     optimizer.step()
-    optimizer.add_param_group({"params": [model[3].bias]})
-    refused(model, optimizer.step, "a Linear with 3 partitions")
+    with pytest.raises(RuntimeError, match="the bias of Linear was written into"), partnets.subnetwork(model, 1, 1):
+        pytest.fail("entered")
+
+
+def test_a_step_inside_of_a_subnetwork_raises():
+    model = network()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with pytest.raises(RuntimeError, match="was written into inside"), partnets.subnetwork(model, 1, 1):
+        loss(model).backward()
+        optimizer.step()
 
 
 def test_optimisers_of_psi_of_one_partition_and_of_ordinary_models_step():
@@ -107,9 +114,12 @@ def test_gradients_of_several_partitions_and_by_hand_step(name):
             loss(model).backward()
     for k in (1, 2, 1):  # partition 1 steps twice with one gradient
         optimizer.step(update=k)
-    for _, parameter in model[1].owned():
-        parameter.grad = torch.ones_like(parameter)
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    for one in partitioned_parameters(model[1]):
+        one.put_gradient(3, torch.ones(one.numel(3)))
     optimizer.step(update=3)
+    moved = {name for name, value in model.state_dict().items() if not torch.equal(value, before[name])}
+    assert {"1.weight", "1.bias_rows", "1.bias"} <= moved
 
 
 def test_the_optimiser_of_a_copy_is_not_taken_for_the_models():
@@ -118,38 +128,6 @@ def test_the_optimiser_of_a_copy_is_not_taken_for_the_models():
     refused(
         model, lambda: partnets.step_weights(model, optimizer, 1, None, lambda _: loss(model)), "no parameter of this"
     )
-
-
-def test_partitions_that_were_frozen_at_first_are_seen_when_they_are_not():
-    model = network()
-    for layer in (model[1], model[3]):
-        layer.requires_grad_(False)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    loss(model).backward()
-    optimizer.step()
-    model.requires_grad_(True)
-    loss(model).backward()
-    refused(model, optimizer.step, "is about to step")
-
-
-@pytest.mark.parametrize("defaults", ["seed", "zero"])
-@pytest.mark.parametrize("stepped", [False, True])
-def test_an_optimiser_from_before_the_partition_is_told_that_it_trains_nothing(defaults, stepped):
-    model = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 3))
-    elsewhere = nn.Sequential(model[0])  # keeps the dense layer
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    theirs = torch.optim.SGD(elsewhere.parameters(), lr=0.1)
-    if stepped:
-        loss(model).backward()
-        optimizer.step()
-        optimizer.zero_grad()
-    partnets.partition(model, PROPORTIONS, defaults=defaults)
-    loss(model).backward()
-    message = "SGD holds 4 parameters that .* replaced" if defaults == "seed" else "SGD (holds 2|is about to step)"
-    refused(model, optimizer.step, message)
-    elsewhere(torch.randn(10, 6)).sum().backward()
-    if defaults == "seed":
-        theirs.step()
 
 
 def test_a_step_without_a_partition_names_them():
@@ -170,23 +148,6 @@ def test_a_norm_to_clip_to_is_checked_before_the_step(clip):
     model = network()
     with pytest.raises(ValueError, match="clip="):
         partnets.step_weights(model, optim.Adam(model), 1, None, lambda _: pytest.fail("computed"), clip=clip)
-
-
-class OwnFactor(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.factor = nn.Parameter(torch.eye(4))
-
-    def forward(self, x):
-        return x @ self.factor
-
-
-def test_parameters_that_a_module_keeps_for_itself_are_ours_too():
-    model = partnets.partition(OwnFactor(), (0.5, 0.5))
-    optimizer = torch.optim.SGD(model.parameters(), 0.1)
-    model(torch.ones(2, 4)).sum().backward()
-    with pytest.raises(RuntimeError, match="SGD is about to step a parameter of a OwnFactor with 2 partitions"):
-        optimizer.step()
 
 
 @pytest.mark.parametrize("make", [optim.SGD, optim.Adam, lambda model: optim.SGD(model, momentum=0.9)])
@@ -246,7 +207,9 @@ def test_a_setting_of_torchs_that_a_group_is_given_later_is_not_ignored(make, na
     optimizer = make(model, lr=0.1, groups=[{"params": [model[1].weight]}])
     before = [parameter.clone() for parameter in model.parameters()]
     optimizer.param_groups[1][name] = 0.5 if name == "dampening" else True
-    with pytest.raises(ValueError, match=rf"{name}=(True|0.5), which partnets.optim.{make.__name__} has not; take"):
+    with pytest.raises(
+        ValueError, match=rf"{name}=(True|0.5), which partnets.optim.{make.__name__} does not have; take"
+    ):
         partnets.step_weights(model, optimizer, 1, None, lambda _: loss(model))
     assert all(map(torch.equal, model.parameters(), before))
 

@@ -37,30 +37,42 @@ def gradients(model, step):
         parameter.grad = torch.randn(parameter.shape, dtype=parameter.dtype, generator=generator)
 
 
+def stored(model):
+    """Return the tensors that have what all partitions own: weights, and the rows of biases."""
+    return [tensor for layer in (model[0], model[3]) for tensor in (layer.weight, layer.bias_rows)]
+
+
 def entries(model, tensors, k):
-    """Return the entries of partition k in tensors shaped like the model's parameters."""
-    masks = [mask for layer in (model[0], model[3]) for mask in (layer.partition.ids() == k, k - 1)]
-    return [tensor[mask] for tensor, mask in zip(tensors, masks, strict=True)]
+    """Return what partition k owns of tensors like `stored`."""
+    maps = partnets.partitions(model)
+    masks = [mask for path in ("0", "3") for mask in (maps[f"{path}.weight"].ids() == k, k - 1)]
+    return [tensor.detach()[mask] for tensor, mask in zip(tensors, masks, strict=True)]
+
+
+def grads(model, k):
+    """Return the gradients of what partition k owns; those of biases are set for the partition that is stepped."""
+    expanded = [p.grad if p.dim() > 1 else p.grad.expand(3, -1) for p in model.parameters()]
+    return entries(model, expanded, k)
 
 
 @pytest.mark.parametrize(("ours", "theirs", "arguments"), CASES)
 @pytest.mark.parametrize("decays", [(0.0,) * 3, DECAYS], ids=["no decay", "decay"])
 def test_each_partition_moves_as_torchs_optimiser_would_move_it_alone(ours, theirs, arguments, decays):
     model = network()
-    alone = [
-        [p.detach().clone().requires_grad_() for p in entries(model, list(model.parameters()), k)] for k in (1, 2, 3)
-    ]
+    alone = [[p.clone().requires_grad_() for p in entries(model, stored(model), k)] for k in (1, 2, 3)]
     references = [theirs(part, weight_decay=decay, **arguments) for part, decay in zip(alone, decays, strict=True)]
     optimizer = ours(model, weight_decay=decays, **arguments)
     for step, k in enumerate(SCHEDULE):
         gradients(model, step)
-        for parameter, grad in zip(alone[k - 1], entries(model, [p.grad for p in model.parameters()], k), strict=True):
+        for parameter, grad in zip(alone[k - 1], grads(model, k), strict=True):
             parameter.grad = grad
         optimizer.step(update=k)
         references[k - 1].step()
     for k in (1, 2, 3):
-        for a, b in zip(entries(model, list(model.parameters()), k), alone[k - 1], strict=True):
+        for a, b in zip(entries(model, stored(model), k), alone[k - 1], strict=True):
             torch.testing.assert_close(a, b, rtol=1e-13, atol=1e-14)
+    for layer in (model[0], model[3]):
+        torch.testing.assert_close(layer.bias, layer.bias_rows.sum(0), rtol=1e-13, atol=1e-14)
 
 
 @pytest.mark.parametrize(("ours", "theirs", "arguments"), CASES)
@@ -89,7 +101,7 @@ def test_a_step_leaves_every_bit_of_the_other_partitions(ours, arguments):
         optimizer.step(k)
 
     def tensors(k):
-        lists = [list(model.parameters())]
+        lists = [stored(model)]
         if "step" in optimizer.state[model[0].weight]:
             assert all(state["step"].tolist() == [1, 1, 1 + stepped] for state in optimizer.state.values())
         names = [name for name in optimizer.state[model[0].weight] if name != "step"]
@@ -153,10 +165,10 @@ def test_torchs_schedulers_work(schedule, rates):
     scheduler = schedule(optimizer)
     for step, (k, rate) in enumerate(zip((1, 2, 2, 3), rates, strict=True)):
         gradients(model, step)
-        before = [layer.bias.detach().clone() for layer in (model[0], model[3])]
+        before = [layer.bias_rows.clone() for layer in (model[0], model[3])]
         optimizer.step(update=k)
-        for bias, old, scale in zip((model[0].bias, model[3].bias), before, (0.1, 1.0), strict=True):
-            torch.testing.assert_close(old[k - 1] - bias[k - 1], scale * rate * bias.grad[k - 1])
+        for layer, old, scale in zip((model[0], model[3]), before, (0.1, 1.0), strict=True):
+            torch.testing.assert_close(old[k - 1] - layer.bias_rows[k - 1], scale * rate * layer.bias.grad)
         scheduler.step()
 
 
@@ -186,10 +198,13 @@ def test_fixups_scalars_learn_at_a_tenth_of_the_rate():
         parameter.grad = torch.ones_like(parameter)
     before = copy.deepcopy(model)
     optimizer.step(update=2)
-    for one, old in ((model.bias1, before.bias1), (model.stage1[0].scale, before.stage1[0].scale)):
-        (moved,), (start,) = one.parameters(), old.parameters()
+    for start, moved in (
+        (before.bias1.bias_rows, model.bias1.bias_rows),
+        (before.stage1[0].scale.scale_rows, model.stage1[0].scale.scale_rows),
+    ):
         torch.testing.assert_close((start - moved).flatten(), torch.tensor([0.0, 0.01, 0.0]))
-    torch.testing.assert_close(before.classifier.bias[1] - model.classifier.bias[1], torch.full((10,), 0.1))
+    moved = before.classifier.bias_rows - model.classifier.bias_rows
+    torch.testing.assert_close(moved, torch.tensor([0.0, 0.1, 0.0])[:, None].expand(3, 10))
 
 
 def test_a_state_dict_keeps_groups_and_their_decays():

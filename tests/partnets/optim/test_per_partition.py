@@ -52,14 +52,17 @@ def gradients(model, step):
         parameter.grad = torch.randn(parameter.shape, dtype=parameter.dtype, generator=generator)
 
 
+def stored(model):
+    """Return the tensors that have what all partitions own: weights, and the rows of vectors."""
+    buffers = dict(model.named_buffers())
+    return [buffers.get(f"{name}_rows", parameter) for name, parameter in model.named_parameters()]
+
+
 def entries(model, tensors, k):
-    """Return the entries of partition k in tensors shaped like the model's parameters."""
-    masks = []
-    for name, _ in model.named_parameters():
-        path, _, last = name.rpartition(".")
-        divided = last == "weight" and not isinstance(model.get_submodule(path), nn.GroupNorm)
-        masks.append(model.get_submodule(path).partition.ids() == k if divided else k - 1)
-    return [tensor[mask] for tensor, mask in zip(tensors, masks, strict=True)]
+    """Return what partition k owns of tensors like `stored`."""
+    maps = partnets.partitions(model)
+    masks = [maps[name].ids() == k if name in maps else k - 1 for name, _ in model.named_parameters()]
+    return [tensor.detach()[mask] for tensor, mask in zip(tensors, masks, strict=True)]
 
 
 def run(model, optimizer, steps):
@@ -82,18 +85,18 @@ def same(first, second):
 @every_case
 def test_each_partition_moves_as_torchs_optimiser_would_move_it_alone(theirs, settings):
     model = network()
-    alone = [[part.clone() for part in entries(model, [p.detach() for p in model.parameters()], k)] for k in (1, 2, 3)]
+    alone = [[part.clone() for part in entries(model, stored(model), k)] for k in (1, 2, 3)]
     references = [theirs(part, **decayed(theirs, settings, decay)) for part, decay in zip(alone, DECAYS, strict=True)]
     optimizer = optim.PerPartition(theirs, model, **decayed(theirs, settings, DECAYS))
     for step, k in enumerate(SCHEDULE):
         gradients(model, step)
-        grads = entries(model, [parameter.grad for parameter in model.parameters()], k)
+        grads = entries(model, [p.grad if p.dim() > 1 else p.grad.expand(3, -1) for p in model.parameters()], k)
         for part, grad in zip(alone[k - 1], grads, strict=True):
             part.grad = grad
         optimizer.step(update=k)
         references[k - 1].step()
     for k in (1, 2, 3):
-        assert same(entries(model, list(model.parameters()), k), alone[k - 1])
+        assert same(entries(model, stored(model), k), alone[k - 1])
 
 
 @pytest.mark.cases(usual=4)
@@ -119,7 +122,7 @@ def test_a_step_leaves_every_bit_of_the_other_partitions(theirs, settings):
     run(model, optimizer, range(8))
 
     def everything(k):
-        return [t.clone() for t in entries(model, list(model.parameters()), k)] + state_of(optimizer, k)
+        return [t.clone() for t in entries(model, stored(model), k)] + state_of(optimizer, k)
 
     before = [everything(k) for k in (1, 2, 3)]
     gradients(model, 9)
@@ -139,10 +142,10 @@ def test_its_state_has_as_many_numbers_as_torchs_and_a_step_count_for_each_parti
     torchs.step()
     (names,) = torchs.state.values() or [{}]
     moments = [name for name, value in names.items() if value.dim() > 0]
-    for parameter in model.parameters():
+    for parameter, owned in zip(model.parameters(), stored(model), strict=True):
         states = [optimizer.state[parameter][k] for k in (1, 2, 3)]
         assert all(state.keys() == names.keys() for state in states)
-        assert all(sum(state[name].numel() for state in states) == parameter.numel() for name in moments)
+        assert all(sum(state[name].numel() for state in states) == owned.numel() for name in moments)
         if "step" in names:
             assert [int(state["step"]) for state in states] == [SCHEDULE.count(k) for k in (1, 2, 3)]
 
