@@ -1,6 +1,6 @@
 """Optimisers that step one partition at a time, with moments and step counts for each (Appendix I.1).
 
-SGD, Adam and AdamW do it in one pass over the weight; PerPartition makes it of torch.optim's others.
+SGD, Adam and AdamW step in one pass over a weight; PerPartition wraps other optimisers of torch.optim.
 """
 
 from partnets.optim.base import PartitionedOptimizer

@@ -1,4 +1,4 @@
-"""Whether an optimiser steps each entry of a tensor by itself, so that parts of it can be stepped in turn."""
+"""Tests whether an optimiser steps each entry of a tensor by itself, so that parts of a tensor can be stepped alone."""
 
 from __future__ import annotations
 
@@ -8,24 +8,24 @@ import inspect
 import torch
 from torch import Tensor
 
-# Gradients of several sizes tell what clips or normalises them; RAdam changes its rule at the sixth step.
+# Gradients of several sizes detect clipping and normalisation; RAdam changes its rule at the sixth step.
 SHAPE, GRADIENTS = (6, 4), (1.0, 100.0, 0.01, 1.0, 1.0, 100.0, 0.01, 1.0)
-# A rate of 0 would hide what an optimiser does.
+# With a rate of 0, nothing would move.
 LR = 1e-2
-# Above rounding in float64: processors sum in different orders where a tensor's size differs.
+# Above rounding in float64: the order of sums depends on a tensor's size.
 RTOL = 1e-9
 
 
 def step(
     optimizer: type[torch.optim.Optimizer], tensor: Tensor, grad: Tensor, state: dict | None, settings: dict
 ) -> dict:
-    """Steps all entries of a tensor in place, as an optimiser of this class does.
+    """Step all entries of a tensor in place, as an optimiser of this class does.
 
     Args:
         optimizer: the class.
-        tensor, grad: of one shape; the tensor's grad is replaced.
-        state: what the last call for this tensor's entries returned, None for their first step.
-        settings: of the optimiser's group, by name.
+        tensor, grad: tensors of one shape; the tensor's grad is replaced.
+        state: the state that the last call for these entries returned; None for their first step.
+        settings: the settings of the optimiser's group, by name.
 
     Returns:
         The new state, by name.
@@ -45,17 +45,17 @@ def step(
 
 
 def check(optimizer: type[torch.optim.Optimizer], settings: dict, device: torch.device | None) -> dict[str, bool]:
-    """Steps a small tensor as a whole and in two parts, and compares.
+    """Step a small tensor as a whole and in two parts, and compare.
 
     Args:
-        optimizer, settings: as of `step`.
-        device: where it is tried; some settings, as capturable, need a GPU.
+        optimizer, settings: as for `step`.
+        device: the device of the tensor; some settings, such as capturable, need a GPU.
 
     Returns:
         For each part of the state, by name, whether it has a number for each entry; otherwise it is one number.
 
     Raises:
-        ValueError: the parts moved otherwise than the whole, or could not be stepped; and the optimiser's own errors.
+        ValueError: the parts moved differently from the whole, or could not be stepped; and errors of the optimiser.
 
     Example:
         >>> check(torch.optim.RMSprop, {}, torch.device("cpu"))
@@ -78,13 +78,13 @@ def check(optimizer: type[torch.optim.Optimizer], settings: dict, device: torch.
                 step(optimizer, part, whole.grad[mask], state, settings)
                 for part, mask, state in zip(parts, masks, states, strict=True)
             ]
-    except Exception as error:  # each optimiser has its own
+    except Exception as error:  # optimisers raise errors of many types
         raise ValueError(f"{optimizer.__name__} cannot step parts of a tensor: {error}; {_CURE}") from error
     expected = reference.state[whole]
     for part, mask, state in zip(parts, masks, states, strict=True):
         same = state.keys() == expected.keys() and _is_part(part, whole, mask)
         if not same or not all(_is_part(state[name], expected[name], mask) for name in state):
-            raise ValueError(f"{optimizer.__name__} moves parts of a tensor otherwise than the whole tensor; {_CURE}")
+            raise ValueError(f"{optimizer.__name__} moves parts of a tensor differently from the whole tensor; {_CURE}")
     return {name: isinstance(value, Tensor) and value.dim() > 0 for name, value in expected.items()}
 
 
@@ -92,20 +92,20 @@ _CURE = "pass one that steps each entry by itself, such as torch.optim.RMSprop."
 
 
 def make(optimizer: type[torch.optim.Optimizer], tensor: Tensor, settings: dict) -> torch.optim.Optimizer:
-    """An optimiser of this class for one tensor, with these settings of its group."""
-    # As arguments too, which torch checks; some settings, as AdamW's decoupled_weight_decay, are no arguments.
+    """Return an optimiser of this class for one tensor, with these settings of its group."""
+    # torch checks arguments; some settings, such as AdamW's decoupled_weight_decay, are not arguments.
     told = {name: settings[name] for name in settings.keys() & arguments(optimizer)}
     return optimizer([{"params": [tensor], **settings}], **told)
 
 
 @functools.cache
 def arguments(optimizer: type[torch.optim.Optimizer]) -> frozenset[str]:
-    """The names of what an optimiser's class takes."""
+    """Return the names of the arguments of an optimiser's class."""
     return frozenset(inspect.signature(optimizer).parameters)
 
 
 def _is_part(part, whole, mask: Tensor) -> bool:
-    """Whether these are the masked entries of a tensor like the mask; or the same numbers."""
+    """Return whether a part has the masked entries of a tensor shaped like the mask, or is the same number."""
     if not isinstance(whole, Tensor) or whole.dim() == 0:
         return part == whole
     return whole.shape == mask.shape and part.shape == whole[mask].shape and torch.allclose(part, whole[mask], RTOL, 0)

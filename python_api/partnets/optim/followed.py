@@ -1,4 +1,4 @@
-"""followed: a step of torch's optimisers as a function, through which autograd goes back."""
+"""followed: a step of torch's optimisers as a differentiable function."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from torch import Tensor
 
 from partnets.optim import entrywise
 
-# Added to gradients, so that roots of their squares have a derivative where they are 0: no other gradient sees it.
+# Added to gradients, so that roots of their squares have a derivative at 0; rounding removes it from other gradients.
 LEAST = 1e-17
-# How far these move is not in proportion to their learning rates.
+# Optimisers with steps that are not proportional to their learning rates.
 OTHERWISE = (torch.optim.ASGD, torch.optim.Rprop)
 
 
@@ -23,17 +23,17 @@ def followed(
     grad: Tensor,
     rate: Tensor | None = None,
 ) -> tuple[Tensor, dict]:
-    """What a step of one of torch's optimisers makes of a tensor and of its state; all that it is given stays.
+    """Return a tensor and its state after a step of one of torch's optimisers; the arguments are left unchanged.
 
     Args:
-        optimizer: the class; its `differentiable` makes this possible.
-        settings: of its group, by name.
-        state: the tensor's, by name; empty before the first step.
-        entries, grad: of one shape.
-        rate: the learning rate as a tensor that autograd follows, in place of that of the settings.
+        optimizer: the class, which must have the setting `differentiable`.
+        settings: the settings of its group, by name.
+        state: the tensor's state, by name; empty before the first step.
+        entries, grad: tensors of one shape.
+        rate: the learning rate as a tensor with a graph, in place of the rate in the settings.
 
     Raises:
-        ValueError: this optimiser cannot be followed, or not with these settings.
+        ValueError: a step of this optimiser is not differentiable, or not with these settings.
 
     Example:
         >>> rate = torch.tensor(0.5, requires_grad=True)
@@ -44,21 +44,23 @@ def followed(
     """
     known = entrywise.arguments(optimizer)
     if "differentiable" not in known or (rate is not None and issubclass(optimizer, OTHERWISE)):
-        what = "moves weights otherwise than in proportion to its rate" if "differentiable" in known else "has none"
+        what = "makes steps that are not proportional to its rate" if "differentiable" in known else "has none"
         raise ValueError(
-            "autograd goes back through the steps of optimisers that have `differentiable`, and"
+            "autograd can differentiate the steps of optimisers that have `differentiable`, and"
             f" {optimizer.__name__} {what}; train by partnets.optim.SGD or Adam, or another of torch.optim."
         )
     state = {name: value.clone() if isinstance(value, Tensor) else value for name, value in state.items()}
     if settings.get("momentum") and issubclass(optimizer, torch.optim.SGD) and not state:
-        # It detaches the gradient that its momentum starts from; from a zero it is followed.
+        # SGD detaches the gradient that becomes its first momentum; with a momentum of 0 before, it does not.
         if settings.get("dampening"):
-            raise ValueError(f"the first step with dampening={settings['dampening']} cannot be followed; pass 0.")
+            raise ValueError(
+                f"the first step with dampening={settings['dampening']} cannot be differentiated; pass dampening=0."
+            )
         state = {"momentum_buffer": torch.zeros_like(entries)}
     told = {**settings, "differentiable": True, "foreach": False, "fused": False}
     if rate is not None:
         told["lr"] = rate.item()
-    # They divide by their rate. Where that is 0, as at an end of a schedule, the step is 0 times that of another rate.
+    # Steps are divided by their rate. At a rate of 0, as at the end of a schedule, the step is 0 times that of rate 1.
     if is_still := not issubclass(optimizer, OTHERWISE) and told.get("lr") == 0:
         told["lr"] = 1.0
     tensor = entries.clone()
@@ -71,5 +73,5 @@ def followed(
         return entries + (0.0 if rate is None else rate) * (tensor - entries), one.state[tensor]
     if rate is None:
         return tensor, one.state[tensor]
-    # Few of them take a tensor as their rate; all move in proportion to it.
+    # Few optimisers take a tensor as their rate; the steps of all are proportional to it.
     return entries + (rate / rate.detach()) * (tensor - entries), one.state[tensor]

@@ -1,4 +1,4 @@
-"""SGD, Adam and AdamW: a partition at a time, in one pass over the weight (Appendix I.1)."""
+"""SGD, Adam and AdamW for one partition at a time, in one pass over the weight (Appendix I.1)."""
 
 from __future__ import annotations
 
@@ -13,25 +13,25 @@ from partnets.optim.base import PartitionedOptimizer, decay_of
 
 
 class SGD(PartitionedOptimizer):
-    """Stochastic gradient descent with momentum, a partition at a time. With C = 1, torch.optim.SGD.
+    """Stochastic gradient descent with momentum, for one partition at a time. With C = 1, it equals torch.optim.SGD.
 
     Args:
-        model: all its trainable parameters must be those of partitioned layers or of partnets.hyper's modules; the
-            latter have an optimiser of their own.
-        lr: the learning rate. torch's schedulers work; the paper counts every step of any partition.
-        momentum: 0 keeps no state.
-        weight_decay: added to the gradient, times the parameter. One number, or C, one for each partition, as
-            `optim.decays(precision, chunks.sizes)` gives them (Appendix I.1). Norms' scales decay towards 0 as well, as
-            in torch, in every row; give them a group without decay if they should not.
-        nesterov: Nesterov's momentum; needs one.
-        groups: parameters with settings of their own, as in torch.optim: dicts of "params" and of those arguments that
-            differ, such as "lr". All other parameters are in a last group. FixUp's scalars, at a tenth of the rate:
+        model: a model in which each trainable parameter is partitioned or belongs to a module of partnets.hyper; the
+            latter need another optimiser.
+        lr: the learning rate. torch's schedulers work; the paper counts the steps of all partitions.
+        momentum: the momentum; 0 keeps no state.
+        weight_decay: this number times the parameter is added to the gradient. One number, or C numbers, one for each
+            partition, as `optim.decays(precision, chunks.sizes)` returns them (Appendix I.1). Norms' scales decay
+            towards 0 too, as in torch, in each partition; put them into a group without decay to prevent this.
+        nesterov: whether to use Nesterov's momentum; it requires momentum above 0.
+        groups: parameters with other settings, as in torch.optim: dicts of "params" and of the arguments that differ,
+            such as "lr". All other parameters form the last group. For example, FixUp's scalars at a tenth of the rate:
             `[{"params": [p for m in model.modules() if isinstance(m, (models.Bias, models.Scale))
             for p in m.parameters()], "lr": lr / 10}]`.
 
     Raises:
-        ValueError: an argument is out of range, a trainable parameter is none of the above, or a group has a parameter
-            or a setting that this optimiser doesn't know.
+        ValueError: an argument is out of range, a trainable parameter is neither partitioned nor of partnets.hyper, or
+            a group has an unknown parameter or setting.
 
     Example:
         >>> import torch, partnets
@@ -60,7 +60,7 @@ class SGD(PartitionedOptimizer):
 
     def add_param_group(self, group):
         settings = self.defaults | group
-        check_momentum(settings["momentum"], settings["nesterov"])  # later a schedule may go through 0
+        check_momentum(settings["momentum"], settings["nesterov"])  # not in check: a schedule may pass through 0
         super().add_param_group(group)
 
     def check(self, settings):
@@ -82,15 +82,15 @@ class SGD(PartitionedOptimizer):
 
 
 class Adam(PartitionedOptimizer):
-    """Adam (Kingma and Ba 2015), a partition at a time. With C = 1, torch.optim.Adam.
+    """Adam (Kingma and Ba 2015), for one partition at a time. With C = 1, it equals torch.optim.Adam.
 
     Args:
-        model, lr, weight_decay, groups: as for SGD; weight_decay is added to the gradient.
-        betas: of the two moments, in [0, 1).
-        eps: added to the denominator.
+        model, lr, weight_decay, groups: as for SGD.
+        betas: the decay rates of the two moments, in [0, 1).
+        eps: the number added to the denominator.
 
     Raises:
-        ValueError: as SGD.
+        ValueError: as for SGD.
 
     Example:
         >>> import torch, partnets
@@ -148,15 +148,15 @@ class Adam(PartitionedOptimizer):
 
 
 class AdamW(Adam):
-    """AdamW (Loshchilov and Hutter 2019), a partition at a time. With C = 1, torch.optim.AdamW.
+    """AdamW (Loshchilov and Hutter 2019), for one partition at a time. With C = 1, it equals torch.optim.AdamW.
 
     Args:
         model, lr, betas, eps, groups: as for Adam.
-        weight_decay: the partition that is stepped shrinks by the factor 1 - lr * weight_decay. One number, or C, one
-            for each partition.
+        weight_decay: a step multiplies the partition by 1 - lr * weight_decay. One number, or C numbers, one for each
+            partition.
 
     Raises:
-        ValueError: as SGD.
+        ValueError: as for SGD.
 
     Example:
         >>> import torch, partnets
@@ -164,7 +164,8 @@ class AdamW(Adam):
         >>> before = model.weight.detach().clone()
         >>> model.weight.grad = torch.full((3, 4), 1e-20)
         >>> AdamW(model, lr=0.1, weight_decay=(0.0, 5.0)).step(update=2)
-        >>> torch.allclose(model.weight, torch.where(model.partition.mask(2), before / 2, before))
+        >>> mask = partnets.partitions(model)["weight"].mask(2)
+        >>> torch.allclose(model.weight, torch.where(mask, before / 2, before))
         True
     """
 

@@ -1,4 +1,4 @@
-"""PerPartition: any optimiser of torch.optim that steps each entry by itself, a partition at a time (Appendix I.1)."""
+"""PerPartition: an elementwise optimiser of torch.optim, for one partition at a time (Appendix I.1)."""
 
 from __future__ import annotations
 
@@ -13,25 +13,25 @@ from partnets.optim.base import PartitionedOptimizer, check_shapes, raise_foreig
 
 
 class PerPartition(PartitionedOptimizer):
-    """An optimiser of torch.optim, a partition at a time; with C = 1 that optimiser itself, to the bit.
+    """An optimiser of torch.optim for one partition at a time; with C = 1, it equals that optimiser bitwise.
 
-    The entries of the partition that is stepped are gathered, torch's optimiser steps them as a tensor of their own,
-    and they are scattered back. Each partition has its own state, step count included: together as many numbers as
-    torch's optimiser keeps for the whole parameter. What is gathered lives for the step of one parameter. SGD, Adam
-    and AdamW do the same in one pass and without that copy, many times faster: use partnets.optim's for these.
+    A step gathers the entries of one partition, lets torch's optimiser step them as a tensor, and scatters them back.
+    Each partition has its own state, including a step count. The states have as many numbers as the state of torch's
+    optimiser for the whole parameter. partnets.optim.SGD, Adam and AdamW do the same in one pass without copies, many
+    times faster.
 
     Args:
-        optimizer: the class; of torch.optim: Adadelta, Adagrad, Adamax, ASGD, NAdam, RAdam, RMSprop, Rprop, and Adam,
-            AdamW and SGD for the settings that partnets.optim's lack (amsgrad, dampening, ...). Or any other
-            torch.optim.Optimizer whose step of an entry goes by that entry, its gradient and its state alone. Whether
-            it does is tried out on a small tensor, here and for each group.
+        optimizer: the class: Adadelta, Adagrad, Adamax, ASGD, NAdam, RAdam, RMSprop, Rprop; Adam, AdamW and SGD for
+            settings that partnets.optim lacks, such as amsgrad and dampening; or another torch.optim.Optimizer whose
+            step of an entry depends only on this entry, its gradient and its state. This is tested on a small tensor,
+            here and for each group.
         model, groups: as for partnets.optim.SGD.
-        settings: of the optimiser, by name. weight_decay can be C numbers, one for each partition.
+        settings: the optimiser's settings, by name. weight_decay may be C numbers, one for each partition.
 
     Raises:
-        TypeError: optimizer is no class of optimisers, or does not know a setting.
-        ValueError: it does not step each entry by itself (LBFGS, Muon, Adafactor, SparseAdam, ...); and as
-            partnets.optim.SGD.
+        TypeError: optimizer is not a class of optimisers, or does not have a setting.
+        ValueError: the optimiser does not step each entry by itself, such as LBFGS, Muon, Adafactor and SparseAdam; and
+            as for partnets.optim.SGD.
 
     Example:
         >>> import partnets
@@ -52,9 +52,9 @@ class PerPartition(PartitionedOptimizer):
             raise TypeError(
                 f"PerPartition got {optimizer!r}; pass a class of torch.optim, such as torch.optim.RMSprop."
             )
-        self.steps_by = optimizer  # Lightning's wrapper has an `optimizer` of its own
+        self.steps_by = optimizer  # Lightning's wrapper has another attribute `optimizer`
         one_decay = {"weight_decay": 0.0} if "weight_decay" in settings else {}
-        # Two dimensions, as some optimisers want; they are refused below, for what they do.
+        # Some optimisers require two dimensions, and are refused below for another reason.
         defaults = optimizer([torch.zeros(1, 1, device="cpu")], **settings | one_decay).defaults
         super().__init__(model, groups, **defaults | settings)
 
@@ -90,9 +90,9 @@ class PerPartition(PartitionedOptimizer):
             whole["stepped"][k - 1] = 1
             if {"stepped", *state} != whole.keys():
                 raise ValueError(
-                    f"{self.steps_by.__name__} keeps {', '.join(state) or 'nothing'} of partition {k}, and other"
-                    " things after its first step; torch.distributed.checkpoint needs the same from the first on. Save"
-                    " it by Trainer.save or torch.save."
+                    f"{self.steps_by.__name__} keeps {', '.join(state) or 'nothing'} of partition {k}, but another"
+                    " state after its first step; torch.distributed.checkpoint needs the same state after each step."
+                    " Save it by Trainer.save or torch.save."
                 )
             for name, value in state.items():
                 if _has_entries(value):
@@ -120,7 +120,7 @@ class PerPartition(PartitionedOptimizer):
         return states
 
     def _template(self, parameter: nn.Parameter, group: dict) -> dict:
-        """What the optimiser keeps of a single entry after a step."""
+        """Return the optimiser's state of a single entry after a step."""
         one = torch.zeros(1, dtype=parameter.dtype, device=parameter.device)
         return entrywise.step(self.steps_by, one, torch.zeros_like(one), None, self.settings_of(group, 1))
 
@@ -137,7 +137,7 @@ class PerPartition(PartitionedOptimizer):
 
     def load_state_dict(self, state_dict):
         super().load_state_dict(state_dict)
-        # torch casts all but 'step' to the parameter's dtype; numbers, as NAdam's products, keep theirs.
+        # torch casts all but 'step' to the parameter's dtype; numbers, such as NAdam's products, must keep theirs.
         indices = [index for group in state_dict["param_groups"] for index in group["params"]]
         for index, parameter in zip(indices, self.parameters(), strict=True):
             for k, saved in state_dict["state"].get(index, {}).items():
@@ -149,7 +149,7 @@ class PerPartition(PartitionedOptimizer):
         return {**super().__getstate__(), "steps_by": self.steps_by}
 
     def _shapes(self, parameter: nn.Parameter) -> dict[int, tuple[int, ...]]:
-        """The shape of what is stepped in the place of a parameter, by partition."""
+        """Return the shape of the tensor that is stepped for a parameter, by partition."""
         owner = self._owners[parameter]
         shapes = {}
         for k in range(1, self.count + 1):
@@ -160,7 +160,7 @@ class PerPartition(PartitionedOptimizer):
         return shapes
 
     def _state(self, group: dict) -> dict[str, bool]:
-        """What entrywise.check says of the optimiser with a group's settings."""
+        """Return the result of entrywise.check for the optimiser with a group's settings."""
         device = next((parameter.device for parameter in self._owners), None)
         return entrywise.check(self.steps_by, self.settings_of(group, 1), device)
 
@@ -171,5 +171,5 @@ class PerPartition(PartitionedOptimizer):
 
 
 def _has_entries(value: object) -> bool:
-    """Whether a part of an optimiser's state has a number for each entry."""
+    """Return whether a part of an optimiser's state has a number for each entry."""
     return isinstance(value, Tensor) and value.dim() > 0

@@ -1,4 +1,4 @@
-"""decays: the weight decay of each partition, from one prior over all weights (Appendix I.1)."""
+"""decays: each partition's weight decay, from one prior over all weights (Appendix I.1)."""
 
 from __future__ import annotations
 
@@ -10,20 +10,21 @@ RULES = {"reciprocal": lambda examples: examples, "square root": math.sqrt}
 
 
 def decays(precision: float, sizes: Sequence[int], rule: str = "reciprocal") -> tuple[float, ...]:
-    """The C weight decays of partnets.optim: partition k is regularised by what it learns from, D_1:k.
+    """Return C weight decays for partnets.optim, which depend on the number n_k of examples in D_1:k.
+
+    Earlier partitions get larger decays.
 
     Args:
         precision: lambda of the Gaussian prior N(w; 0, I / lambda), 0 or more.
         sizes: the number of examples of each chunk, as in chunks.sizes.
-        rule: 'reciprocal' divides precision by the number n_k of examples in D_1:k (Appendix I.1); it follows from the
-            prior, beside a loss that is a mean over n_k examples. 'square root' divides by the square root of n_k, as
-            Appendix I.4 has it for CIFAR-10. Either gives earlier partitions the larger decay.
+        rule: 'reciprocal' divides precision by n_k (Appendix I.1), which is exact for a loss that is a mean over n_k
+            examples; 'square root' divides by the square root of n_k, as Appendix I.4 does for CIFAR-10.
 
     Returns:
-        C numbers, for weight_decay.
+        C numbers, for the argument weight_decay.
 
     Raises:
-        ValueError: precision is negative or not finite, a size is below 1, or the rule is neither.
+        ValueError: precision is negative or not finite, a size is below 1, or the rule is unknown.
 
     Example:
         >>> decays(100.0, (800, 100, 100))[2]
