@@ -59,7 +59,7 @@ def test_the_gradient_of_psi_is_that_of_the_subnetwork_that_has_not_seen_the_chu
     x, y = load_data(2)
     with partnets.subnetwork(model, active=2):
         loss = F.cross_entropy(model(x), y)
-    (expected,) = torch.autograd.grad(loss, list(psi.parameters()))
+        (expected,) = torch.autograd.grad(loss, list(psi.parameters()))
     torch.testing.assert_close(update.gradients["hyper.float32"], expected, rtol=1e-5, atol=1e-7)
     assert update.hyper_loss == pytest.approx(len(x) * loss.item(), rel=1e-6)
     first = client(0).train(values, round=1)
@@ -375,7 +375,7 @@ def test_losses_of_tokens_are_those_of_l_ml_whatever_the_batches():
     with partnets.subnetwork(model, active=1):
         output, y = forward(model, tokens(2))
         losses = F.cross_entropy(output, y, reduction="none")
-    (expected,) = torch.autograd.grad(losses.sum() / (y != -100).sum(), list(psi.parameters()))
+        (expected,) = torch.autograd.grad(losses.sum() / (y != -100).sum(), list(psi.parameters()))
     for update in found:
         assert update.hyper_loss == pytest.approx(losses.sum().item(), rel=1e-5)
         torch.testing.assert_close(update.gradients["hyper.float32"], expected, rtol=1e-4, atol=1e-7)
