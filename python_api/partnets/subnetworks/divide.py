@@ -186,6 +186,7 @@ class Division:
                 module.register_buffer(name + ROWS, buffer.expand(count, *buffer.shape).clone())
             if present:
                 module.register_buffer(ESTIMATED, torch.zeros(2, dtype=torch.int64, device="cpu"))
+            module.register_load_state_dict_pre_hook(make_room)
             module.register_load_state_dict_post_hook(read_defaults)
             module.register_state_dict_pre_hook(refuse_inside)
         vars(module)[ATTRIBUTE] = state
@@ -210,6 +211,18 @@ def with_rows(vector: Tensor, count: int, neutral: float) -> Tensor:
     rows = torch.full((count, *vector.shape), neutral, dtype=vector.dtype, device=vector.device)
     rows[0] = vector.detach()
     return rows
+
+
+def make_room(module: nn.Module, state_dict: dict, prefix: str, *_) -> None:
+    """Give the buffers of stored defaults the sizes that a state_dict has; it may have other partitions or defaults."""
+    state = vars(module).get(ATTRIBUTE)
+    for name in () if state is None else state.weights:
+        if isinstance(state_dict.get(prefix + name + DEFAULTS), Tensor):
+            own, saved = module._buffers.pop(name + STORED, None), state_dict.get(prefix + name + STORED)
+            if isinstance(saved, Tensor):
+                is_same = own is not None and own.shape == saved.shape
+                room = own if is_same else module._parameters[name].new_empty(saved.shape, requires_grad=False)
+                module.register_buffer(name + STORED, room)
 
 
 def read_defaults(module: nn.Module, incompatible_keys) -> None:

@@ -20,7 +20,7 @@ from partnets.subnetworks.state import (
     state_of,
 )
 from partnets.subnetworks.statistics import warn_of_stale
-from partnets.subnetworks.divide import read_defaults, refuse_inside
+from partnets.subnetworks.divide import make_room, read_defaults, refuse_inside
 from partnets.utils.modules import frozen, is_sharded
 
 
@@ -83,6 +83,12 @@ def remove(module: nn.Module) -> None:
         for end in (MAP, DEFAULTS, STORED, ROWS):
             module._buffers.pop(name + end, None)
     module._buffers.pop(ESTIMATED, None)
-    for hooks in (module._load_state_dict_post_hooks, module._state_dict_pre_hooks):
-        for key in [key for key, hook in hooks.items() if hook in (read_defaults, refuse_inside)]:
+    own = make_room, read_defaults, refuse_inside
+    for hooks in (
+        module._load_state_dict_pre_hooks,
+        module._load_state_dict_post_hooks,
+        module._state_dict_pre_hooks,
+    ):
+        # torch wraps hooks that it calls before it loads.
+        for key in [key for key, hook in hooks.items() if getattr(hook, "hook", hook) in own]:
             del hooks[key]
