@@ -23,8 +23,6 @@ from partnets.utils import sealed
 
 FORMAT = 4
 _EXPECTED = f"checkpoint of format {FORMAT}; pass a file that Trainer.save wrote."
-# Values of settings that older files lack.
-_OF_BEFORE = {"one_pass": False, "hyper_gradient": {}}
 # The entries of all checkpoints besides format and configuration.
 _NAMES = (
     *("order", "examples", "model", "optimizer", "hyper_optimizer", "scheduler", "hyper_scheduler", "best"),
@@ -65,7 +63,7 @@ def read(trainer: TrainingState, path: str | PathLike, rank: int = 0, without: C
     if not _same(saved.get("format"), FORMAT) or not isinstance(saved.get("configuration"), dict):
         raise ValueError(f"{path} is not a {_EXPECTED}")
     own = configuration(trainer)
-    for name, value in (_OF_BEFORE | saved["configuration"]).items():
+    for name, value in saved["configuration"].items():
         if not _same(value, own.get(name)):
             raise ValueError(
                 f"{path} was saved with {name} {reprlib.repr(value)}, but this trainer has"

@@ -11,9 +11,9 @@ from torch import Tensor, nn
 
 from partnets.hyper import penalties
 from partnets.hyper.penalty import penalised
-from partnets.subnetworks.context import subnetwork, trying, whole
 from partnets.optim.base import PartitionedOptimizer
 from partnets.optim.followed import followed
+from partnets.subnetworks.context import subnetwork, trying, whole
 from partnets.subnetworks.statistics import other_norms, partitioned_norms
 from partnets.subnetworks.switch import noted
 from partnets.training.start import check_finite

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from partnets.hyper import Hyperparameter, penalties
-from partnets.subnetworks.statistics import outdate_statistics
 from partnets.optim.base import PartitionedOptimizer, check_partitioned
+from partnets.subnetworks.statistics import outdate_statistics
 from partnets.training.inner_steps import Averaged, InnerSteps, alone, check_all_finite, leaving_nothing
 from partnets.training.step import (
     check_clip,

@@ -16,10 +16,10 @@ from torch import Tensor, nn
 
 from partnets.hyper import Hyperparameter, hyperparameters, penalties
 from partnets.hyper.penalty import penalised
-from partnets.subnetworks.statistics import other_norms, outdate_statistics
+from partnets.optim.base import PartitionedOptimizer, check_partitioned
 from partnets.subnetworks.context import subnetwork
 from partnets.subnetworks.state import num_partitions as count
-from partnets.optim.base import PartitionedOptimizer, check_partitioned
+from partnets.subnetworks.statistics import other_norms, outdate_statistics
 from partnets.utils.modules import evaluating, is_sharded
 
 

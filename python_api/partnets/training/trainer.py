@@ -281,7 +281,8 @@ class Trainer(TrainingState):
         for module in self._still:
             module.eval()
         if not self._started:
-            self._start()
+            with whole(self.model):
+                self._start()
         done = self.steps + 1
         self.history.add(done, *self.iterate(), self.values())
         is_due = self.lml_every and done % self.lml_every == 0

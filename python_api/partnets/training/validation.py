@@ -9,11 +9,14 @@ import copy
 import math
 import warnings
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import LRScheduler
 
+from partkernels import Partition, Zeros
+from partnets.subnetworks.state import DEFAULTS, MAP, ROWS, STORED, defaults_of, parameter_of, state_of
 from partnets.training.best_model import Best, tensors
 from partnets.training.history import History
 from partnets.training.state import TrainingState
@@ -32,14 +35,41 @@ def check(trainer: TrainingState, saved: dict, rank: int) -> None:
     for name, check_part in PARTS.items():
         if name in saved:
             try:
-                check_part(trainer, saved[name], rank)
+                with _partitioned_as(trainer.model, saved.get("model", {}) if name == "optimizer" else {}):
+                    check_part(trainer, saved[name], rank)
             except Exception as error:  # a part that is damaged may fail anywhere
                 raise ValueError(f"{name}: {error}") from error
 
 
+@contextmanager
+def _partitioned_as(model: nn.Module, state: Mapping) -> Iterator[None]:
+    """Set the maps of weights to those of a state_dict in the context, as partitions may have moved before saving."""
+    before = [(module, name + MAP, module._buffers[name + MAP]) for _, module, name in _weights(model)]
+    try:
+        for path, module, name in _weights(model):
+            if (map := state.get(path + MAP)) is not None:
+                module._buffers[name + MAP] = map.to(module._buffers[name + MAP].device)
+        yield
+    finally:
+        for module, name, map in before:
+            module._buffers[name] = map
+
+
+def _weights(model: nn.Module) -> Iterator[tuple[str, nn.Module, str]]:
+    """Yield the dotted name, the module and the name of each partitioned weight, in each place of tied ones."""
+    for path, module in model.named_modules():
+        if (state := state_of(module)) is not None:
+            for name in state.weights:
+                yield f"{path}.{name}".lstrip("."), module, name
+
+
 def kinds(state: Mapping) -> dict[str, str]:
-    """Return the dtype and shape of each tensor in a state_dict, and other values' types; notes are left out."""
-    return {name: _kind(value) for name, value in state.items() if not isinstance(value, str | int)}
+    """Return the dtype and shape of each tensor in a state_dict, and other values' types.
+
+    Stored defaults are left out, because partitions that move change their sizes.
+    """
+    stored = {name.removesuffix(MAP) + STORED for name in state if str(name).endswith(MAP)}
+    return {name: _kind(value) for name, value in state.items() if name not in stored}
 
 
 def _kind(value) -> str:
@@ -51,6 +81,25 @@ def _kind(value) -> str:
 def _model(trainer: TrainingState, state: dict, _) -> None:
     model = trainer.model
     _like(kinds(state), kinds(model.state_dict()))
+    for path, module, name in _weights(model):
+        weight, own = parameter_of(module, name), state_of(module)
+        sizes = Partition(tuple(weight.shape), own.count, state[path + MAP].cpu(), Zeros()).sizes()
+        is_nested = own.narrow is not None and name in own.narrow.owners
+        if is_nested and not torch.equal(state[path + MAP].cpu(), module._buffers[name + MAP].cpu()):
+            raise ValueError(f"{path + MAP} is of other nested channels than this trainer's.")
+        stored = state.get(path + STORED)
+        if defaults_of(state[path + DEFAULTS]) is not None:
+            if stored is not None:
+                raise ValueError(f"{path + STORED} is a {_kind(stored)}, but the defaults are drawn.")
+        elif not isinstance(stored, Tensor) or _kind(stored) != _kind(weight.new_empty(sum(sizes[1:]))):
+            what = "missing" if stored is None else _kind(stored)
+            raise ValueError(f"{path + STORED} is {what}; it must be {weight.dtype} [{sum(sizes[1:])}].")
+    for path, module in model.named_modules():
+        for name, is_product in getattr(state_of(module), "vectors", {}).items():
+            vector, rows = (state[f"{path}.{name}{end}".lstrip(".")] for end in ("", ROWS))
+            whole = rows.prod(0) if is_product else rows.sum(0)
+            if not torch.allclose(whole, vector, rtol=1e-5, atol=1e-6, equal_nan=True):
+                raise ValueError(f"{path}.{name} and {path}.{name}{ROWS} do not agree.")
 
 
 def _optimizer(trainer: TrainingState, state: dict, _) -> None:

@@ -36,7 +36,7 @@ def trainer(**arguments):
 
 def bits(trainer):
     """Return all tensors that training changes."""
-    tensors = [*trainer.model.parameters(), *(trainer.model[i].partition.map for i in (1, 4))]
+    tensors = [*trainer.model.parameters(), *trainer.model.buffers()]
     for optimizer in filter(None, (trainer.optimizer, trainer.hyper_optimizer)):
         tensors += [value for state in optimizer.state_dict()["state"].values() for value in state.values()]
     if trainer.best is not None:

@@ -178,7 +178,7 @@ def test_an_implicit_gradient_is_that_of_the_minimum():
     layer = nn.Linear(4, 1, bias=False)
     model = nn.Sequential(layer, hyper.WeightDecay(layer, 0.3)).double()
     partnets.partition(model, (0.5, 0.5), defaults="zero")
-    decay, mask = model[1].decay.raw, model[0].partition.mask(1)[0]
+    decay, mask = model[1].decay.raw, partnets.partitions(model)["0.weight"].mask(1)[0]
 
     def best(strength):
         mine = x[0][:, mask]
@@ -334,8 +334,7 @@ class Checkpointed(Tuned):
     """A model with activation checkpoints, which recompute in the backward pass."""
 
     def forward(self, x):
-        contexts = {"use_reentrant": False, "context_fn": partnets.checkpoint_contexts(self)}
-        return self.temperature(self.decay(checkpoint(self.network, x, **contexts)))
+        return self.temperature(self.decay(checkpoint(self.network, x, use_reentrant=False)))
 
 
 @pytest.mark.parametrize("exact", [True, False])
@@ -523,9 +522,9 @@ def test_a_rate_that_is_learned_is_reduced_on_a_plateau_also_after_a_load():
     for one in (optimizer, loaded, copy.deepcopy(optimizer)):
         group = one.param_groups[0]
         assert one.rate_to_follow(group["params"][0], group).item() == pytest.approx(0.05 * 0.01)
-    before, x = model[1][2].bias.detach().clone(), torch.ones(1, 6)
+    before, x = model[1][2].bias_rows.clone(), torch.ones(1, 6)
     partnets.step_weights(model, loaded, 1, (x, None), lambda batch: model(batch[0]).sum())
-    torch.testing.assert_close(before - model[1][2].bias, torch.tensor([[5e-4], [0.0], [0.0]]).expand(3, 3))
+    torch.testing.assert_close(before - model[1][2].bias_rows, torch.tensor([[5e-4], [0.0], [0.0]]).expand(3, 3))
 
 
 def smoothed(loss_in_model=True):

@@ -9,6 +9,7 @@ from torch import nn
 
 import partnets
 from partnets import hyper, optim
+from partnets.subnetworks.state import partitioned_modules, state_of
 
 PROPORTIONS = (0.6, 0.2, 0.2)
 
@@ -55,11 +56,12 @@ def test_a_step_of_the_weights_changes_one_partition_and_its_own_statistics(mode
     before = state(model)
     value = partnets.step_weights(model, partnets.optim.Adam(model), 2, batch, loss_of(model))
     names = changed(before, model)
+    mask = partnets.partitions(model)["head.weight"].mask(2)
     assert not value.requires_grad and model.stem[1].training
     assert not [name for name in names if name.startswith(("stem", "mask"))]
-    assert {"scale", "head.weight", "norm.running_mean"} <= names
-    assert torch.equal(model.head.weight != before["head.weight"], model.head.partition.mask(2))
-    for name in ("norm.running_mean", "head.bias"):
+    assert {"scale", "head.weight", "head.bias"} <= names and "norm.running_mean" not in names
+    assert torch.equal(model.head.weight != before["head.weight"], mask)
+    for name in ("norm.running_mean_rows", "norm.weight_rows", "head.bias_rows", "scale_rows"):
         rows = (state(model)[name] != before[name]).flatten(1).any(1)
         assert rows.tolist() == [False, True, False]
 
@@ -68,7 +70,7 @@ def test_a_step_of_psi_changes_psi_alone(model, batch):
     before = state(model)
     optimizer = torch.optim.Adam(model.mask.parameters(), lr=0.1)
     partnets.step_hyper(model, optimizer, {2: batch, 3: batch}, loss_of(model), weights={2: 0.5, 3: 0.5})
-    assert {name.split(".")[0] for name in changed(before, model)} == {"mask"}
+    assert changed(before, model) == {"mask.probability.raw", "norm.statistics_estimated"}
     assert all(parameter.grad is None for name, parameter in model.named_parameters() if "mask" not in name)
 
 
@@ -111,6 +113,7 @@ def test_an_error_in_the_loss_leaves_the_model_as_it_was(model, batch):
         raise KeyboardInterrupt
 
     modes = [module.training for module in model.modules()]
+    states = [state_of(module) for module in partitioned_modules(model)]
     for step in (
         lambda: partnets.step_weights(model, partnets.optim.SGD(model), 1, batch, fails),
         lambda: partnets.step_hyper(model, torch.optim.SGD(model.mask.parameters(), lr=1.0), {2: batch}, fails),
@@ -118,7 +121,7 @@ def test_an_error_in_the_loss_leaves_the_model_as_it_was(model, batch):
         with pytest.raises(KeyboardInterrupt):
             step()
         assert [module.training for module in model.modules()] == modes
-        assert (model.head.active, model.head.update) == (3, 3)
+        assert all((one.active, one.update, one.thread) == (3, 3, None) for one in states)
         assert all(parameter.requires_grad for parameter in model.mask.parameters())
 
 
