@@ -64,7 +64,7 @@ class HyperLayer(nn.Module):
 
     A linear function of λ scales the rows of a weight, or the dimension that `rows` returns. In a subclass, put
     HyperLayer before torch's layer in the bases, set `ordinary` to torch's layer and `responding` to the parameters'
-    names, and compute with `merged` and `scale`. partnets.partition has a rule for the subclass, made of that for torch's
+    names, and compute with `merged` and `scale`. partnets.partition derives the subclass's rule from that of torch's
     layer.
 
     Args:

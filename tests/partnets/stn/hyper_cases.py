@@ -12,6 +12,8 @@ from torch.func import functional_call
 
 from partnets import hyper, stn
 from partnets.stn.converting import vector_of
+from partnets.subnetworks.parameters import partitioned_parameters
+from partnets.subnetworks.switch import noted
 
 BATCH = 5
 PROPORTIONS = (0.6, 0.4)
@@ -65,8 +67,13 @@ class Case:
 
 @torch.no_grad()
 def shift(model: nn.Module) -> None:
+    partitioned = {one.parameter: one for one in partitioned_parameters(model)}
     for parameter in model.parameters():
-        parameter.add_(torch.randn_like(parameter) / 5)
+        stored = partitioned[parameter].stored if parameter in partitioned else parameter
+        stored.add_(torch.randn_like(stored) / 5)
+    for one in partitioned.values():
+        one.combine()
+    noted(partitioned.values())
     for module in model.modules():
         if isinstance(module, stn.HyperEmbedding) and module.padding_idx is not None:
             module.weight[module.padding_idx] = module.hyper_weight[module.padding_idx] = 0

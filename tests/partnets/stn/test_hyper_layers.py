@@ -15,6 +15,8 @@ import partnets
 from partnets import hyper, stn
 from partnets.stn.converting import vector_of
 from partnets.stn.layer import RULES
+from partnets.subnetworks.parameters import partitioned_parameters
+from partnets.subnetworks.state import partitioned_modules
 
 each_case = pytest.mark.parametrize("case", CASES.values(), ids=CASES)
 
@@ -64,20 +66,44 @@ def test_partitioned_ones_are_those_of_the_subnetwork(case):
     shift(model)
     x, value = case.input(), drawn(model)
     merged = partnets.merge(model, 1)
-    assert not any("Partitioned" in type(module).__name__ for module in merged.modules())
+    assert not partitioned_modules(merged)
     with partnets.subnetwork(model, 1, 1), vector_of(model).at(value):
         y = model(x)
+        y.backward(torch.randn_like(y))
     close(y, by_definition(ordinary, merged, x, value))
-    owned = [
-        (layer, *named) for _, layer in partnets.nn.partitioned.partitioned_layers(model) for named in layer.owned()
-    ]
-    found = gradients(y, torch.randn_like(y), [parameter for *_, parameter in owned])
-    for (layer, name, _), grad in zip(owned, found, strict=True):
-        entries = layer.entries(name, [grad], 2)
-        if entries is not None and entries[1] is not None:
-            assert not grad[entries[1].mask(2).view_as(grad)].any()
-        elif entries is not None:
-            assert not entries[0][0].any()
+    owned = partitioned_parameters(model)
+    assert {one.parameter for one in owned} == set(model.layer.parameters())
+    for one in owned:
+        assert (grad := one.gradient(1)) is not None and grad.any()
+        if one.is_vector:
+            assert one.gradient(2) is None
+        else:
+            assert not grad[one.partition.mask(2)].any()
+
+
+@each_case
+@pytest.mark.parametrize("scheme", ["weight", "node"])
+def test_a_response_is_partitioned_like_its_weight(case, scheme):
+    """Check that W_hyper has the map of W; with scheme 'node', a row of V belongs to the partition of its output."""
+    if isinstance(case.make(), nn.modules.batchnorm._BatchNorm):
+        return
+    _, model = case.pair()
+    partnets.partition(model, PROPORTIONS, defaults="stored", scheme=scheme)
+    ids = {path: partition.ids() for path, partition in partnets.partitions(model).items()}
+    for layer in model.modules():
+        for name in layer.names() if isinstance(layer, stn.HyperLayer) else ():
+            path = next(path for path, p in model.named_parameters() if p is layer._parameters[name])
+            owner = path.removesuffix(name)
+            assert f"{path}_scale" in ids
+            assert (
+                (path in ids) == (f"{owner}hyper_{name}" in ids) == (f"{path}_rows" not in dict(model.named_buffers()))
+            )
+            if path not in ids:
+                continue
+            assert torch.equal(ids[path], ids[f"{owner}hyper_{name}"])
+            if scheme == "node":
+                of_outputs = ids[path].movedim(layer.rows(name), 0).flatten(1)[:, -1]  # the first row may be padding
+                assert torch.equal(ids[f"{path}_scale"], of_outputs[:, None].expand_as(ids[f"{path}_scale"]))
 
 
 @each_case
@@ -85,13 +111,13 @@ def test_conversion_and_freezing_change_no_output(case):
     layer = case.make().to(case.dtype)
     model = Call(layer).to(case.dtype).eval()
     x = case.input()
-    before, parameters = model(x), dict(layer.named_parameters())
+    before, parameters, kind = model(x), dict(layer.named_parameters()), type(layer)
     stn.convert(model, [model.dropout, model.mask], batch_dim=case.batch_dim)
     close(model(x), before)
     assert all(model.layer.get_parameter(name) is parameter for name, parameter in parameters.items())
     shift(model)
     frozen = stn.freeze(model)
-    assert type(frozen.layer) is type(layer)
+    assert type(frozen.layer) is kind and type(layer) is not kind
     assert dict(frozen.named_parameters()).keys() == {f"layer.{name}" for name in parameters}
     close(frozen(x), model(x))
 
@@ -130,7 +156,8 @@ def test_torchs_own_examples_with_no_response(kind, training):
         if not list(layer.parameters()) or not RULES[kind].serves(layer):
             continue
         vector = stn.HyperVector(hyper.Dropout(0.5), centred=False)
-        new = RULES[kind].from_ordinary(copy.deepcopy(layer), vector)
+        new = copy.deepcopy(layer)
+        RULES[kind].convert(new, vector)
         with torch.no_grad():
             for name, parameter in new.named_parameters():
                 if ".hyper_" in f".{name}":

@@ -13,6 +13,7 @@ import partnets
 from partnets import baselines, hyper, optim, stn
 from partnets.hyper import hyperparameters
 from partnets.stn.converting import vector_of
+from partnets.subnetworks.parameters import partitioned_parameters
 
 X = torch.randn(60, 4, generator=torch.Generator().manual_seed(0))
 Y = (X[:, 0] * X[:, 1] > 0).long()
@@ -172,13 +173,49 @@ def test_penalties_of_a_linearised_response_are_whole():
         torch.testing.assert_close(found[1][name], parameter)
 
 
+class _Twice(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return 2 * x
+
+    @staticmethod
+    def backward(ctx, grad):
+        return 2 * grad
+
+
+class WithoutForwardMode(nn.Module):
+    def forward(self, x):
+        return _Twice.apply(x)
+
+
+def test_partitioned_layers_that_do_not_respond_are_linearised_too():
+    """Check that a linearised step of partition 1 is that of the dense subnetwork 1, for the entries that it owns."""
+    network = converted(linearised=True, skip=["6"]).double().eval()
+    with torch.no_grad():
+        for parameter in network.parameters():
+            parameter.add_(torch.randn_like(parameter) / 10)
+    model = partnets.partition(network, PROPORTIONS, defaults="stored")
+    dense = partnets.merge(model, 1)
+    for each in (model, baselines.Ensemble([dense], count=3)):
+        torch.manual_seed(3)
+        step = {"model": each, "optimizer": optim.SGD(each, lr=0.5), "k": 1, "batch": (X[:6].double(), Y[:6])}
+        stn.step_weights(**step, loss=lambda batch, each=each: F.cross_entropy(each(batch[0]), batch[1]))
+    stepped = dict(partnets.merge(model, 1).named_parameters())
+    partitions = partnets.partitions(model)
+    for name, parameter in dense.named_parameters():
+        mine = partitions[name].mask(1) if name in partitions else ...
+        torch.testing.assert_close(stepped[name][mine], parameter[mine], rtol=1e-10, atol=1e-10)
+
+
 def test_what_a_linearised_response_cannot_see_is_refused():
     network = converted(linearised=True)
     model = baselines.Ensemble([network], count=2)
     optimizer = optim.SGD(model, lr=0.5)
     with pytest.raises(RuntimeError, match="not computed from the output"):
         stn.step_weights(model, optimizer, 1, (X, Y), lambda batch: F.cross_entropy(network(batch[0]), batch[1]))
-    model = partnets.partition(converted(linearised=True, skip=["6"]), PROPORTIONS, defaults="stored")
+    network = converted(linearised=True)
+    network.append(WithoutForwardMode())
+    model = partnets.partition(network, PROPORTIONS, defaults="stored")
     with pytest.raises(RuntimeError, match="forward mode"):
         stn.step_weights(model, optim.SGD(model, lr=0.5), 1, (X, Y), lambda batch: F.cross_entropy(model(batch[0]), Y))
     with pytest.raises(ValueError, match="centred=True"):
@@ -279,16 +316,8 @@ def test_later_chunks_reach_no_earlier_partition(centred):
         found[changed] = model
     for changed, unseen in ((2, [1]), (3, [1, 2])):
         for k in unseen:
-            for (_, layer), (_, other) in zip(
-                *(partnets.nn.partitioned.partitioned_layers(found[i]) for i in (None, changed)), strict=True
-            ):
-                for (name, tensor), (_, theirs) in zip(layer.owned(), other.owned(), strict=True):
-                    entries = layer.entries(name, [tensor, theirs], k)
-                    if entries is None:
-                        continue
-                    (ours, changed_ones), partition = entries
-                    mask = slice(None) if partition is None else partition.mask(k).view_as(ours)
-                    assert torch.equal(ours[mask], changed_ones[mask]), (name, k)
+            for one, other in zip(*(partitioned_parameters(found[i]) for i in (None, changed)), strict=True):
+                assert torch.equal(one.take(one.stored, k), other.take(other.stored, k)), (one, k)
     assert any(not torch.equal(p, found[3].get_parameter(name)) for name, p in found[None].named_parameters())
 
 
@@ -367,7 +396,7 @@ def test_a_refused_conversion_changes_nothing():
     kept = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2), dropout)
     inner = kept[1].forward
     kept[1].forward = lambda x: 2 * inner(x)
-    with pytest.raises(ValueError, match="1 is also referenced by an object, a function or a method"):
+    with pytest.raises(ValueError, match="the forward of 1 was replaced by an attribute"):
         stn.convert(kept, dropout)
     assert type(kept[0]) is nn.Linear
     assert type(stn.convert(kept, dropout, skip="1")[1]) is nn.Linear
@@ -389,7 +418,7 @@ def test_an_ordinary_trainer_says_what_it_lacks():
         partnets.Trainer(model, chunks, hyper=hypers(model), sampling=(1, 0)).fit(1)
 
 
-def test_layers_whose_parameters_are_read_elsewhere_stay():
+def test_layers_that_share_a_parameter_stay_and_reading_a_response_raises():
     class Tied(nn.Module):
         def __init__(self):
             super().__init__()
@@ -408,10 +437,17 @@ def test_layers_whose_parameters_are_read_elsewhere_stay():
         "table": "HyperEmbedding",
         "layer": "HyperLinear",
         "head": "Linear",
-        "read": "Linear",
+        "read": "HyperLinear",
         "dropout": "Dropout",
     }
     assert model.head.weight is model.table.weight
+    ids = torch.tensor([[1, 2], [3, 4]])
+    with vector_of(model).perturbed(2), pytest.raises(RuntimeError, match=r"weight of this HyperLinear.*skip="):
+        model(ids)
+    model = Tied()
+    stn.convert(model, model.dropout, skip=["read"])
+    with vector_of(model).perturbed(2):
+        assert type(model.read) is nn.Linear and model(ids).shape == (2, 2, 5)
 
 
 def test_encoder_layers_leave_their_fast_path():
@@ -539,7 +575,7 @@ def test_what_only_looks_like_a_batch_is_found_before_training():
         training = trainer(*baselines.held_out(model, data, validation=0.25))  # batches of 8
         if error:
             with pytest.raises(
-                ValueError, match=r"HyperEmbedding\(9, 4, hyper=1\) is \[8, 8\], and each of 2 examples"
+                ValueError, match=r"HyperEmbedding\(9, 4, hyper=1\) is \[8, 8\], but each of 2 examples"
             ):
                 training.fit(2)
             assert training.steps == 0
