@@ -37,6 +37,15 @@ def other_norms(model: nn.Module) -> list[nn.Module]:
     return [module for module in model.modules() if isinstance(module, _NormBase) and state_of(module) is None]
 
 
+def following_norms(model: nn.Module) -> list[nn.Module]:
+    """Return the modules whose running statistics follow each batch in training mode, even if nothing learns.
+
+    These are those that partnets.partition left out, and those in a baselines.Ensemble.
+    """
+    norms = [module for module in model.modules() if isinstance(module, _NormBase)]
+    return [norm for norm in norms if (state := state_of(norm)) is None or "running_mean" not in state.statistics]
+
+
 def batches_of(norm: nn.Module) -> int:
     """Return how many batches the statistics of all subnetworks have followed."""
     batches, state = norm._buffers["num_batches_tracked"], state_of(norm)

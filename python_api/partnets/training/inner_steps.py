@@ -14,7 +14,7 @@ from partnets.hyper.penalty import penalised
 from partnets.optim.base import PartitionedOptimizer
 from partnets.optim.followed import followed
 from partnets.subnetworks.context import subnetwork, trying, whole
-from partnets.subnetworks.statistics import other_norms, partitioned_norms
+from partnets.subnetworks.statistics import following_norms, partitioned_norms
 from partnets.subnetworks.switch import noted
 from partnets.training.start import check_finite
 from partnets.utils.held import Held
@@ -77,7 +77,7 @@ def leaving_nothing(model: nn.Module) -> Iterator[None]:
     """Normalise as in steps of the weights in the context; restore running statistics on exit."""
     held = [Held(layer) for layer in partitioned_norms(model)]
     try:
-        with whole(model), trying(model), evaluating(*other_norms(model)):
+        with whole(model), trying(model), evaluating(*following_norms(model)):
             yield
     finally:
         for one in held:

@@ -19,7 +19,7 @@ from partnets.hyper.penalty import penalised
 from partnets.optim.base import PartitionedOptimizer, check_partitioned
 from partnets.subnetworks.context import subnetwork
 from partnets.subnetworks.state import num_partitions as count
-from partnets.subnetworks.statistics import other_norms, outdate_statistics
+from partnets.subnetworks.statistics import following_norms, other_norms, outdate_statistics
 from partnets.utils.modules import evaluating, is_sharded
 
 
@@ -54,7 +54,7 @@ def hyper_learning(model: nn.Module, k: int) -> Iterator[None]:
         ValueError: k is out of range.
     """
     check_k(model, k, least=2)
-    with subnetwork(model, active=k - 1, update=None), evaluating(*other_norms(model)):
+    with subnetwork(model, active=k - 1, update=None), evaluating(*following_norms(model)):
         yield
 
 
