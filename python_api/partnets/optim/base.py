@@ -19,6 +19,7 @@ from partnets.hyper import LearningRate, WeightDecay, hyperparameters
 from partnets.subnetworks.parameters import PartitionedParameter, partitioned_parameters
 from partnets.subnetworks.state import MAP, UNKNOWN, num_partitions
 from partnets.subnetworks.switch import noted, switch_of
+from partnets.utils.modules import is_sharded
 
 # Learning rates down to minus this number count as 0, because LinearLR may end there.
 ROUNDING = 1e-9
@@ -205,6 +206,8 @@ class PartitionedOptimizer(torch.optim.Optimizer):
         )
 
     def _has_gradient(self, parameter: nn.Parameter, update: int) -> bool:
+        if is_sharded(parameter):  # another rank may have it
+            return True
         owner = self._owners[parameter]
         grad = owner.gradient(update)
         if grad is None:

@@ -154,7 +154,7 @@ class PerPartition(PartitionedOptimizer):
         shapes = {}
         for k in range(1, self.count + 1):
             if owner.partition is not None:
-                shapes[k] = (owner.numel(k),)
+                shapes[k] = (owner.partition.sizes()[k - 1],)
             elif owner.numel(k):
                 shapes[k] = tuple(owner.of(owner.stored, k).shape)
         return shapes

@@ -26,6 +26,7 @@ from partnets.subnetworks.state import (
 )
 from partnets.subnetworks.statistics import hold_statistics
 from partnets.utils import seeds
+from partnets.utils.shards import local
 
 # The stream of a weight's defaults is 0; a bias is drawn from another, so that the two are independent.
 BIAS_STREAM = 1
@@ -221,7 +222,7 @@ def make_room(module: nn.Module, state_dict: dict, prefix: str, *_) -> None:
             own, saved = module._buffers.pop(name + STORED, None), state_dict.get(prefix + name + STORED)
             if isinstance(saved, Tensor):
                 is_same = own is not None and own.shape == saved.shape
-                room = own if is_same else module._parameters[name].new_empty(saved.shape, requires_grad=False)
+                room = own if is_same else local(module._parameters[name]).new_empty(saved.shape, requires_grad=False)
                 module.register_buffer(name + STORED, room)
 
 
@@ -229,7 +230,7 @@ def read_defaults(module: nn.Module, incompatible_keys) -> None:
     """Take the defaults that a state_dict had."""
     state = vars(module).get(ATTRIBUTE)
     for name in () if state is None else state.weights:
-        state.weights[name] = defaults_of(module._buffers[name + DEFAULTS])
+        state.weights[name] = defaults_of(local(module._buffers[name + DEFAULTS]))
 
 
 def refuse_inside(module: nn.Module, prefix: str, keep_vars: bool) -> None:

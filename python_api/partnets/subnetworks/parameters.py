@@ -11,6 +11,8 @@ from partkernels import Partition, Zeros, gather_entries, scatter_entries
 from partkernels.operators.entries import combine_rows
 from partnets.subnetworks.state import MAP, ROWS, PartitionState, parameter_of, partitioned_modules, state_of
 from partnets.subnetworks.switch import turn_gradient
+from partnets.utils.modules import is_sharded
+from partnets.utils.shards import local, local_partition, part, redistributed, whole
 
 
 class PartitionedParameter:
@@ -37,7 +39,7 @@ class PartitionedParameter:
     @property
     def rows(self) -> Tensor:
         """The vectors of all partitions, [C, ...]."""
-        return self.module._buffers[self.name + ROWS]
+        return local(self.module._buffers[self.name + ROWS])
 
     @property
     def stored(self) -> Tensor:
@@ -46,24 +48,30 @@ class PartitionedParameter:
 
     @property
     def partition(self) -> Partition | None:
-        """Which entry of a weight is of which partition; None if all are of the one that is asked for."""
+        """Which entry of a weight is of which partition; None if all are of the one that is asked for.
+
+        Of a DTensor, these and the entries below are of this rank's part.
+        """
         if self.is_vector or self.owner is not None:
             return None
-        map = self.module._buffers[self.name + MAP]
-        key = map.data_ptr(), map._version, self.parameter.device
+        map, parameter = local(self.module._buffers[self.name + MAP]), self.parameter
+        key = map.data_ptr(), map._version, parameter.device, local(parameter).shape
         if self._partition is None or self._partition[0] != key:
-            plain = Partition._unchecked(tuple(self.parameter.shape), self.state.count, map, Zeros())
-            self._partition = key, plain
+            self._partition = key, local_partition(self._whole(map), parameter)
         return self._partition[1]
 
+    def _whole(self, map: Tensor) -> Partition:
+        return Partition._unchecked(tuple(self.parameter.shape), self.state.count, map, Zeros())
+
     def numel(self, k: int) -> int:
-        """Return how many entries partition k owns."""
-        if self.partition is not None:
-            return self.partition.sizes()[k - 1]
-        return self.parameter.numel() if self.owner in (None, k) else 0
+        """Return how many entries partition k owns, on all ranks together."""
+        if self.is_vector or self.owner is not None:
+            return self.parameter.numel() if self.owner in (None, k) else 0
+        return self._whole(local(self.module._buffers[self.name + MAP])).sizes()[k - 1]
 
     def of(self, tensor: Tensor, k: int) -> Tensor:
-        """Return the view of a tensor like `stored` in which all that partition k owns is."""
+        """Return the view of a tensor like `stored` in which all that partition k owns is; of a DTensor on this rank."""
+        tensor = local(tensor)
         if self.owner is not None:
             return tensor if self.owner == k else tensor.reshape(-1)[:0]
         return tensor[k - 1] if self.is_vector else tensor
@@ -82,14 +90,18 @@ class PartitionedParameter:
             scatter_entries(view, self.partition, k, values)
 
     def gradient(self, k: int) -> Tensor | None:
-        """Return the gradient that partition k is stepped by, of the parameter's shape; None if it has none."""
+        """Return the gradient that partition k is stepped by, like `of(stored, k)`; None if it has none.
+
+        All ranks must call it for a vector that is sharded.
+        """
         grad = self.parameter.grad if self.owner in (None, k) else None
         if not self.is_vector or self.state.count == 1:
-            return grad
+            return None if grad is None else local(redistributed(grad, self.parameter))
         if self.state.grad_of.get(self.name, k) != k:
             grad = None
         kept = self.state.grads.get(self.name, {}).get(k)
-        return grad if kept is None else kept if grad is None else grad + kept
+        found = grad if kept is None else kept if grad is None else grad + kept
+        return None if found is None else whole(found)
 
     @torch.no_grad()
     def put_gradient(self, k: int, values: Tensor) -> None:
@@ -115,7 +127,10 @@ class PartitionedParameter:
         """Make the parameter what its vectors are together, after they were changed."""
         if self.is_vector and self.state.count > 1:
             into = self.parameter if into is None else into
-            combine_rows([into.detach()], [self.rows], self.state.active, [self.state.vectors[self.name]])
+            combined = torch.empty_like(self.rows[0]) if is_sharded(into) else into.detach()
+            combine_rows([combined], [self.rows], self.state.active, [self.state.vectors[self.name]])
+            if is_sharded(into):
+                local(into).copy_(part(combined, into))
 
     def __repr__(self) -> str:
         return f"PartitionedParameter({type(self.module).__name__}.{self.name})"

@@ -16,7 +16,7 @@ from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 from partnets.hyper.penalty import penalties, weighed_penalties
 from partnets.subnetworks.computed import computed
 from partnets.subnetworks.switch import Switch
-from partnets.utils.modules import overlapping
+from partnets.utils.modules import is_sharded, overlapping
 
 # Parts of an output that may be the same for all examples.
 _PLAIN = (int, float, str, type(None))
@@ -85,6 +85,10 @@ def grouping(model: nn.Module, groups: list[Group], switch: Switch) -> Iterator[
 
     Of DistributedDataParallel the module inside does: ranks may have other groups, and gradients travel once.
     """
+    if any(is_sharded(one.parameter) for one in (*switch.weights, *switch.vectors)):
+        raise ValueError(
+            "the model is sharded, and computes one subnetwork at a time; enter one, with numbers instead of tensors."
+        )
     while isinstance(model, nn.parallel.DistributedDataParallel):
         model = model.module
     own, forward = vars(model).get("forward"), model.forward

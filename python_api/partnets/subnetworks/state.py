@@ -27,6 +27,7 @@ import torch
 from torch import Tensor, nn
 
 from partkernels import Defaults, Normal, Partition, Stored, Uniform, Zeros
+from partnets.utils.shards import local
 
 ATTRIBUTE = "_partition_state"
 # The `update` of a state while each example has a subnetwork of its own.
@@ -71,6 +72,8 @@ class PartitionState:
         self.thread: int | None = None
         self.masks = True
         self.starts: dict = {}
+        # What Switch exchanges, by the parameter's name: the same for all models that the module is in.
+        self.exchanged: dict[str, Any] = {}
         # The fingerprint of the chunks that the module has learned from; None before its first step.
         self.learned_from: str | None = None
         # The partitions that have been `update` since their last step, for the optimizers.
@@ -148,12 +151,12 @@ def partition_of(module: nn.Module, name: str) -> Partition:
         name: that of a weight in it, such as "weight".
     """
     state, weight = state_of(module), parameter_of(module, name)
-    defaults, map = state.weights[name], module._buffers[name + MAP]
+    defaults, map = state.weights[name], local(module._buffers[name + MAP])
     if defaults is None:
         whole = torch.zeros(weight.shape, dtype=weight.dtype, device=weight.device)
         partition = Partition._unchecked(tuple(weight.shape), state.count, map, Zeros())
         ids = partition.ids()
-        stored = module._buffers[name + STORED].split(partition.sizes()[1:])
+        stored = local(module._buffers[name + STORED]).split(partition.sizes()[1:])
         for k, values in enumerate(stored, 2):
             whole[ids == k] = values
         defaults = Stored(whole)

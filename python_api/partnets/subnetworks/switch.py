@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import increment_version
 from torch.utils.weak import WeakTensorKeyDictionary
 
+from partkernels import Partition, Zeros
 from partkernels.backend import dispatch
 from partkernels.operators.entries import combine_rows
 from partkernels.operators.subnetwork_weight import select
@@ -20,6 +21,8 @@ from partnets.subnetworks.channels import narrow_to, widen
 from partnets.subnetworks.stateful import move as move_state
 from partnets.subnetworks.stateful import assign_to_all, remember, stateful_modules
 from partnets.subnetworks.state import MAP, PER_EXAMPLE, ROWS, STORED, PartitionState, parameter_of, partition_of, partitioned_modules, state_of
+from partnets.utils.modules import is_sharded
+from partnets.utils.shards import local, local_partition, part, sharded_like
 
 INT32_MAX = 2**31 - 1
 
@@ -35,6 +38,7 @@ class Weight:
             active, the learned entry while it is not.
         starts: where each partition 2..C begins in these two, and where the last one ends.
         key: what all of this was made of.
+        made: how often it was made.
     """
 
     module: nn.Module
@@ -46,22 +50,24 @@ class Weight:
     others: Tensor = None
     starts: list[int] = field(default_factory=list)
     key: tuple = ()
+    made: int = 0
+    _map: tuple[tuple, Tensor | None] = ((), None)
 
     @property
     def is_narrow(self) -> bool:
         """Return whether a subnetwork has a part of the parameter, so that nothing is exchanged."""
         return self.state.narrow is not None and self.name in self.state.narrow.owners
 
-    def refresh(self) -> bool:
-        """Make memory, places and others anew if parameter, map or defaults have changed; return whether they had."""
-        parameter, buffers = self.parameter, self.module._buffers
-        map, stored = buffers[self.name + MAP], buffers.get(self.name + STORED)
+    def refresh(self) -> None:
+        """Make memory, places and others anew if parameter, map or defaults have changed; of a DTensor this rank's part."""
+        parameter, buffers = local(self.parameter), self.module._buffers
+        map, stored = local(buffers[self.name + MAP]), buffers.get(self.name + STORED)
         key = (
             parameter.data_ptr(), parameter.dtype, parameter.stride(), map.data_ptr(), map._version,
             self.state.weights[self.name], None if stored is None else (stored.data_ptr(), stored._version),
         )  # fmt: skip
         if key == self.key:
-            return False
+            return
         with torch.no_grad():
             partition = partition_of(self.module, self.name)
             self.memory = in_memory(parameter.detach(), parameter)
@@ -70,16 +76,30 @@ class Weight:
                     f"{self.name} of {type(self.module).__name__} has gaps in memory, strides {parameter.stride()} of"
                     f" shape {tuple(parameter.shape)}; make it contiguous before partnets.partition."
                 )
-            ids = in_memory(partition.ids().to(parameter.device), parameter)
-            defaults = partition.defaults.values(parameter.shape, parameter.dtype, parameter.device)
-            defaults = in_memory(defaults, parameter)
+            defaults = partition.defaults.values(partition.shape, parameter.dtype, parameter.device)
+            ids, defaults = (
+                in_memory(part(whole, self.parameter), parameter)
+                for whole in (partition.ids().to(parameter.device), defaults)
+            )
             index = torch.int32 if parameter.numel() <= INT32_MAX else torch.int64
             found = [(ids == k).nonzero().view(-1) for k in range(2, self.state.count + 1)]
             self.starts = [0, *itertools.accumulate(len(places) for places in found)]
             places = torch.cat(found) if found else ids.new_zeros(0, dtype=torch.int64)
             self.others, self.places = defaults[places], places.to(index)
         self.key = key
-        return True
+        self.made += 1
+
+    def map_of(self, grad: Tensor) -> Tensor | None:
+        """Return the map of the weight, or of this rank's part of a gradient that is a DTensor; None if it is empty."""
+        map = local(self.module._buffers[self.name + MAP])
+        if not is_sharded(grad):
+            return map
+        key = map.data_ptr(), map._version, grad.placements, grad.device
+        if key != self._map[0]:
+            partition = Partition._unchecked(tuple(grad.shape), self.state.count, map, Zeros())
+            own = local_partition(partition, grad)
+            self._map = key, None if own is None else own.map
+        return self._map[1]
 
 
 def in_memory(tensor: Tensor, like: Tensor) -> Tensor | None:
@@ -108,13 +128,13 @@ class Vector:
 
     @property
     def rows(self) -> Tensor:
-        return self.module._buffers[self.name + ROWS]
+        return local(self.module._buffers[self.name + ROWS])
 
     def combined(self) -> Tensor:
-        """Return the vector of the whole network."""
-        whole = torch.empty_like(self.parameter)
+        """Return the vector of the whole network; of a DTensor this rank's part."""
+        whole = torch.empty_like(self.rows[0])
         combine_rows([whole], [self.rows], self.state.count, [self.is_product])
-        return whole
+        return part(whole, self.parameter).to(self.parameter.device)
 
 
 class Switch:
@@ -129,8 +149,8 @@ class Switch:
         self._model = weakref.ref(model)
         self.modules = modules
         self.states = [state_of(module) for module in modules]
-        weights: dict[int, Weight] = {}
-        vectors: dict[int, Vector] = {}
+        self._ids = {id(state) for state in self.states}
+        found: dict[int, Weight | Vector] = {}
         self.aliases: list[tuple[nn.Module, str, nn.Parameter]] = []
         self.wholes: list[tuple[nn.Parameter, int]] = []
         for module, state in zip(modules, self.states, strict=True):
@@ -139,18 +159,32 @@ class Switch:
             for name in (*state.weights, *state.vectors):
                 parameter = parameter_of(module, name)
                 self.aliases.append((module, name, parameter))
-                if id(parameter) in weights or id(parameter) in vectors:
-                    continue
-                if name in state.weights:
-                    weights[id(parameter)] = Weight(module, name, state, parameter)
-                else:
-                    vectors[id(parameter)] = Vector(module, name, state, parameter, state.vectors[name])
-        self.weights, self.vectors = list(weights.values()), list(vectors.values())
+                if id(parameter) not in found:
+                    found[id(parameter)] = self._exchanged_of(module, name, parameter)
+                state.exchanged[name] = found[id(parameter)]
+        self.weights = [one for one in found.values() if isinstance(one, Weight)]
+        self.vectors = [one for one in found.values() if isinstance(one, Vector)]
         self.statistics = [(module, state) for module, state in zip(modules, self.states, strict=True) if state.statistics]
         self.stateful = stateful_modules(modules)
         # Whether the model stays in a subnetwork that is left, until the next one is entered.
         self.is_resident = False
         self._lists: dict[tuple[int, int], tuple] = {}
+        self._made_of: list = []
+
+    def _exchanged_of(self, module: nn.Module, name: str, parameter: nn.Parameter) -> Weight | Vector:
+        """Return what is exchanged with a parameter: what another model with this module has, if there is one."""
+        state = state_of(module)
+        known = state.exchanged.get(name)
+        if known is not None and known.parameter is parameter and id(known.state) in self._ids:
+            return known
+        if known is not None and is_sharded(known.parameter) and not is_sharded(parameter):
+            raise RuntimeError(
+                f"the {name} of a {type(module).__name__} is still gathered from its shards; call reshard() of the"
+                " modules that torch has sharded first."
+            )
+        if name in state.weights:
+            return Weight(module, name, state, parameter)
+        return Vector(module, name, state, parameter, state.vectors[name])
 
     @property
     def model(self) -> nn.Module:
@@ -166,7 +200,13 @@ class Switch:
 
     def prepare(self) -> None:
         """Look at everything outside of subnetworks: what has changed there is taken over, or refused."""
-        if any([one.refresh() for one in self.weights if not one.is_narrow]):
+        for one in self.weights:
+            if not one.is_narrow:
+                one.refresh()
+        made_of = [one.made for one in self.weights]
+        made_of += [(local(one.parameter).data_ptr(), one.rows.data_ptr()) for one in self.vectors]
+        if made_of != self._made_of:
+            self._made_of = made_of
             self._lists.clear()
         if self.stateful:
             assign_to_all(self.model, self.stateful)
@@ -178,25 +218,21 @@ class Switch:
     def hook(self) -> None:
         """Let the gradients of trainable parameters be those of the partition that learns; C outside of subnetworks."""
         for one in (*self.weights, *self.vectors):
-            parameter = one.parameter
-            if parameter.requires_grad and parameter not in _hooked:
-                _hooked[parameter] = True
-                hook = mask_weight if isinstance(one, Weight) else mask_vector
-                parameter.register_hook(lambda grad, one=one, hook=hook: hook(one, grad))
+            watch(one, one.parameter)
 
     @torch.no_grad()
     def _agree(self, one: Vector) -> None:
         """Check that a parameter is what its rows make, where one of them was written into."""
-        whole = one.combined()
+        whole, parameter = one.combined(), local(one.parameter)
         before = one.state.versions.get(one.name)
-        is_kept = before is not None and before[0] == one.parameter._version  # and only the rows have changed
-        if not is_kept and not torch.allclose(whole, one.parameter, rtol=1e-5, atol=1e-6):
+        is_kept = before is not None and before[0] == parameter._version  # and only the rows have changed
+        if not is_kept and not torch.allclose(whole, parameter, rtol=1e-5, atol=1e-6):
             raise RuntimeError(
                 f"the {one.name} of {type(one.module).__name__} was written into, but is the"
                 f" {'product' if one.is_product else 'sum'} of a vector for each partition; write into"
                 f" {one.name}_rows [C, ...] instead, through partnets.assign."
             )
-        one.parameter.copy_(whole)
+        parameter.copy_(whole)
         noted([one])
 
     @torch.no_grad()
@@ -231,35 +267,43 @@ class Switch:
         for operators, vectors, *some in lists[2]:
             operators.combine_rows(vectors, *some)
             increment_version(vectors)
+        for shard, combined in lists[3]:
+            shard.copy_(combined)
         for state, new in zip(self.states, wanted, strict=True):
             state.active = new
 
     def _exchanged(self, wanted: dict[int, int]) -> tuple:
         """Return what `move` hands to the kernels."""
         exchanged, combined = defaultdict(lambda: ([], [], [])), defaultdict(lambda: ([], [], []))
-        written = {}
+        written, shards = [], []
         for one in self.weights:
             if one.is_narrow:
                 continue
             low, high = sorted((one.state.active, wanted[id(one.state)]))
-            part = slice(one.starts[low - 1], one.starts[high - 1])
-            if part.start < part.stop:
-                lists = exchanged[one.parameter.device, one.parameter.dtype]
-                for values, value in zip(lists, (one.memory, one.places[part], one.others[part]), strict=True):
+            between = slice(one.starts[low - 1], one.starts[high - 1])
+            if between.start < between.stop:
+                lists = exchanged[one.memory.device, one.memory.dtype]
+                for values, value in zip(lists, (one.memory, one.places[between], one.others[between]), strict=True):
                     values.append(value)
-                written[id(one)] = one.parameter
+                written += {id(tensor): tensor for tensor in (one.parameter, local(one.parameter))}.values()
         for one in self.vectors:
             if one.state.active != (new := wanted[id(one.state)]):
-                lists = combined[one.parameter.device, one.parameter.dtype, new]
-                for values, value in zip(lists, (one.parameter, one.rows, int(one.is_product)), strict=True):
+                whole, rows = one.parameter, one.rows
+                if is_sharded(whole):
+                    whole = torch.empty_like(rows[0])
+                    shards.append((local(one.parameter), part(whole, one.parameter)))
+                    written.append(one.parameter)
+                lists = combined[rows.device, rows.dtype, new]
+                for values, value in zip(lists, (whole, rows, int(one.is_product)), strict=True):
                     values.append(value)
         return (
             [(dispatch.choose("auto", *key), *lists) for key, lists in exchanged.items()],
-            [parameter for parameter in written.values() if not parameter.is_inference()],
+            [tensor for tensor in written if not tensor.is_inference()],
             [
                 (dispatch.choose("auto", *key), vectors, rows, new, products)
                 for (*key, new), (vectors, rows, products) in combined.items()
             ],
+            shards,
         )
 
     def fit(self) -> None:
@@ -294,8 +338,8 @@ class Switch:
 
 def version_of(one) -> tuple[int, int]:
     """Return the versions of a parameter and of its vectors; 0 if it is of an inference tensor."""
-    rows = one.module._buffers.get(one.name + ROWS)
-    tensors = (one.parameter,) if rows is None else (one.parameter, rows)
+    rows, parameter = one.module._buffers.get(one.name + ROWS), local(one.parameter)
+    tensors = (parameter,) if rows is None else (parameter, local(rows))
     return tuple(0 if tensor.is_inference() else tensor._version for tensor in tensors)
 
 
@@ -305,6 +349,13 @@ def noted(parameters) -> None:
         one.state.versions[one.name] = version_of(one)
 
 
+def watch(one: Weight | Vector, parameter: nn.Parameter) -> None:
+    """Let the gradients of a parameter, or of all of it as gathered from shards, be those of the partition that learns."""
+    if parameter.requires_grad and _hooked.get(parameter) not in (parameter._backward_hooks or ()):
+        hook = mask_weight if isinstance(one, Weight) else mask_vector
+        _hooked[parameter] = parameter.register_hook(lambda grad: hook(one, grad)).id
+
+
 def mask_weight(one: Weight, grad: Tensor) -> Tensor | None:
     """Return the gradient with zeros outside of the partition that learns."""
     state = one.state
@@ -312,8 +363,10 @@ def mask_weight(one: Weight, grad: Tensor) -> Tensor | None:
         return None
     if state.update is None:
         return torch.zeros_like(grad)
-    map = one.module._buffers[one.name + MAP]
-    return select(grad, state.update, state.update, map, state.count, dispatch.requested())
+    if (map := one.map_of(grad)) is None:
+        return None
+    selected = select(local(grad), state.update, state.update, map, state.count, dispatch.requested())
+    return sharded_like(selected, grad)
 
 
 def mask_vector(one: Vector, grad: Tensor) -> Tensor | None:
@@ -327,8 +380,8 @@ def mask_vector(one: Vector, grad: Tensor) -> Tensor | None:
     if not one.is_product or state.active == 1:
         return None
     rows = one.rows
-    others = torch.cat([rows[: update - 1], rows[update : state.active]])
-    return grad * others.prod(0)
+    factor = torch.cat([rows[: update - 1], rows[update : state.active]]).prod(0)
+    return sharded_like(local(grad) * part(factor, grad).to(grad.dtype), grad)
 
 
 def turn_gradient(one, k: int) -> None:
@@ -337,13 +390,15 @@ def turn_gradient(one, k: int) -> None:
     before = state.grad_of.get(one.name)
     if parameter.grad is not None and before not in (None, k):
         kept = state.grads.setdefault(one.name, {})
-        kept[before] = kept[before] + parameter.grad if before in kept else parameter.grad
+        # A copy, as DistributedDataParallel writes the next gradient into the same memory.
+        kept[before] = kept[before] + parameter.grad if before in kept else parameter.grad.clone()
         parameter.grad = kept.pop(k, None)
     state.grad_of[one.name] = k
 
 
 _switches: WeakKeyDictionary[nn.Module, Switch] = WeakKeyDictionary()
-# The parameters whose gradients are masked: a parameter may be in several models, and a model have several switches.
+# The number of the hook that masks a parameter's gradient, which Held.put_back may remove. A parameter may be in
+# several models, and a model have several switches.
 _hooked = WeakTensorKeyDictionary()
 
 

@@ -1,0 +1,106 @@
+"""Shards: the part of a tensor that this rank has, where torch has made it a DTensor."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from partkernels import Partition, Zeros
+from partkernels.formats import packed_map
+from partnets.utils.modules import is_sharded
+
+
+def local(tensor: Tensor) -> Tensor:
+    """Return this rank's part of a DTensor, in the same memory; other tensors as they are.
+
+    Example:
+        >>> local(torch.ones(2))
+        tensor([1., 1.])
+    """
+    if not is_sharded(tensor):
+        return tensor
+    with torch.no_grad():
+        return tensor.to_local()
+
+
+def whole(tensor: Tensor) -> Tensor:
+    """Return all of a DTensor, gathered from all ranks, which must call it; other tensors as they are.
+
+    Example:
+        >>> whole(torch.ones(2))
+        tensor([1., 1.])
+    """
+    return tensor.full_tensor() if is_sharded(tensor) else tensor
+
+
+def part(tensor: Tensor, like: Tensor) -> Tensor:
+    """Return the view of a whole tensor at the place of this rank's part of a DTensor; all of it for other tensors.
+
+    Args:
+        tensor: of the shape of `like`.
+        like: a DTensor, or another tensor.
+
+    Raises:
+        ValueError: the DTensor is placed in a way that leaves no one block to each rank.
+
+    Example:
+        >>> part(torch.arange(3), torch.zeros(3))
+        tensor([0, 1, 2])
+    """
+    if not is_sharded(like):
+        return tensor
+    from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+
+    shape, offset = compute_local_shape_and_global_offset(like.shape, like.device_mesh, like.placements)
+    if shape != tuple(local(like).shape) or len(offset) != len(shape):
+        raise ValueError(
+            f"a parameter of shape {tuple(like.shape)} is placed as {like.placements}, of which this rank has"
+            f" {tuple(local(like).shape)}; pass Shard and Replicate placements."
+        )
+    return tensor[tuple(slice(start, start + size) for start, size in zip(offset, shape, strict=True))]
+
+
+def redistributed(tensor: Tensor, like: Tensor) -> Tensor:
+    """Return a DTensor placed as another one; other tensors as they are.
+
+    Example:
+        >>> redistributed(torch.ones(1), torch.zeros(1))
+        tensor([1.])
+    """
+    if not is_sharded(tensor) or tensor.placements == like.placements:
+        return tensor
+    return tensor.redistribute(placements=like.placements)
+
+
+def sharded_like(tensor: Tensor, like: Tensor) -> Tensor:
+    """Return the DTensor of which this rank has a part, where `like` is one; otherwise the tensor itself.
+
+    Example:
+        >>> sharded_like(torch.ones(1), torch.zeros(1))
+        tensor([1.])
+    """
+    if not is_sharded(like):
+        return tensor
+    shape = {"shape": like.shape, "stride": like.stride()}
+    return type(like).from_local(tensor, like.device_mesh, like.placements, run_check=False, **shape)
+
+
+def local_partition(partition: Partition, like: Tensor) -> Partition | None:
+    """Return which entry of this rank's part of a weight is of which partition, without defaults; None if it is empty.
+
+    Args:
+        partition: that of the whole weight.
+        like: the weight, or a tensor like it.
+
+    Example:
+        >>> whole = Partition.random((2, 4), (0.5, 0.5), seed=0)
+        >>> local_partition(whole, torch.zeros(2, 4)) is whole
+        True
+    """
+    if not is_sharded(like):
+        return partition
+    ids = part(partition.ids(), like)
+    if not ids.numel():
+        return None
+    packed = packed_map.pack(packed_map.to_matrix((ids - 1).to(torch.uint8)), partition.bits)
+    return Partition._unchecked(tuple(ids.shape), partition.count, packed.to(local(like).device), Zeros())
