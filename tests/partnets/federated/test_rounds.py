@@ -333,6 +333,16 @@ def test_what_modules_count_starts_anew_for_each_partition_and_round():
     assert base.evaluate(values) == client(0, make=counting, audit=False).evaluate(values)
 
 
+def test_hooks_of_ones_own_on_parameters_change_nothing():
+    """Check that gradients stay masked after a client has restored the hooks that it was constructed with."""
+    model, psi = make_model()
+    for parameter in model.parameters():
+        parameter.register_hook(lambda grad: grad)
+    plain, hooked = client(1), Client(model, load_data(1), 2, 1, hyper=psi, batch_size=8)
+    values = {name: vector + 0.1 for name, vector in plain.vectors.read().items()}
+    assert same(plain.train(values, 1).values, hooked.train(values, 1).values)
+
+
 def test_what_is_frozen_or_unfrozen_later_is_an_error():
     one, own = client(1), server()
     values = own.values()
