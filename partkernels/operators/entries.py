@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
+from torch.autograd.graph import increment_version
 
 from partkernels.backend import dispatch
 from partkernels.backend.reference.entries import empty_entries
@@ -21,7 +23,7 @@ _exchange = define_in_place(
     "exchange_entries", "Tensor(a!)[] tensors, Tensor[] places, Tensor(b!)[] values"
 )
 _combine = define_in_place(
-    "combine_rows", "Tensor(a!)[] vectors, Tensor[] rows, int active, int[] are_products"
+    "combine_rows", "Tensor(a!)[] vectors, Tensor[] rows, int active, int[] are_products, int skip"
 )
 
 
@@ -46,7 +48,9 @@ def exchange_entries(tensors: list[Tensor], places: list[Tensor], values: list[T
         _exchange(tensors, places, values, dispatch.requested())
 
 
-def combine_rows(vectors: list[Tensor], rows: list[Tensor], active: int, are_products: list[bool]) -> None:
+def combine_rows(
+    vectors: list[Tensor], rows: list[Tensor], active: int, are_products: list[bool], skip: int | None = None
+) -> None:
     """Set vectors to b_1 + ... + b_k, or to s_1 * ... * s_k (Appendix I.2), in place.
 
     Args:
@@ -54,6 +58,7 @@ def combine_rows(vectors: list[Tensor], rows: list[Tensor], active: int, are_pro
         rows: for each a contiguous [C, ...] of the vector's shape.
         active: k, 1..C.
         are_products: for each, whether the rows are multiplied.
+        skip: a partition whose row is left out, 1..C; None for none.
 
     Raises:
         RuntimeError: the lists or the tensors in them do not fit each other.
@@ -65,7 +70,53 @@ def combine_rows(vectors: list[Tensor], rows: list[Tensor], active: int, are_pro
         tensor([11., 22.])
     """
     if vectors:
-        _combine(vectors, rows, active, [int(one) for one in are_products], dispatch.requested())
+        _combine(vectors, rows, active, [int(one) for one in are_products], (skip or 0) - 1, dispatch.requested())
+
+
+class Exchange:
+    """Changes of many tensors that are made again and again: by one launch on a GPU, and without checks.
+
+    Args:
+        tensors, places, values: see exchange_entries; places are int32 on a GPU.
+        vectors, rows, are_products: see combine_rows. All tensors are of one dtype, on one device.
+
+    Example:
+        >>> weight, values, bias = torch.tensor([1.0, 2.0]), torch.tensor([9.0]), torch.zeros(1)
+        >>> rows = torch.tensor([[1.0], [10.0]])
+        >>> Exchange([weight], [torch.tensor([1])], [values], [bias], [rows], [False])(active=2)
+        >>> weight, values, bias
+        (tensor([1., 9.]), tensor([2.]), tensor([11.]))
+    """
+
+    def __init__(
+        self,
+        tensors: Sequence[Tensor] = (),
+        places: Sequence[Tensor] = (),
+        values: Sequence[Tensor] = (),
+        vectors: Sequence[Tensor] = (),
+        rows: Sequence[Tensor] = (),
+        are_products: Sequence[bool] = (),
+    ) -> None:
+        self.entries = list(tensors), list(places), list(values)
+        self.rows = list(vectors), list(rows), [int(one) for one in are_products]
+        self.written = [tensor for tensor in (*tensors, *values, *vectors) if not tensor.is_inference()]
+        self._run = None
+        if like := [*tensors, *vectors]:
+            self.operators = dispatch.choose(dispatch.requested(), like[0].device, like[0].dtype)
+            if prepare := getattr(self.operators, "prepared", None):
+                self._run = prepare(*self.entries, *self.rows)
+
+    def __call__(self, active: int, skip: int | None = None) -> None:
+        """Swap the entries, and combine the first `active` rows without that of partition `skip`."""
+        if self._run is not None:
+            self._run(active, (skip or 0) - 1)
+        elif self.written:
+            if self.entries[0]:
+                self.operators.exchange_entries(*self.entries)
+            if self.rows[0]:
+                vectors, rows, are_products = self.rows
+                self.operators.combine_rows(vectors, rows, active, are_products, (skip or 0) - 1)
+        increment_version(self.written)
 
 
 @torch.no_grad()

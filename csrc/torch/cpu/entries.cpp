@@ -109,8 +109,8 @@ void exchange_entries(Tensors tensors, Tensors places, Tensors values) {
   }
 }
 
-// Sums, or products, of the first `active` rows of each tensor [C, ...].
-void combine_rows(Tensors vectors, Tensors rows, int64_t active, Sizes are_products) {
+// Sums, or products, of the first `active` rows of each tensor [C, ...], without row `skip`; -1 skips none.
+void combine_rows(Tensors vectors, Tensors rows, int64_t active, Sizes are_products, int64_t skip) {
   STD_TORCH_CHECK(vectors.size() == rows.size() && vectors.size() == are_products.size(), "lists of ", vectors.size(),
                   ", ", rows.size(), " and ", are_products.size());
   for (size_t i = 0; i < vectors.size(); ++i) {
@@ -126,8 +126,10 @@ void combine_rows(Tensors vectors, Tensors rows, int64_t active, Sizes are_produ
       const T* const from = data<const T>(rows[i]);
       const int64_t length = vectors[i].numel();
       for (int64_t j = 0; j < length; ++j) {
-        auto total = cpu::widen(from[j]);
-        for (int64_t row = 1; row < active; ++row) {
+        auto total = cpu::widen(T{});
+        if (are_products[i]) total = 1;
+        for (int64_t row = 0; row < active; ++row) {
+          if (row == skip) continue;
           const auto next = cpu::widen(from[row * length + j]);
           total = are_products[i] ? total * next : total + next;
         }

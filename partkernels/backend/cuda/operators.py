@@ -25,6 +25,11 @@ from partkernels.backend.reference.entries import (
 )
 from partkernels.backend.reference.linear import empty_linear
 
+try:
+    from partkernels.backend.triton.exchange import prepared
+except ImportError:  # without Triton each tensor has launches of its own
+    prepared = None
+
 __all__ = [
     "combine_rows", "conv2d", "conv2d_grad_input", "conv2d_grad_weight", "exchange_entries", "gather_entries", "grad_bias", "linear",
     "linear_grad_input", "linear_grad_weight", "scatter_entries",

@@ -38,7 +38,10 @@ def exchange_entries(tensors: list[Tensor], places: list[Tensor], values: list[T
         others.copy_(mine)
 
 
-def combine_rows(vectors: list[Tensor], rows: list[Tensor], active: int, are_products: list[int]) -> None:
-    """Set vectors to the sums, or products, of the first rows."""
+def combine_rows(
+    vectors: list[Tensor], rows: list[Tensor], active: int, are_products: list[int], skip: int = -1
+) -> None:
+    """Set vectors to the sums, or products, of the first rows, without the one that is skipped."""
     for vector, each, is_product in zip(vectors, rows, are_products, strict=True):
-        vector.copy_(each[:active].prod(0) if is_product else each[:active].sum(0))
+        some = each[:active] if skip < 0 else torch.cat([each[:skip], each[skip + 1 : active]])
+        vector.copy_(some.prod(0) if is_product else some.sum(0))

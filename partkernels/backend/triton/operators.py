@@ -6,10 +6,10 @@ A kernel rebuilds a subnetwork's weight in registers, tile by tile, or writes a 
 
 from partkernels.backend.plan import use_plan
 from partkernels.backend.reference.bias import grad_bias
-from partkernels.backend.reference.entries import combine_rows, exchange_entries
 from partkernels.backend.triton.conv2d import conv2d, conv2d_grad_input, conv2d_grad_weight
 from partkernels.backend.triton.embedding import embedding
 from partkernels.backend.triton.entries import gather_entries, scatter_entries
+from partkernels.backend.triton.exchange import combine_rows, exchange_entries, prepared
 from partkernels.backend.triton.linear import linear, linear_grad_input, linear_grad_weight
 from partkernels.backend.triton.optimizers import adam_steps, sgd_steps
 from partkernels.backend.triton.plans import Config, tuning
@@ -29,6 +29,7 @@ __all__ = [
     "linear",
     "linear_grad_input",
     "linear_grad_weight",
+    "prepared",
     "scatter_entries",
     "sgd_steps",
     "subnetwork_weight",

@@ -1,0 +1,72 @@
+"""exchange_entries and combine_rows: swaps and sums of many tensors, on every backend."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from against_dense import BY_ONE_PLAN, Target
+
+from partkernels.operators.entries import combine_rows, exchange_entries
+from partkernels.testing import poisoned_memory
+
+DTYPES = [torch.float32, torch.float64, torch.bfloat16]
+SIZES = [1, 7, 1024, 3000]
+TARGETS = [Target("reference", "cpu"), *BY_ONE_PLAN]
+
+
+def tensors_of(target: Target, dtype: torch.dtype) -> tuple[list, list, list]:
+    """Return vectors, distinct places in them, and values for these."""
+    tensors = [target.randn((size,)).to(dtype) for size in SIZES]
+    places = [torch.randperm(size)[: (size + 1) // 2].sort().values.int().to(target.device) for size in SIZES]
+    return tensors, places, [target.randn(at.shape).to(dtype) for at in places]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("target", TARGETS, ids=str)
+def test_entries_are_swapped_with_values_and_back(target, dtype):
+    tensors, places, values = tensors_of(target, dtype)
+    before = [tensor.clone() for tensor in (*tensors, *values)]
+    versions = [tensor._version for tensor in tensors]
+    with target.use():
+        exchange_entries(tensors, places, values)
+    count = len(tensors)
+    for tensor, at, value, old, given in zip(tensors, places, values, before[:count], before[count:], strict=True):
+        assert torch.equal(value, old[at.long()])
+        assert torch.equal(tensor, old.index_put((at.long(),), given))
+    assert all(tensor._version > version for tensor, version in zip(tensors, versions, strict=True))
+    with target.use():
+        exchange_entries(tensors, places, values)
+    assert all(torch.equal(now, then) for now, then in zip((*tensors, *values), before, strict=True))
+
+
+@pytest.mark.parametrize("active", [1, 2, 4])
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("target", TARGETS, ids=str)
+def test_rows_are_summed_or_multiplied(target, dtype, active):
+    shapes = [(), (5,), (1, 3, 4), (2000,)]
+    rows = [target.randn((4, *shape)).to(dtype) for shape in shapes]
+    are_products = [False, True, False, True]
+    with target.use(), poisoned_memory():
+        vectors = [torch.empty(shape, dtype=dtype, device=target.device) for shape in shapes]
+        combine_rows(vectors, rows, active, are_products)
+    for vector, each, is_product in zip(vectors, rows, are_products, strict=True):
+        exact = each[:active].double()
+        exact = exact.prod(0) if is_product else exact.sum(0)
+        torch.testing.assert_close(vector.double(), exact, rtol=4 * torch.finfo(dtype).eps, atol=4 * torch.finfo(dtype).eps)
+
+
+def test_what_does_not_fit_is_refused_before_anything_changes():
+    tensor, values = torch.arange(4.0), torch.zeros(2)
+    for places, others in [
+        (torch.tensor([0, 1, 2]), values),
+        (torch.tensor([0.0, 1.0]), values),
+        (torch.tensor([0, 1]), values.double()),
+        (torch.tensor([[0, 1]]), values),
+    ]:
+        with pytest.raises((RuntimeError, ValueError)):
+            exchange_entries([tensor], [places], [others])
+    assert torch.equal(tensor, torch.arange(4.0)) and not values.any()
+    with pytest.raises(RuntimeError, match="does not fit"):
+        combine_rows([torch.zeros(3)], [torch.zeros(2, 4)], 1, [False])
+    with pytest.raises(RuntimeError, match="does not fit"):
+        combine_rows([torch.zeros(3)], [torch.zeros(2, 3)], 3, [False])
