@@ -15,7 +15,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from partkernels import Partition, Zeros
 from partkernels.backend import dispatch
-from partkernels.operators.entries import combine_rows
+from partkernels.operators.entries import Exchange, combine_rows
 from partkernels.operators.subnetwork_weight import select
 from partnets.subnetworks.channels import narrow_to, widen
 from partnets.subnetworks.stateful import move as move_state
@@ -252,8 +252,8 @@ class Switch:
         for module, state in zip(self.modules, self.states, strict=True):
             if state.narrow is not None:
                 widen(module)
-        for operators, *some in lists[0]:
-            operators.exchange_entries(*some)
+        for exchange, new in lists[0]:
+            exchange(new)
         increment_version(lists[1])
         for module, state, new in zip(self.modules, self.states, wanted, strict=True):
             for name in state.statistics if state.active != new else ():
@@ -264,17 +264,15 @@ class Switch:
             new = wanted[self.states.index(state_of(module))]
             if state_of(module).active != new:
                 move_state(module, new)
-        for operators, vectors, *some in lists[2]:
-            operators.combine_rows(vectors, *some)
-            increment_version(vectors)
-        for shard, combined in lists[3]:
+        for shard, combined in lists[2]:
             shard.copy_(combined)
         for state, new in zip(self.states, wanted, strict=True):
             state.active = new
 
     def _exchanged(self, wanted: dict[int, int]) -> tuple:
         """Return what `move` hands to the kernels."""
-        exchanged, combined = defaultdict(lambda: ([], [], [])), defaultdict(lambda: ([], [], []))
+        # By device, dtype and subnetwork: tensors, places and values; then vectors, their rows, whether to multiply.
+        found: dict[tuple, tuple[list, ...]] = defaultdict(lambda: tuple([] for _ in range(6)))
         written, shards = [], []
         for one in self.weights:
             if one.is_narrow:
@@ -282,7 +280,7 @@ class Switch:
             low, high = sorted((one.state.active, wanted[id(one.state)]))
             between = slice(one.starts[low - 1], one.starts[high - 1])
             if between.start < between.stop:
-                lists = exchanged[one.memory.device, one.memory.dtype]
+                lists = found[one.memory.device, one.memory.dtype, wanted[id(one.state)]][:3]
                 for values, value in zip(lists, (one.memory, one.places[between], one.others[between]), strict=True):
                     values.append(value)
                 written += {id(tensor): tensor for tensor in (one.parameter, local(one.parameter))}.values()
@@ -293,16 +291,12 @@ class Switch:
                     whole = torch.empty_like(rows[0])
                     shards.append((local(one.parameter), part(whole, one.parameter)))
                     written.append(one.parameter)
-                lists = combined[rows.device, rows.dtype, new]
+                lists = found[rows.device, rows.dtype, new][3:]
                 for values, value in zip(lists, (whole, rows, int(one.is_product)), strict=True):
                     values.append(value)
         return (
-            [(dispatch.choose("auto", *key), *lists) for key, lists in exchanged.items()],
+            [(Exchange(*lists), new) for (*_, new), lists in found.items()],
             [tensor for tensor in written if not tensor.is_inference()],
-            [
-                (dispatch.choose("auto", *key), vectors, rows, new, products)
-                for (*key, new), (vectors, rows, products) in combined.items()
-            ],
             shards,
         )
 
