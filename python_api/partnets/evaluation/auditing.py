@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import copy
-import itertools
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
-from functools import partial
+import math
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from itertools import islice
 from typing import Any, NamedTuple
 
 import torch
@@ -15,51 +15,31 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from partnets.data import batch as batches
 from partnets.data.batch import Forward, Loss, call
-from partnets.hyper import hyperparameters, penalties
+from partnets.hyper import penalties
 from partnets.hyper.penalty import with_terms
-from partnets.subnetworks.context import subnetwork, trying, whole
-from partnets.subnetworks.parameters import partitioned_parameters
+from partnets.subnetworks.context import subnetwork, trying
+from partnets.subnetworks.parameters import names_of, partitioned_parameters
 from partnets.subnetworks.state import DEFAULTS, ESTIMATED, MAP, ROWS, STORED, state_of
 from partnets.subnetworks.state import num_partitions as count
 from partnets.subnetworks.statistics import other_norms
-from partnets.subnetworks.switch import noted
+from partnets.subnetworks.switch import noted, switch_of
 from partnets.utils import random_state
 from partnets.utils.contained import tensors
-from partnets.utils.held import Held, is_of_library, same
-from partnets.utils.modules import device_of, evaluating, is_sharded, overlapping, to_device
+from partnets.utils.held import Held, same
+from partnets.utils.modules import device_of, evaluating, hooked, is_sharded, overlapping, to_device
 from partnets.utils.reached import reached
 
-LIVE = "read parameters as attributes (self.layer.weight), which gives those of the active subnetwork"
 APART = (
-    "let a module store it in buffers or attributes, and name that module in partnets.partition(..., stateful=[...]),"
-    " which stores it for each subnetwork; or use a module without state, or put it into evaluation mode"
+    "let a module of the model store it in buffers or attributes, and name that module in partnets.partition(...,"
+    " stateful=[...]), which stores it for each subnetwork; or use a module without state"
 )
-FOLLOWS = "follows the data: it carries information about later chunks to earlier subnetworks"
-KEPT_IN_A_MODE = (
-    "name its module in partnets.partition(..., stateful=[...]), which stores it for each subnetwork; or compute it at"
-    " each call"
-)
-LOST = (
-    "inside of a subnetwork a parameter is computed from its entries: compute with the changed value instead, or modify"
-    " dict(layer.named_parameters()) outside"
-)
-CHANGES_ALL = (
-    "change it between passes, using only data of chunk 1; or store the changing values in buffers of a module that is"
-    " named in partnets.partition(..., stateful=[...])"
-)
-NOT_ITS_OWN = (
-    "a module in a global variable or a function's closure is not part of the model: assign it to an attribute of one"
-    " that is, before partnets.partition; or freeze it"
-)
-OUT_OF_SIGHT = (
-    "state in a class, a loss, slots or an object of a library is shared by all subnetworks: let a module of the model"
-    " store it in buffers or attributes, and name that module in partnets.partition(..., stateful=[...])"
-)
-# (whether the last subnetwork trains, whether the first does after it).
 # Whether the last subnetwork trains, and whether the first does after it.
 MODES = (True, True), (False, False), (True, False), (False, True)
-# Devices with a deterministic order of summation.
+# Devices whose results are the same each time. On others, sums by atomics vary.
 STEADY = {"cpu"}
+# The largest number of paths that are named for each of MODES.
+MOST = 8
+OF_TORCH = vars(nn.Module()).keys()
 
 
 class Leak(NamedTuple):
@@ -79,36 +59,18 @@ class Leak(NamedTuple):
         return f"{self.path or 'the model itself'} {self.what}; {self.cure}."
 
 
-class Seen(NamedTuple):
-    """The result of a subnetwork's pass: outputs and gradients by name, and the random state after it."""
-
-    values: dict[str, Tensor]
-    drawn: dict
-
-    def differing(self, other: Seen) -> list[str]:
-        names = dict.fromkeys((*self.values, *other.values))
-        return [name for name in names if not same(self.values.get(name), other.values.get(name))]
-
-
 def audit(
     model: nn.Module, batch: Any, loss: Loss | None = None, *, other: Any = None, forward: Forward = call
 ) -> list[Leak]:
     """Find paths by which later chunks reach earlier subnetworks, as far as two batches show; [] if no path is found.
 
-    L_ML and the steps of ψ assume that partitions 1..k have not seen chunk k + 1. This is tested in training mode and
-    in evaluation mode, for each k:
+    L_ML and the steps of ψ assume that partitions 1..k have not seen chunk k + 1. In training and in evaluation mode,
+    the outputs, loss and gradients of subnetwork k must not change with the weights of later partitions, and those of
+    subnetwork 1 must not change with the data and weights of a pass of subnetwork C before. State that is written and
+    never read is no leak. No pass may write into partitioned parameters or draw more random numbers for other data, no
+    two parameters may share memory, and the loss must not depend on parameters outside of the model.
 
-    - The outputs, loss and gradients of subnetwork k are bitwise unchanged if the weights of all later partitions are
-      NaN.
-    - A pass of subnetwork C leaves no trace of its data or weights that subnetwork 1 reads or stores: in buffers,
-      attributes, state of hooks, values that the model's train() drops, and the number of random numbers drawn.
-    - No two parameters share memory, and no pass modifies a parameter: neither its entries, which belong to all
-      partitions, nor the tensor that reading it returns, where the change would be lost.
-    - The loss depends only on the model's parameters, as others would not be trained.
-
-    Model, gradients and random states are restored afterwards. The audit takes 4 passes for each of at most 4
-    subnetworks, 16 passes for traces, from each mode to each, and up to six times the weights' memory. Trainers run it
-    before their first step.
+    Model, gradients and random states are restored afterwards. Trainers run the audit before their first step.
 
     Args:
         model: a model with partitioned layers, in its mode for training.
@@ -122,17 +84,13 @@ def audit(
 
     Example:
         >>> import partnets
-        >>> class Tied(nn.Module):
-        ...     def __init__(self):
-        ...         super().__init__()
-        ...         self.layer = nn.Linear(4, 4)
+        >>> class Centred(nn.Linear):
+        ...     mean = 0.0
         ...     def forward(self, x):
-        ...         (weight, bias) = self.layer.parameters()
-        ...         return self.layer(x) @ weight
-        >>> model = partnets.partition(Tied(), (0.5, 0.5))
-        >>> for leak in partnets.audit(model, (torch.randn(8, 4), None)):
-        ...     print(leak)
-        the model itself reads weights of inactive partitions; read parameters as attributes ...
+        ...         self.mean = 0.9 * self.mean + 0.1 * x.detach().mean(0)
+        ...         return super().forward(x - self.mean)
+        >>> print(*partnets.audit(partnets.partition(Centred(4, 4), (0.5, 0.5)), (torch.randn(8, 4), None)))
+        mean follows the data: it carries information about later chunks to earlier subnetworks; let a module ...
     """
     device = device_of(model)
     batch = to_device(batch, device)
@@ -157,319 +115,233 @@ def leaks(
         last: the last subnetwork that learns; C if None.
     """
     learning = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
-    found = [
-        Leak(one, f"shares memory with {two}", "assign one Parameter to both") for one, two in overlapping(learning)
-    ]
-    parts = count(model)
+    if shared := overlapping(learning):  # a pass would exchange entries of one with those of the other
+        return [Leak(one, f"shares memory with {two}", "assign one Parameter to both") for one, two in shared]
+    parts, trial = count(model), _Trial(model, compute, batch)
     last = last or parts
-    before = Held(model)
-    trial = _Trial(model, compute, before)
     try:
-        with random_state.preserved(trial.device), whole(model), trying(model):
+        with random_state.preserved(trial.device), trying(model):
+            if trial.varies():
+                return [Leak("", "gives a different result each time for the same batch: it has hidden state", APART)]
             ks = sorted({1, 2, parts // 2, parts - 1} & set(range(1, parts)))
-            reading = (leak for k in ks for leak in trial.reads_later_weights(k, batch))
-            remembering = trial.remembers(batch, other, last) if last > 1 else ()
-            return [*found, *itertools.islice(reading, 1), *remembering, *trial.strangers()]
+            reading = list(islice((leak for k in ks for leak in trial.reads_later_weights(k)), 1))
+            found: dict[str, Leak] = {}
+            for trains, first_trains in MODES if last > 1 else ():
+                if not found or trains == first_trains:  # otherwise it is probably the same leak
+                    for leak in trial.remembers(trains, first_trains, other, last):
+                        found.setdefault(leak.path or leak.what, leak)
+            return [*reading, *found.values(), *trial.strangers()]
+    except _WrittenError as error:
+        cure = "compute with the changed value instead, or write into it outside of partnets.subnetwork"
+        return [Leak(path, "is changed in a pass, where other subnetworks would see it", cure) for path in error.args]
     finally:
-        before.put_back()
+        trial.before.put_back()
+
+
+class _WrittenError(Exception):
+    """Raised with the names of parameters that a pass has written into."""
+
+
+class _Apart:
+    """The paths of everything that each subnetwork has its own of."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.modules, self.names, self.stateful = {path for path, _ in model.named_modules()}, set(), set()
+        for path, module in model.named_modules():
+            if (state := state_of(module)) is not None:
+                names = [*state.weights, *state.vectors, *state.wholes, *state.statistics]
+                names += [name + end for name in names for end in (MAP, DEFAULTS, STORED, ROWS)] + [ESTIMATED]
+                self.names |= {f"{path}.{name}".lstrip(".") for name in names}
+                self.stateful |= {path} if state.is_stateful else set()
+
+    def __contains__(self, path: str) -> bool:
+        owner, _, name = path.rpartition(".")
+        is_kept = owner in self.stateful and path not in self.modules and name not in OF_TORCH
+        return path in self.names or is_kept
 
 
 class _Trial:
     """Passes of subnetworks with two versions of everything that earlier subnetworks must not see."""
 
-    def __init__(self, model: nn.Module, compute: Callable[[Any], tuple[Any, Tensor]], before: Held) -> None:
-        self.model, self.compute, self.before, self.device = model, compute, before, device_of(model)
+    def __init__(self, model: nn.Module, compute: Callable[[Any], tuple[Any, Tensor]], batch: Any) -> None:
+        self.model, self.compute, self.batch = model, compute, batch
+        switch_of(model).hook()  # before the snapshot, which has the hooks of parameters
+        self.before, self.apart, self.device = Held(model), _Apart(model), device_of(model)
+        self.parameters = names_of(model, partitioned_parameters(model))
         self.strange: set[nn.Parameter] = set()
-        # What each subnetwork has of its own, and weights: the passes show whether they matter.
-        self.apart = set()
-        for path, module in model.named_modules():
-            if (state := state_of(module)) is not None:
-                names = [*state.weights, *state.vectors, *state.wholes, *state.statistics]
-                names += [name + end for name in names for end in (MAP, DEFAULTS, STORED, ROWS)] + [ESTIMATED]
-                self.apart |= {f"{path}.{name}".lstrip(".") for name in names}
 
-    def reads_later_weights(self, k: int, batch: Any) -> Iterator[Leak]:
-        """Yield a leak if the results or the state of subnetwork k depend on the weights of partitions above k."""
-        run = partial(self._pass, k, batch)
-        clean = self._kept(run)
+    def varies(self) -> bool:
+        """Return whether subnetwork 1 computes something else in a second pass."""
+        return bool(_differing(self._kept(self._both, 1), self._kept(self._both, 1)))
+
+    def reads_later_weights(self, k: int) -> Iterator[Leak]:
+        """Yield a leak if subnetwork k computes anything from the weights of partitions above k."""
+        clean, cure = self._kept(self._both, k), "read parameters, and no buffers that partnets.partition has added"
         try:
-            with self._later_weights(k, _poisoned):
-                poisoned = self._kept(run)
+            differing = _differing(clean, self._kept(self._both, k, torch.nan))
+        except _WrittenError:
+            raise
         except Exception as error:  # a model may raise anything for NaN weights
-            yield Leak("", f"fails if the weights of later partitions are NaN ({error})", LIVE)
-            return
-        differing, kept = self._changed_by_nan(run, clean, poisoned)
-        if any(name.startswith("output") for name in differing):
-            path = self._first_difference(k, [(batch, _same), (batch, _poisoned)], after=k, of_outputs=True)
-            yield Leak(path, "reads weights of inactive partitions", LIVE)
-        elif "loss" in differing:
-            yield Leak("", "has a loss that reads weights of inactive partitions", LIVE)
-        elif differing:
-            yield Leak(differing[0], "has a gradient that depends on weights of inactive partitions", LIVE)
-        elif kept:
-            yield Leak(kept[0], "stores values that depend on weights of inactive partitions", APART)
+            yield Leak("", f"fails if the weights of inactive partitions are NaN ({error})", cure)
+        else:
+            if differing:
+                yield Leak("", f"computes {differing[0]} from weights of inactive partitions", cure)
+
+    def remembers(self, trains: bool, first_trains: bool, other: Any, last: int) -> Iterator[Leak]:
+        """Yield leaks if a pass of the last subnetwork changes what the first computes afterwards, in these modes."""
+
+        def run(given: Any, factor: float = 1, lost: tuple[str, ...] = ()) -> tuple[dict[str, Tensor], list, Held]:
+            with ExitStack() as mode:
+                mode.enter_context(evaluating(*(() if trains else (self.model,))))
+                with self._later_weights(1, factor):
+                    self._pass(trains, last, given)
+                drawn = self._drawn()
+                if first_trains != trains:  # otherwise without a call of train(), which may drop state
+                    mode.close()
+                    mode.enter_context(evaluating(*(() if first_trains else (self.model,))))
+                stored = Held(self.model, without=self.apart, known=self.before)
+                for path in lost:
+                    stored.spoil(path)
+                return self._pass(first_trains, 1, self.batch), drawn, stored
+
+        def reads(*lost: str) -> bool:
+            """Return whether the first subnetwork computes from these, be it only to keep the larger of two values."""
+            try:
+                return bool(_differing(clean, self._kept(run, self.batch, lost=lost)[0]))
+            except Exception:  # a model may raise anything for NaN
+                return True
+
+        clean, drawn, stored = self._kept(run, self.batch)
+        later, drawn_later, stored_later = self._kept(run, other, -2)
+        if trains and first_trains and not all(map(same, drawn, drawn_later)):
+            path = self._first_drawing(lambda: run(self.batch), lambda: run(other, -2))
+            what = "draws random numbers, and how many depends on the data, which changes later noise"
+            yield Leak(path, what, "draw as many for each batch: dropout before packing or selecting, not RReLU")
+        differing, changed = _differing(clean, later), stored.changed(stored_later)
+        if differing or (changed and reads(*changed)):
+            paths = list(islice(filter(reads, changed), MOST))
+            for path in paths:
+                what = "follows the data: it carries information about later chunks to earlier subnetworks"
+                yield Leak(path, what, APART)
+            if not paths:
+                what = f"computes another {differing[0]} after later chunks were seen, because of hidden state"
+                yield Leak("", what, APART)
 
     def strangers(self) -> Iterator[Leak]:
         """Yield parameters in the loss's graph that are not in the model: these do not leak, but are not trained."""
         if self.strange:
             shapes = ", ".join(sorted(str(list(parameter.shape)) for parameter in self.strange))
-            yield Leak("", f"computes with parameters of shape {shapes} that are not in the model", NOT_ITS_OWN)
+            cure = "assign their module to an attribute of the model before partnets.partition, or freeze it"
+            yield Leak("", f"computes with parameters of shape {shapes} that are not in the model", cure)
 
-    def remembers(self, batch: Any, other: Any, last: int) -> Iterator[Leak]:
-        """Yield leaks if subnetwork 1 reads or keeps state from a pass of the last subnetwork."""
-        told: set[str] = set()
-        for trains, first_trains in MODES:
-            if told and trains != first_trains:
-                return
-            for leak in self._carries(trains, first_trains, batch, other, last):
-                if (key := leak.path or leak.what) not in told:
-                    told.add(key)
-                    yield leak
-
-    def _carries(self, trains: bool, first_trains: bool, batch: Any, other: Any, last: int) -> Iterator[Leak]:
-        """Yield leaks from a pass of the last subnetwork to a following one of the first, in these modes."""
-        worlds, behind, within, drawn = [(batch, _same), (other, _disturbed)], [], [], []
-
-        def first_after(given: Any, change: Callable[[Tensor], None], lost: Sequence[str] = ()) -> Seen:
-            with ExitStack() as stack:
-                stack.enter_context(self._mode(trains))
-                with self._later_weights(1, change):
-                    drawn.append(self._computed(trains, last, given).drawn)
-                if first_trains != trains:
-                    stack.close()
-                    stack.enter_context(self._mode(first_trains))
-                behind.append(self._held())
-                for path in lost:
-                    behind[-1].set(path, torch.nan)
-                seen = self._computed(first_trains, 1, batch)
-                within.append(self._held())  # before the mode changes, in which the model's train() may drop state
-            return seen
-
-        run = partial(first_after, *worlds[0])
-        (one, left), (two, left_too) = self._kept(run), self._kept(partial(first_after, *worlds[1]))
-        replaced, kept = behind[0].changed(behind[1]), within[0].changed(within[1])
-        # State that one mode overwrites in each pass carries no information to the other mode.
-        is_one, differing = trains == first_trains, one.differing(two)
-        changed = left.changed(left_too) if is_one else []
-        if differing or changed:
-            again, left_again = self._kept(run)
-            if self.device.type in STEADY and (one.differing(again) or (is_one and left.changed(left_again))):
-                what = "gives a different result each time for the same batch and seed: it has hidden state"
-                yield Leak("", what, OUT_OF_SIGHT)
-                return
-            differing = [name for name in differing if name not in one.differing(again)]
-            changed = [path for path in changed if path not in left.changed(left_again)]
-        for path in changed:
-            yield Leak(path, FOLLOWS, APART)
-        if differing and not changed and kept and is_one:
-            yield Leak(kept[0], "is kept until the mode changes, and other subnetworks read it", KEPT_IN_A_MODE)
-        elif differing and not changed and kept:
-            yield Leak(kept[0], "is kept in one mode, and other subnetworks read it in the other mode", APART)
-        elif differing and not changed:
-            what = f"gives another {differing[0]} after later chunks were seen, because of hidden state"
-            yield Leak("", what, APART)
-        elif not changed and replaced and (path := self._read_first(replaced, run, (one, left), is_one)):
-            yield Leak(path, FOLLOWS, APART)
-        if trains and is_one and not all(map(same, *map(tree_leaves, drawn[:2]))):
-            path = self._first_difference(last, worlds, after=1, of_outputs=False)
-            what = "draws random numbers, and how many depends on the data, which changes later noise"
-            yield Leak(
-                path, what, "draw as many for each batch: dropout before packing or selecting, LeakyReLU for RReLU"
-            )
-
-    def _read_first(
-        self, replaced: list[str], run: Callable[..., Seen], clean: tuple[Seen, Held], is_one: bool
-    ) -> str | None:
-        """Return the path of a value that subnetwork 1 reads before it replaces it, such as a running maximum, or None.
-
-        NaN in place of the last subnetwork's values would then affect the result, or stay.
-        """
+    def _kept(self, run: Callable, *arguments: Any, **options: Any) -> Any:
+        """Return the result of run; restore the model's state."""
         try:
-            differing, changed = self._changed_by_nan(run, clean, self._kept(partial(run, lost=replaced)))
-        except Exception:  # a model may raise anything for NaN
-            return replaced[0]
-        if not differing and not (is_one and changed):
-            return None
-        return next((path for path in replaced if path in changed), replaced[0])
-
-    def _changed_by_nan(
-        self, run: Callable[[], Seen], clean: tuple[Seen, Held], other: tuple[Seen, Held]
-    ) -> tuple[list[str], list[str]]:
-        """Return the names of results, and the paths of state, that differ with NaN.
-
-        Results that vary by themselves, such as sums by atomics on a GPU, count only if they have more NaN.
-        """
-        (one, left), (two, left_too) = clean, other
-        differing, changed = one.differing(two), left.changed(left_too)
-        if differing or changed:
-            again, left_again = self._kept(run)
-            unsteady = {name for name in one.differing(again) if not _has_more_nan(one, two, name)}
-            differing = [name for name in differing if name not in unsteady]
-            changed = [path for path in changed if path not in left.changed(left_again)]
-        return differing, changed
-
-    def _kept(self, run: Callable[[], Seen]) -> tuple[Seen, Held]:
-        """Return the result of run and the state after it; then restore the state."""
-        try:
-            return run(), self._held()
+            return run(*arguments, **options)
         finally:
             self.before.put_back()
 
-    def _held(self) -> Held:
-        """Return a snapshot of the state, without per-subnetwork state."""
-        return Held(self.model, without=self.apart, known=self.before)
+    def _both(self, k: int, factor: float = 1) -> dict[str, Tensor]:
+        """Return what subnetwork k computes in training mode, then in evaluation mode, with other later weights."""
+        with self._later_weights(k, factor):
+            trained = self._pass(True, k, self.batch)
+            with evaluating(self.model):
+                return trained | self._pass(False, k, self.batch)
 
-    def _pass(self, k: int, batch: Any) -> Seen:
-        """Run subnetwork k in both modes."""
-        trained = self._trained(k, batch)
-        with evaluating(self.model):
-            return Seen(trained.values | self._evaluated(k, batch).values, trained.drawn)
+    def _pass(self, trains: bool, k: int, batch: Any) -> dict[str, Tensor]:
+        """Return what subnetwork k computes in the mode that the model is in, by name.
 
-    def _mode(self, is_training: bool) -> AbstractContextManager:
-        return nullcontext() if is_training else evaluating(self.model)
-
-    def _computed(self, is_training: bool, k: int, batch: Any) -> Seen:
-        """Run a pass in the given mode, which the model must be in."""
-        return self._trained(k, batch) if is_training else self._evaluated(k, batch)
-
-    def _trained(self, k: int, batch: Any) -> Seen:
-        """Run a pass in the model's mode for training, with gradients, including those of ψ.
-
-        It uses a copy of the batch, as forward may remove parts of it.
+        Raises:
+            _WrittenError: the pass has written into parameters.
         """
         random_state.seed(0)
-        still = evaluating(*other_norms(self.model))
-        with subnetwork(self.model, k, k, hyper=True), still:
-            output, loss, grads = self._learned(batch)
-        values = {f"output {i}": leaf.detach().clone() for i, leaf in enumerate(tensors(output))} | {"loss": loss}
-        values |= self._live_entries(grads, k)
-        return Seen(values, random_state.get_state(self.device))
-
-    def _evaluated(self, k: int, batch: Any) -> Seen:
-        """Run a pass in evaluation mode."""
-        random_state.seed(0)
-        with torch.no_grad(), subnetwork(self.model, k):
-            output, _ = self.compute(copy.deepcopy(batch))
-        values = {f"output {i} in evaluation": leaf.clone() for i, leaf in enumerate(tensors(output))}
-        return Seen(values, random_state.get_state(self.device))
-
-    def _learned(self, batch: Any) -> tuple[Any, Tensor, dict[nn.Parameter, Tensor]]:
-        """Return the output in training mode, the loss, and the gradients."""
-        learning = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
-        output, loss = self._penalised(batch)
-        if not any(map(is_sharded, learning)):  # FSDP computes with gathered parameters
-            self.strange |= {leaf for leaf in reached([loss]) if isinstance(leaf, nn.Parameter)}.difference(learning)
-        if not (learning and loss.requires_grad):
-            return output, loss.detach().clone(), {}
-        try:  # autograd.grad does not trigger hooks on gradient accumulation, such as DistributedDataParallel's
-            grads = torch.autograd.grad(loss, learning, allow_unused=True)
-        except RuntimeError as error:
-            if "checkpoint" not in str(error):  # reentrant checkpoints support only backward()
+        still, written, values = evaluating(*(other_norms(self.model) if trains else ())), [], {}
+        try:
+            with subnetwork(self.model, k, k if trains else None, hyper=True), still, torch.set_grad_enabled(trains):
+                before = {one: one.parameter.detach().clone() for one in self.parameters}
+                with penalties() as found:
+                    output, loss = self.compute(copy.deepcopy(batch))  # forward may remove parts of it
+                values = {f"output {i}": leaf.detach().clone() for i, leaf in enumerate(tensors(output))}
+                if trains:
+                    values |= self._learned(with_terms(loss, found))
+                bumped = {(one.module, one.name) for one in switch_of(self.model).written()}
+                for one, path in self.parameters.items():
+                    if (one.module, one.name) in bumped or not same(one.parameter.detach(), before[one]):
+                        written.append(path)
+        except RuntimeError:  # raised by partnets.subnetwork for what was written
+            if not written:
                 raise
-            for parameter in learning:
-                parameter.grad = None
-            output, loss = self._penalised(batch)
+        if written:
+            for one in switch_of(self.model).weights:
+                one.key = ()  # defaults may have been written into: make them again
+            raise _WrittenError(*written)
+        return values if trains else {f"{name} in evaluation": value for name, value in values.items()}
+
+    def _learned(self, loss: Tensor) -> dict[str, Tensor]:
+        """Return the loss, and its gradients of partition k and of ψ, by name."""
+        learning = {name: parameter for name, parameter in self.model.named_parameters() if parameter.requires_grad}
+        value = {"loss": loss.detach().clone()}
+        if not any(map(is_sharded, learning.values())):  # FSDP computes with gathered parameters
+            leaves = {leaf for leaf in reached([loss]) if isinstance(leaf, nn.Parameter)}
+            self.strange |= leaves.difference(learning.values())
+        for parameter in learning.values():
+            parameter.grad = None
+        if loss.requires_grad:
             loss.backward()
-            grads = [parameter.grad for parameter in learning]
-        else:
-            grads = [_after_hooks(parameter, grad) for parameter, grad in zip(learning, grads, strict=True)]
-        found = {parameter: grad for parameter, grad in zip(learning, grads, strict=True) if grad is not None}
-        return output, loss.detach().clone(), found
-
-    def _penalised(self, batch: Any) -> tuple[Any, Tensor]:
-        """Return the output and the training loss."""
-        with penalties() as found:
-            output, loss = self.compute(copy.deepcopy(batch))
-        return output, with_terms(loss, found)
-
-    def _live_entries(self, grads: dict[nn.Parameter, Tensor], k: int) -> dict[str, Tensor]:
-        """Return the gradients of partition k, and of ψ."""
-        named = {parameter: name for name, parameter in self.model.named_parameters()}
-        own = [one.parameter for one in partitioned_parameters(self.model)] + list(hyperparameters(self.model))
-        return {named[parameter]: grads[parameter] for parameter in own if parameter in grads}
+        return value | {f"gradient of {name}": p.grad for name, p in learning.items() if p.grad is not None}
 
     @contextmanager
-    def _later_weights(self, k: int, change: Callable[[Tensor], None]) -> Iterator[None]:
-        """Apply `change` to all entries of partitions above k inside this context."""
-        owned = partitioned_parameters(self.model)
-        kept = [one.stored.detach().clone() for one in owned]
-        with torch.no_grad():
-            for one in owned:
-                for j in range(k + 1, one.state.count + 1):
-                    entries = one.take(one.stored, j).clone()
-                    change(entries)
-                    one.put(one.stored, j, entries)
+    def _later_weights(self, k: int, factor: float) -> Iterator[None]:
+        """Change all entries of partitions above k inside this context, unless the factor is 1."""
+        later = range(k + 1, count(self.model) + 1) if factor != 1 else ()
+        kept = [(one, j, one.take(one.stored.detach(), j).clone()) for one in self.parameters for j in later]
+
+        @torch.no_grad()
+        def put(change: Callable[[Tensor], Tensor]) -> None:
+            for one, j, values in kept:
+                one.put(one.stored, j, change(values))
+            for one in self.parameters if kept else ():
                 one.combine()
-            noted(owned)
+                noted([one])
+
+        put(lambda values: factor * values + 0.01)
         try:
             yield
         finally:
-            with torch.no_grad():
-                for one, value in zip(owned, kept, strict=True):
-                    one.stored.copy_(value)
-                    one.combine()
-                noted(owned)
+            put(lambda values: values)
 
-    def _first_difference(
-        self, k: int, worlds: list[tuple[Any, Callable[[Tensor], None]]], *, after: int, of_outputs: bool
-    ) -> str:
-        """Return the path of the first module with different outputs or random states in the two worlds."""
-        paths, calls = {module: path for path, module in self.model.named_modules()}, []
-        for given, change in worlds:
-            calls.append(found := [])
-            inside = [""]
+    def _drawn(self) -> list[Any]:
+        return tree_leaves(random_state.get_state(self.device))
 
-            def begins(module: nn.Module, args: Any, kwargs: Any, found=found, inside=inside) -> None:
-                found.append((inside[-1], seen((args, kwargs))))  # the calling module computed these
-                inside.append(paths.get(module, inside[-1]))
+    def _first_drawing(self, one: Callable[[], Any], two: Callable[[], Any]) -> str:
+        """Return the path of the first module that draws more random numbers in one of two runs."""
+        paths = {module: path for path, module in self.model.named_modules()}
 
-            def ends(module: nn.Module, _: Any, output: Any, found=found, inside=inside) -> None:
-                found.append((inside.pop(), seen(output)))
+        def calls(run: Callable[[], Any]) -> list[tuple[str, list[Any]]]:
+            found, inside = [], [""]
 
-            def seen(values: Any) -> list[Tensor]:
-                if not of_outputs:
-                    return tree_leaves(random_state.get_state(self.device))
-                return [leaf.detach().clone() for leaf in tensors(values)]
+            def begins(module: nn.Module, *_: Any) -> None:
+                found.append((inside[-1], self._drawn()))  # by the calling module
+                inside.append(paths[module])
 
-            hooks = [module.register_forward_pre_hook(begins, with_kwargs=True) for module in paths]
-            hooks += [module.register_forward_hook(ends) for module in paths]
-            try:
-                with self._later_weights(after, change):
-                    self._kept(lambda given=given: self._pass(k, given))
-            finally:
-                for hook in hooks:
-                    hook.remove()
-        pairs = zip(*calls, strict=False)
-        return next((path for (path, one), (_, two) in pairs if not all(map(same, one, two))), "")
+            with hooked(paths, begins, lambda *_: found.append((inside.pop(), self._drawn()))):
+                self._kept(run)
+            return found
+
+        pairs = zip(calls(one), calls(two), strict=False)
+        return next((path for (path, first), (_, second) in pairs if not all(map(same, first, second))), "")
 
 
-def _same(entries: Tensor) -> None:
-    """Leave entries unchanged."""
+def _differing(one: dict[str, Tensor], two: dict[str, Tensor]) -> list[str]:
+    """Return the names of tensors with different bits, or on devices that are not STEADY, with clearly other values."""
 
+    def alike(a: Tensor, b: Tensor) -> bool:
+        if a.device.type in STEADY or not a.is_floating_point() or a.shape != b.shape or not a.numel():
+            return same(a, b)
+        size = float(a.nan_to_num(0, 0, 0).abs().amax())
+        return torch.allclose(a, b, rtol=0, atol=max(0.01, math.sqrt(torch.finfo(a.dtype).eps)) * size, equal_nan=True)
 
-def _poisoned(entries: Tensor) -> None:
-    entries.fill_(torch.nan)
-
-
-def _disturbed(entries: Tensor) -> None:
-    entries.mul_(-2).add_(0.01)  # larger, to exceed a running maximum
-
-
-def _after_hooks(parameter: nn.Parameter, grad: Tensor | None) -> Tensor | None:
-    """Return a gradient after the user's post-accumulate hooks; those of libraries wait for other ranks."""
-    hooks = (parameter._post_accumulate_grad_hooks or {}).values()
-    if grad is None or not (own := [hook for hook in hooks if not is_of_library(getattr(hook, "func", hook))]):
-        return grad
-    parameter.grad = grad
-    with torch.no_grad():
-        for hook in own:
-            hook(parameter)
-    return parameter.grad
-
-
-def _has_more_nan(one: Seen, other: Seen, name: str) -> bool:
-    first, second = (each.values.get(name) for each in (one, other))
-    return first is not None and second is not None and int(second.isnan().sum()) > int(first.isnan().sum())
+    return [name for name in {**one, **two} if name not in one or name not in two or not alike(one[name], two[name])]
 
 
 def _size(output: Any) -> Tensor:
@@ -482,11 +354,11 @@ def _varied(value: Any) -> Any:
     """Return a similar batch, with its numbers shuffled, and scaled if floating point."""
     if isinstance(value, Mapping):
         return {name: _varied(part) for name, part in value.items()}
-    return tree_map(_shuffled, value)
 
+    def shuffled(leaf: Any) -> Any:
+        if not isinstance(leaf, Tensor):
+            return leaf
+        mixed = leaf.flatten()[torch.randperm(leaf.numel(), device="cpu")].view(leaf.shape)
+        return mixed * 1.25 if leaf.is_floating_point() else mixed
 
-def _shuffled(leaf: Any) -> Any:
-    if not isinstance(leaf, Tensor):
-        return leaf
-    shuffled = leaf.flatten()[torch.randperm(leaf.numel(), device="cpu")].view(leaf.shape)
-    return shuffled * 1.25 if leaf.is_floating_point() else shuffled
+    return tree_map(shuffled, value)

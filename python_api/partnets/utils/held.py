@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from torch import Generator, Tensor, nn
 
+from partnets.subnetworks.state import state_of
 from partnets.utils.contained import attributes, slots
 
 # Objects of these packages are not part of a model's state: a LightningModule's trainer, for example, leads to
@@ -60,7 +61,7 @@ class Held:
         self._known = {} if known is None else known.values
         self.values: dict[str, Any] = {}
         self._put_back: list[Callable[[], None]] = []
-        self._set: dict[str, Callable[[float], object]] = {}
+        self._spoil: dict[str, Callable[[], object]] = {}
         self._seen: set[int] = set()
         self._classes: set[type] = set()
         self._alive: list[Any] = []  # keeps ids unique
@@ -89,11 +90,14 @@ class Held:
         if failed:
             raise failed[0]
 
-    def set(self, path: str, number: float) -> None:
-        """Set a floating-point tensor or a float at a path to a number, in place; leave other values unchanged."""
-        if path in self._set:
+    def spoil(self, path: str) -> None:
+        """Make a float, or all of a floating-point tensor, NaN, and integers 1000 times as large, in place.
+
+        Integers on other devices than the CPU are left unchanged, as indices out of range would end the process there.
+        """
+        if path in self._spoil:
             with torch.no_grad(), suppress(RuntimeError):  # such as for a layout that cannot be filled
-                self._set[path](number)
+                self._spoil[path]()
 
     def _take(self, path: str, value: Any, depth: int) -> None:
         if path in self._without:
@@ -115,6 +119,9 @@ class Held:
         elif isinstance(value, nn.Module):
             self._take_dict(path, vars(value), 0)
             self._take_slots(path, value, 0)
+            if (state := state_of(value)) is not None:
+                self._take_dict(_joined(path, "of_subnetwork"), state.attributes, 0)
+                self._put_back.append(partial(setattr, state, "left", state.left))
         elif isinstance(value, bytearray | array):
             self.values[path], kept = bytes(value), value[:]
             self._put_back.append(lambda: value.__setitem__(slice(None), kept))
@@ -143,7 +150,9 @@ class Held:
 
         self._put_back.append(put_back)
         if tensor.is_floating_point():
-            self._set[path] = tensor.detach().fill_
+            self._spoil[path] = partial(tensor.detach().fill_, torch.nan)
+        elif tensor.device.type == "cpu":
+            self._spoil[path] = partial(tensor.mul_, 1000)
 
     def _take_hooks(self, path: str, value: Any, depth: int) -> None:
         """Record the state of the hooks of a parameter's gradient."""
@@ -163,12 +172,12 @@ class Held:
         for key, value in kept.items():
             inside = key in ("_parameters", "_buffers", "_modules")
             self._take(path if inside else _joined(path, key), value, depth + 1)
-            self._take_float(_joined(path, key), value, partial(items.__setitem__, key))
+            self._take_number(_joined(path, key), value, partial(items.__setitem__, key))
 
-    def _take_float(self, path: str, value: Any, put: Callable[[float], object]) -> None:
-        """Record how to set a float, which cannot be changed in place."""
-        if type(value) is float and path not in self._without:
-            self._set[path] = put
+    def _take_number(self, path: str, value: Any, put: Callable[[float], object]) -> None:
+        """Record how to spoil a number, which cannot be changed in place."""
+        if type(value) in (int, float) and path not in self._without:
+            self._spoil[path] = partial(put, torch.nan if type(value) is float else 1000 * value)
 
     def _take_slots(self, path: str, value: Any, depth: int) -> None:
         """Record an object's slots, and attributes of its user-defined classes, such as a counter of all calls."""
@@ -190,7 +199,7 @@ class Held:
         self._put_back.append(put_back)
         for name, part in kept.items():
             self._take(_joined(path, name), part, depth + 1)
-            self._take_float(_joined(path, name), part, partial(setattr, of, name))
+            self._take_number(_joined(path, name), part, partial(setattr, of, name))
 
     def _take_container(self, path: str, value: Any, depth: int) -> None:
         if isinstance(value, dict):
@@ -200,7 +209,7 @@ class Held:
             kept = list(value)
             self._put_back.append(lambda: (value.clear(), value.extend(kept)))
             for i, part in enumerate(kept):
-                self._take_float(_joined(path, i), part, partial(value.__setitem__, i))
+                self._take_number(_joined(path, i), part, partial(value.__setitem__, i))
         elif isinstance(value, set):
             kept = set(value)
             self._put_back.append(lambda: (value.clear(), value.update(kept)))
@@ -210,7 +219,7 @@ class Held:
                 if (kept := _content(cell)) is not EMPTY:
                     put = partial(setattr, cell, "cell_contents")
                     self._put_back.append(partial(put, kept))
-                    self._take_float(_joined(path, name), kept, put)
+                    self._take_number(_joined(path, name), kept, put)
         elif is_ones_own(value):
             self._take_dict(path, getattr(value, "__dict__", {}), depth)
             self._take_slots(path, value, depth)

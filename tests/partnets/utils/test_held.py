@@ -96,7 +96,7 @@ def test_what_has_not_changed_is_copied_once():
     assert before.changed(after) == ["running_mean", "running_var", "num_batches_tracked"]
 
 
-def test_tensors_of_real_numbers_and_floats_are_set_in_place_and_put_back():
+def test_tensors_and_numbers_are_spoiled_in_place_and_put_back():
     model, count = nn.BatchNorm1d(2), 0.5
 
     def hook(*_):
@@ -104,10 +104,12 @@ def test_tensors_of_real_numbers_and_floats_are_set_in_place_and_put_back():
 
     model.list, model.scale = [1.0, 2], 3.0
     model.register_forward_hook(hook)
+    model.num_batches_tracked.fill_(3)
     mean, before = model.running_mean, Held(model)
     for path in before.values:
-        before.set(path, 7.0)
-    assert model.list == [7.0, 2] and model.scale == hook() == 7.0 and model.running_mean is mean
-    assert (mean == 7).all() and not model.num_batches_tracked
+        before.spoil(path)
+    assert model.list[1] == 2000 and model.num_batches_tracked == 3000
+    assert all(number != number for number in (model.list[0], model.scale, hook()))
+    assert mean.isnan().all() and model.running_mean is mean
     before.put_back()
     assert before.changed(Held(model)) == [] and hook() == 0.5
