@@ -135,6 +135,8 @@ def _entered(switch: Switch, active: int, update: int | None, masked: bool = Tru
     _clear_autocast()
     try:
         yield
+        if not masked and update:
+            switch.scale_gradients(update)
     finally:
         for parameter in still:
             parameter.requires_grad_(True)
@@ -150,14 +152,14 @@ def _entered(switch: Switch, active: int, update: int | None, masked: bool = Tru
         for state, (_, *rest) in zip(switch.states, before, strict=True):
             state.update, state.thread, state.masks = rest
         _clear_autocast()
-        if written:
-            for one in written:
-                one.key = ()  # defaults may have been written into: they are made again
-            names = ", ".join(f"{one.name} of {type(one.module).__name__}" for one in written[:3])
-            raise RuntimeError(
-                f"{names} was written into inside of partnets.subnetwork; write into parameters outside of it, and"
-                " step them by partnets.optim."
-            )
+        for one in written:
+            one.key = ()  # defaults may have been written into: they are made again
+    if written:
+        names = ", ".join(f"{one.name} of {type(one.module).__name__}" for one in written[:3])
+        raise RuntimeError(
+            f"{names} was written into inside of partnets.subnetwork; write into parameters outside of it, and step"
+            " them by partnets.optim."
+        )
 
 
 def _clear_autocast() -> None:

@@ -170,6 +170,7 @@ class Switch:
         self.is_resident = False
         self._lists: dict[tuple[int, int], tuple] = {}
         self._made_of: list = []
+        self._factors: dict[tuple, tuple] = {}
 
     def _exchanged_of(self, module: nn.Module, name: str, parameter: nn.Parameter) -> Weight | Vector:
         """Return what is exchanged with a parameter: what another model with this module has, if there is one."""
@@ -208,6 +209,7 @@ class Switch:
         if made_of != self._made_of:
             self._made_of = made_of
             self._lists.clear()
+            self._factors.clear()
         if self.stateful:
             assign_to_all(self.model, self.stateful)
         for one in self.vectors:
@@ -320,6 +322,25 @@ class Switch:
         found = [(module, name) for module, state in self.statistics if module.training for name in state.statistics]
         return [(module._buffers[name], module._buffers[name].clone()) for module, name in found]
 
+    @torch.no_grad()
+    def scale_gradients(self, update: int) -> None:
+        """Multiply the gradients of scales by the other vectors, where hooks have not: in two launches for all."""
+        scales = [
+            one for one in self.vectors if one.is_product and one.state.active > 1 and one.parameter.grad is not None
+        ]
+        if not scales:
+            return
+        active = scales[0].state.active
+        key = active, update, len(scales)
+        if key not in self._factors or any(a is not b for a, b in zip(self._factors[key][0], scales, strict=True)):
+            factors = [torch.empty_like(one.rows[0]) for one in scales]
+            rows = [one.rows for one in scales]
+            self._factors[key] = scales, factors, Exchange((), (), (), factors, rows, [True] * len(scales))
+        _, factors, exchange = self._factors[key]
+        exchange(active, update)
+        parts = [part(factor, one.parameter) for factor, one in zip(factors, scales, strict=True)]
+        torch._foreach_mul_([local(one.parameter.grad) for one in scales], parts)
+
     def note(self) -> None:
         """Take the present parameters for those of the active subnetwork, in which nothing else was written."""
         remember(module for module in self.stateful if state_of(module).active == state_of(module).count)
@@ -371,7 +392,7 @@ def mask_vector(one: Vector, grad: Tensor) -> Tensor | None:
     if update is None:
         return torch.zeros_like(grad)
     turn_gradient(one, update)
-    if not one.is_product or state.active == 1:
+    if not one.is_product or state.active == 1 or not state.masks:
         return None
     rows = one.rows
     factor = torch.cat([rows[: update - 1], rows[update : state.active]]).prod(0)
