@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 from torch.nn.utils.parametrizations import _SpectralNorm
+from torch.nn.utils.spectral_norm import SpectralNorm
 
 import partkernels
 from partkernels.arguments import check_seed, sizes
@@ -213,7 +214,7 @@ def _obstacle(module: nn.Module, own: list[nn.Parameter], is_kept: bool = False)
     kind = type(module).__name__
     if state_of(module) is not None:
         return Obstacle(kind, "that is partitioned already", "merge the model first")
-    if isinstance(module, _SpectralNorm):
+    if any(isinstance(one, _SpectralNorm | SpectralNorm) for one in (module, *module._forward_pre_hooks.values())):
         what = "whose power iteration would carry data between chunks"
         return Obstacle(kind, what, "remove the spectral normalisation first")
     if not own:
