@@ -16,7 +16,7 @@ from partkernels import gather_entries as take
 from partkernels.arguments import check_not_negative
 from partkernels.operators.checks import check_entries_apart
 from partnets.hyper import LearningRate, WeightDecay, hyperparameters
-from partnets.subnetworks.parameters import PartitionedParameter, partitioned_parameters
+from partnets.subnetworks.parameters import PartitionedParameter, combine_all, partitioned_parameters
 from partnets.subnetworks.state import MAP, UNKNOWN, num_partitions
 from partnets.subnetworks.switch import noted, switch_of
 from partnets.utils.modules import is_sharded
@@ -170,8 +170,7 @@ class PartitionedOptimizer(torch.optim.Optimizer):
                 steps.append((entries, group | rate))
         for entries, group in steps:
             self.step_all(entries, update, group)
-        for owner in changed:
-            owner.combine()
+        combine_all(changed, self.__dict__.setdefault("_combinations", {}))
         noted(changed)
         return loss
 

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor, nn
 
 from partkernels import Partition, Zeros, gather_entries, scatter_entries
-from partkernels.operators.entries import combine_rows
+from partkernels.operators.entries import Exchange, combine_rows
 from partnets.subnetworks.state import MAP, ROWS, PartitionState, parameter_of, partitioned_modules, state_of
 from partnets.subnetworks.switch import turn_gradient
 from partnets.utils.modules import is_sharded
 from partnets.utils.shards import local, local_partition, part, redistributed, whole
+
+# Tables of addresses that an optimizer keeps, one for each set of vectors that it has stepped together.
+MOST_COMBINATIONS = 64
 
 
 class PartitionedParameter:
@@ -134,6 +138,31 @@ class PartitionedParameter:
 
     def __repr__(self) -> str:
         return f"PartitionedParameter({type(self.module).__name__}.{self.name})"
+
+
+@torch.no_grad()
+def combine_all(parameters: Sequence[PartitionedParameter], made: dict[tuple, Exchange]) -> None:
+    """Make parameters what their vectors are together, in one launch for each dtype and device.
+
+    Args:
+        parameters: of which vectors were changed; others are left unchanged.
+        made: what was made for earlier calls.
+    """
+    groups: dict[tuple, list[PartitionedParameter]] = defaultdict(list)
+    for one in parameters:
+        if one.is_vector and one.state.count > 1:
+            if is_sharded(one.parameter):
+                one.combine()
+            else:
+                groups[one.parameter.device, one.parameter.dtype, one.state.active].append(one)
+    for (*_, active), some in groups.items():
+        key = tuple([(one.parameter.data_ptr(), one.rows.data_ptr()) for one in some])
+        if key not in made:
+            if len(made) >= MOST_COMBINATIONS:
+                made.clear()
+            vectors, rows = [one.parameter.detach() for one in some], [one.rows for one in some]
+            made[key] = Exchange((), (), (), vectors, rows, [one.state.vectors[one.name] for one in some])
+        made[key](active)
 
 
 def partitioned_parameters(model: nn.Module) -> list[PartitionedParameter]:
