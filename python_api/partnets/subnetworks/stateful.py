@@ -8,7 +8,8 @@ active one is where the module's code expects it. Buffers and parameters of subn
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from torch import nn
@@ -64,12 +65,30 @@ def move(module: nn.Module, new: int) -> None:
 
 def copies(model: nn.Module, modules: list[nn.Module]) -> list[dict[str, dict[str, Any]]]:
     """Return copies of what the active subnetwork keeps; what several modules share, the copies share."""
+    return _copies(model, [_kept(module) for module in modules])
+
+
+def _copies(model: nn.Module, kept: list[dict[str, dict[str, Any]]]) -> list[dict[str, dict[str, Any]]]:
     still = {id(part): part for part in (*model.modules(), *model.parameters())}
-    kept = [_kept(module) for module in modules]
     for one in kept:
         for parameter in one["_parameters"].values():
             still.pop(id(parameter), None)
     return copy.deepcopy(kept, still)
+
+
+@contextmanager
+def kept_for_all(model: nn.Module, modules: list[nn.Module]) -> Iterator[None]:
+    """Restore on exit what modules keep for all subnetworks; the model is the whole network on entry and exit."""
+    kept = _copies(model, [_kept(module) for module in modules] + [_stored(module) for module in modules])
+    try:
+        yield
+    finally:
+        put_back(modules, kept[: len(modules)])
+        for module, stored in zip(modules, kept[len(modules) :], strict=True):
+            for group in _REGISTERED:
+                getattr(module, group).update(stored[group])
+            state_of(module).attributes = stored["attributes"]
+        remember(modules)
 
 
 def put_back(modules: list[nn.Module], kept: list[dict[str, dict[str, Any]]]) -> None:
@@ -108,8 +127,7 @@ def _kept(module: nn.Module) -> dict[str, dict[str, Any]]:
     """Return what a module keeps for its active subnetwork, by groups: buffers, parameters, attributes."""
     state: PartitionState = state_of(module)
     own = vars(module)
-    hidden = (*state.weights, *state.vectors, *state.wholes, *state.statistics)
-    ends = tuple(f"_of_{k}" for k in range(1, state.count + 1))
+    hidden, ends = (*state.weights, *state.vectors, *state.wholes, *state.statistics), _ends(state)
     buffers = {
         name: value
         for name, value in own["_buffers"].items()
@@ -121,12 +139,25 @@ def _kept(module: nn.Module) -> dict[str, dict[str, Any]]:
         if value is not None and not value.requires_grad and name not in hidden and not name.endswith(ends)
     }
     attributes = {
-        name: value
-        for name, value in own.items()
-        if name not in _OF_TORCH and not isinstance(value, Hyperparameter)
+        name: value for name, value in own.items() if name not in _OF_TORCH and not isinstance(value, Hyperparameter)
     }
     found = {"_buffers": buffers, "_parameters": parameters, "attributes": attributes}
     return found if any(found.values()) else {}
+
+
+def _stored(module: nn.Module) -> dict[str, dict[str, Any]]:
+    """Return what a module keeps for the subnetworks that are not active, by groups, with the names that it has."""
+    state = state_of(module)
+    found = {
+        group: {name: value for name, value in getattr(module, group).items() if name.endswith(_ends(state))}
+        for group in _REGISTERED
+    }
+    return found | {"attributes": state.attributes}
+
+
+def _ends(state: PartitionState) -> tuple[str, ...]:
+    """Return the ends of the names of what is kept for subnetworks that are not active."""
+    return tuple(f"_of_{k}" for k in range(1, state.count + 1))
 
 
 def _remove(module: nn.Module, kept: dict[str, dict[str, Any]]) -> None:

@@ -14,10 +14,11 @@ from partnets.hyper.penalty import penalised
 from partnets.optim.base import PartitionedOptimizer
 from partnets.optim.followed import followed
 from partnets.subnetworks.context import subnetwork, trying, whole
-from partnets.subnetworks.statistics import following_norms, partitioned_norms
+from partnets.subnetworks.state import ROWS, partitioned_modules, state_of
+from partnets.subnetworks.stateful import copies, kept_for_all, put_back, stateful_modules
+from partnets.subnetworks.statistics import following_norms
 from partnets.subnetworks.switch import noted
 from partnets.training.start import check_finite
-from partnets.utils.held import Held
 from partnets.utils.modules import device_of, evaluating, is_sharded
 from partnets.utils.random_state import get_state, preserved, set_state
 from partnets.utils.twice import twice_differentiable
@@ -25,7 +26,7 @@ from partnets.utils.twice import twice_differentiable
 Compute = Callable[[Any], Tensor]
 # averaged(tensors, like): the means of tensors over ranks, with the shapes of like; None is 0 unless all ranks have it.
 Averaged = Callable[[Sequence[Tensor | None], Sequence[Tensor]], list[Tensor | None]]
-# For each parameter: a tensor of its shape; or its packed entries in the partition.
+# For each parameter: a tensor like PartitionedParameter.stored; or its packed entries in the partition.
 Whole = list[Tensor]
 Packed = list[Tensor]
 # The Euclidean norm by which finite differences move the weights, by the size of their dtype in bytes.
@@ -43,7 +44,7 @@ class Taken(NamedTuple):
         slopes: the gradients' entries in the partition; None for parameters without a gradient.
         batch, noise: the batch, and the random states before the gradients were computed.
         states: the optimiser's states of the partition's entries before the step; None for its present states.
-        kept: snapshots of stateful modules before the step.
+        kept: copies of the state that stateful modules have before the step; None for exact second derivatives.
     """
 
     weights: Whole
@@ -52,7 +53,7 @@ class Taken(NamedTuple):
     batch: Any
     noise: dict
     states: list[dict] | None
-    kept: list[Held]
+    kept: list[dict] | None
 
 
 def alone(tensors: Sequence[Tensor | None], like: Sequence[Tensor]) -> list[Tensor | None]:
@@ -74,14 +75,23 @@ def check_all_finite(loss: Tensor, averaged: Averaged, what: str) -> Tensor:
 
 @contextmanager
 def leaving_nothing(model: nn.Module) -> Iterator[None]:
-    """Normalise as in steps of the weights in the context; restore running statistics on exit."""
-    held = [Held(layer) for layer in partitioned_norms(model)]
-    try:
-        with whole(model), trying(model), evaluating(*following_norms(model)):
+    """Normalise as in steps of the weights in the context; restore running statistics and module states on exit."""
+    keeping = kept_for_all(model, stateful_modules(partitioned_modules(model)))
+    with whole(model), trying(model), evaluating(*following_norms(model)), keeping:
+        buffers = _statistics(model)
+        before = [buffer.clone() for buffer in buffers]
+        try:
             yield
-    finally:
-        for one in held:
-            one.put_back()
+        finally:
+            for buffer, value in zip(buffers, before, strict=True):
+                buffer.copy_(value)
+
+
+def _statistics(model: nn.Module) -> list[Tensor]:
+    """Return the running statistics of all subnetworks."""
+    modules = partitioned_modules(model)
+    named = [(module._buffers, name) for module in modules for name in state_of(module).statistics]
+    return [buffers[name + end] for buffers, name in named for end in ("", ROWS) if name + end in buffers]
 
 
 def _is_compiled(module: nn.Module) -> bool:
@@ -124,7 +134,7 @@ class InnerSteps:
             parameter: group
             for group in optimizer.param_groups
             for parameter in group["params"]
-            if parameter.requires_grad
+            if parameter.requires_grad and optimizer.owner_of(parameter).owner in (None, k)
         }
         self.parameters = list(self.groups)
         self.owners = [optimizer.owner_of(parameter) for parameter in self.parameters]
@@ -146,16 +156,18 @@ class InnerSteps:
         self.weights: Whole = [owner.stored for owner in self.owners]
         self.present = self.weights
         self.states: list[dict] | None = None
+        self.statistics = _statistics(model)
+        self.stateful = stateful_modules(partitioned_modules(model))
         self.taken: list[Taken] = []
 
     def step(self, batch: Any, is_last: bool = False) -> None:
         """Take a step of w_k; do not keep the optimiser's states after the last step."""
         noise = get_state(device_of(self.model))
-        held: list[Held] = []
-        gradients = self._gradients(batch, self.weights, self.parameters, graph=self.exact)
+        kept = None if self.exact else []
+        gradients = self._gradients(batch, self.weights, self.parameters, graph=self.exact, kept=kept)
         slopes = self._averaged([None if by is None else self._take_gradient(i, by) for i, by in enumerate(gradients)])
-        kept = gradients if self.exact else None
-        self.taken.append(Taken(self.weights, kept, slopes, batch, noise, self.states, held))
+        graphs = gradients if self.exact else None
+        self.taken.append(Taken(self.weights, graphs, slopes, batch, noise, self.states, kept))
         del gradients
         factor, states = self._factor(slopes), []
         weights = [weight.detach().clone() for weight in self.weights]
@@ -285,11 +297,9 @@ class InnerSteps:
         found = []
         for sign in (1, -1):
             moved = self._moved(one.weights, by_slopes, sign * move)
-            for held in one.kept:
-                held.put_back()
             with preserved(device := device_of(self.model)):
                 set_state(one.noise, device)
-                found.append(self._gradients(one.batch, moved, wanted))
+                found.append(self._gradients(one.batch, moved, wanted, kept=one.kept))
         return [
             None if plus is None or minus is None else (plus - minus) / (2 * move)
             for plus, minus in zip(*found, strict=True)
@@ -303,9 +313,27 @@ class InnerSteps:
                 self._put_one(i, moved[i], self._take_one(i, moved[i]).add(direction, alpha=length))
         return moved
 
-    def _gradients(self, batch: Any, weights: Whole, wanted: Sequence[Tensor], graph: bool = False) -> list:
-        """Return the gradients of the training loss of subnetwork k with these weights."""
+    def _gradients(
+        self,
+        batch: Any,
+        weights: Whole,
+        wanted: Sequence[Tensor],
+        graph: bool = False,
+        kept: list[dict] | None = None,
+    ) -> list:
+        """Return the gradients of the training loss of subnetwork k with these weights.
+
+        Args:
+            batch, weights: the batch, and the weights of all partitions.
+            wanted: the tensors to differentiate by.
+            graph: whether gradients have a graph.
+            kept: the state of stateful modules to begin with; if empty, their present state is stored in it.
+        """
         with self._computing(weights):
+            if kept:
+                put_back(self.stateful, kept)
+            if kept is not None and self.stateful:
+                kept[:] = copies(self.model, self.stateful)
             total = penalised(self.loss, batch)[1]
             check_all_finite(total, self.averaged, "a step of the weights that a step of ψ looks through")
             if not total.requires_grad:
@@ -316,12 +344,14 @@ class InnerSteps:
     def _computing(self, weights: Whole) -> Iterator[None]:
         """Set the model to subnetwork k with these weights in the context; w_k learns.
 
-        The weights are written into the parameters, which other code than their layers may read. This is hidden from
-        autograd, so a graph must be differentiated with the weights with which it was computed.
+        The weights are written into the parameters in place. This is hidden from autograd, so a graph must be
+        differentiated with the weights with which it was computed.
         """
         before = [] if weights is self.present else [tensor.detach().clone() for tensor in self.present]
         functions = twice_differentiable() if self.exact else nullcontext()
-        with torch.autograd._unsafe_preserve_version_counter((*self.parameters, *self.present)):
+        # Graphs have saved running statistics too, which backward passes in training mode do not read.
+        written = (*self.parameters, *self.present, *self.statistics)
+        with torch.autograd._unsafe_preserve_version_counter(written):
             try:
                 if before:
                     self._set(weights)
@@ -334,6 +364,7 @@ class InnerSteps:
 
     @torch.no_grad()
     def _set(self, weights: Whole) -> None:
+        """Write weights into the model."""
         for owner, tensor, weight in zip(self.owners, self.present, weights, strict=True):
             tensor.data.copy_(weight)
             owner.combine(owner.parameter.data)
@@ -358,18 +389,18 @@ class InnerSteps:
         return [self._take_gradient(i, by) for i, by in enumerate(gradients)]
 
     def _take_gradient(self, i: int, gradient: Tensor) -> Tensor:
+        # The gradient of a vector is that of partition k, of the parameter's shape.
         owner = self.owners[i]
         return gradient.detach().reshape(-1) if owner.is_vector else owner.take(gradient.detach(), self.k)
 
-    def _spread(self, entries: Sequence[Tensor | None]) -> Whole:
+    def _spread(self, entries: Sequence[Tensor | None]) -> list[Tensor]:
         """Return tensors of the parameters' shapes with these entries of w_k and zeros elsewhere; None gives zeros."""
         found = [torch.zeros_like(parameter) for parameter in self.parameters]
-        for i, values in enumerate(entries):
-            if values is not None:
-                if self.owners[i].is_vector:
-                    found[i].copy_(values.detach().view_as(found[i]))
-                else:
-                    self._put_one(i, found[i], values.detach())
+        for one, owner, values in zip(found, self.owners, entries, strict=True):
+            if values is not None and owner.is_vector:
+                one.copy_(values.detach().view_as(one))
+            elif values is not None:
+                owner.put(one, self.k, values.detach())
         return found
 
 
