@@ -252,11 +252,14 @@ def settle(switch: Switch) -> None:
 
 @contextmanager
 def trying(model: nn.Module) -> Iterator[None]:
-    """Inside, subnetworks are tried; afterwards no partition counts as having learned."""
+    """Restore, on exit, which partitions have learned since their last step, and the gradients that were set aside."""
     states = [state_of(module) for module in partitioned_modules(model)]
-    before = [set(state.learned) for state in states]
+    before = [
+        (set(state.learned), {name: dict(kept) for name, kept in state.grads.items()}, dict(state.grad_of))
+        for state in states
+    ]
     try:
         yield
     finally:
-        for state, learned in zip(states, before, strict=True):
-            state.learned = learned
+        for state, kept in zip(states, before, strict=True):
+            state.learned, state.grads, state.grad_of = kept

@@ -15,6 +15,7 @@ from torch.utils.checkpoint import checkpoint
 import partnets
 from partnets import hyper
 from partnets.evaluation import auditing
+from partnets.subnetworks.parameters import partitioned_parameters
 from partnets.utils.held import Held
 
 PROPORTIONS = (0.5, 0.3, 0.2)
@@ -468,6 +469,18 @@ def test_a_leak_is_found_and_named_and_the_model_stays_as_it_was(around):
     assert all("; " in str(leak) for leak in found)
     assert not before.changed(Held(model)) and torch.equal(torch.get_rng_state(), drawn)
     assert all(parameter.grad is not None for parameter in model.parameters() if parameter.requires_grad)
+
+
+def test_gradients_of_all_partitions_stay_as_they_were():
+    model, (x, y) = model_of(Around), batch()
+    for k in (1, 3):
+        with partnets.subnetwork(model, k, k):
+            F.cross_entropy(model(x), y).backward()
+    found = partitioned_parameters(model)
+    before = [one.gradient(k).clone() for one in found for k in (1, 3)]
+    assert partnets.audit(model, (x, y), F.cross_entropy) == []
+    after = [one.gradient(k) for one in found for k in (1, 3)]
+    assert all(map(torch.equal, before, after)) and all(one.gradient(2) is None for one in found if one.is_vector)
 
 
 @pytest.mark.parametrize("around", [Observer, Loud, Loudest])
