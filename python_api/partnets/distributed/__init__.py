@@ -16,15 +16,12 @@ from partnets.distributed.optimizer_state import OptimizerState
 from partnets.distributed.packing import Packing, all_reduce_packed
 from partnets.distributed.shared_chunks import SharedChunks, share
 from partnets.distributed.shared_draw import draw
-from partnets.distributed.tensor_parallel import ColwiseParallel, RowwiseParallel
 from partnets.distributed.trainer import Trainer
 
 __all__ = [
     "DDP",
-    "ColwiseParallel",
     "OptimizerState",
     "Packing",
-    "RowwiseParallel",
     "SharedChunks",
     "Trainer",
     "all_reduce_packed",

@@ -8,8 +8,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from partkernels import NestedPartition
-from partnets.nn.partitioned import partitioned_layers
+from partnets.subnetworks.state import DEFAULTS, MAP, STORED, state_of
 from partnets.training.state import TrainingState
 from partnets.training.validation import leaves
 
@@ -42,16 +41,15 @@ def check_agreement(facts: dict[str, object], group: dist.ProcessGroup | None = 
 def partitions(model: nn.Module) -> dict[str, object]:
     """Return a model's partition maps and defaults, as facts for check_agreement."""
     facts: dict[str, object] = {}
-    for path, layer in partitioned_layers(model):
-        facts[f"the count of {path or 'the model'}"] = layer.count
-        for name, partition in getattr(layer, "partitions", {}).items():
-            weight = f"{path}.{name}" if path else name
-            if isinstance(partition, NestedPartition):
-                facts[f"the units of {weight}"] = repr(partition)
-                continue
-            packed, stored, _, *arguments = partition.flat()
-            facts[f"the map of {weight}"] = packed
-            facts[f"the defaults of {weight}"] = arguments if stored is None else stored
+    for path, module in model.named_modules():
+        if (state := state_of(module)) is None:
+            continue
+        facts[f"the count of {path or 'the model'}"] = state.count
+        for name in state.weights:
+            weight = f"{path}.{name}".lstrip(".")
+            for what, end in (("map", MAP), ("defaults", DEFAULTS), ("stored defaults", STORED)):
+                if (buffer := module._buffers.get(name + end)) is not None:
+                    facts[f"the {what} of {weight}"] = buffer
     return facts
 
 

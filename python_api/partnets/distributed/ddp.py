@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import torch
-from torch import nn
+import torch.distributed as dist
+from torch import Tensor, nn
 
 from partnets.distributed.consistency import check_agreement, partitions
 from partnets.distributed.packing import Packing, all_reduce_packed
+from partnets.subnetworks.state import DEFAULTS, ESTIMATED, MAP, ROWS, STORED, state_of
 
+# torch's attribute for the names of buffers that it leaves alone. It would send those of rank 0 in every forward pass,
+# and write them into the other ranks' inside of partnets.subnetwork.
+_IGNORED = "_ddp_params_and_buffers_to_ignore"
 # Options of DistributedDataParallel that callers must leave out, and why.
 TAKEN = {
     **dict.fromkeys(
@@ -56,14 +61,36 @@ class DDP(nn.parallel.DistributedDataParallel):
             if options.get(name) is not None:
                 raise ValueError(f"{name}={options[name]!r} cannot be passed: {why}.")
         check_agreement(partitions(module), options.get("process_group"))
-        super().__init__(
-            module, find_unused_parameters=True, gradient_as_bucket_view=True, static_graph=False, **options
-        )
+        apart, given = _apart(module), getattr(module, _IGNORED, None)
+        setattr(module, _IGNORED, [*(given or ()), *apart])
+        try:
+            super().__init__(
+                module, find_unused_parameters=True, gradient_as_bucket_view=True, static_graph=False, **options
+            )
+        finally:
+            delattr(module, _IGNORED) if given is None else setattr(module, _IGNORED, given)
+        for name, buffer in apart.items():
+            if not name.endswith((MAP, DEFAULTS, STORED)):  # the same on all ranks
+                sent = buffer.to(self.device)
+                dist.broadcast(sent, group=self.process_group, group_src=0)
+                buffer.copy_(sent)
         self.packing = Packing(module, self.process_group)
         self.register_comm_hook(self.packing, all_reduce_packed)
 
     def forward(self, *inputs, **arguments):
-        # Recorded now, as the backward pass may run after partnets.subnetwork has been left.
         if torch.is_grad_enabled():
             self.packing.expect()
         return super().forward(*inputs, **arguments)
+
+
+def _apart(model: nn.Module) -> dict[str, Tensor]:
+    """Return the buffers that partnets.partition has added to a model, by their names."""
+    found = {}
+    for path, module in model.named_modules():
+        if (state := state_of(module)) is not None:
+            names = [one + end for one in state.weights for end in (MAP, DEFAULTS, STORED)]
+            names += [one + ROWS for one in (*state.vectors, *state.statistics)]
+            for name in (*names, ESTIMATED):
+                if (buffer := module._buffers.get(name)) is not None:
+                    found[f"{path}.{name}".lstrip(".")] = buffer
+    return found

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 import torch.distributed as dist
 from torch import nn
@@ -11,30 +11,32 @@ from torch.distributed import fsdp
 
 from partnets.distributed.consistency import check_agreement, partitions
 from partnets.hyper import hyperparameters
-from partnets.nn.partitioned import partitioned_layers
+from partnets.subnetworks.state import ROWS, partitioned_modules, state_of
+from partnets.subnetworks.switch import watch
 from partnets.utils.modules import is_sharded
 
 
 def fully_shard(model: nn.Module, units: Iterable[nn.Module] | None = None, **options) -> nn.Module:
     """Apply torch.distributed.fsdp.fully_shard to a partitioned model, in place.
 
-    Weights, gradients and moments are sharded along their first dimension, and each rank steps its shard. Every rank
-    keeps whole maps, 2 bits a weight for three or four partitions. Parameters that are read outside of their layer's
-    forward, such as those of modules without a rule, and ψ are not sharded; all ranks average their gradients. ψ must
-    be able to stop requiring gradients in steps of the weights, which torch's sharded parameters cannot. Construct the
-    optimiser afterwards, as for torch's fully_shard.
+    Weights, gradients and moments are sharded along their first dimension, and each rank exchanges and steps its shard.
+    Every rank keeps whole buffers: the maps, 2 bits a weight for three or four partitions, and the vectors of biases
+    and norms with their moments. ψ is not sharded, as the model has to stop its gradients in steps of the weights; all
+    ranks average its gradients. Construct the optimiser afterwards, as for torch's fully_shard.
 
     Args:
         model: a partitioned model, the same on all ranks.
-        units: the modules to gather at once, inner ones first; each partitioned layer if None. Parameters outside of
-            them are gathered with the model.
+        units: the modules to gather at once, inner ones first; each partitioned module if None. Parameters outside of
+            them are gathered with the model. A module that uses the parameters of another one, without calling it,
+            must be a unit that includes it, as each nn.MultiheadAttention is by default.
         options: further options of torch's fully_shard.
 
     Returns:
         The model.
 
     Raises:
-        ValueError: the ranks' partitions or parameters differ, or the model is sharded already; and torch's errors.
+        ValueError: the ranks' partitions or parameters differ, the model is sharded already, or
+            reshard_after_forward is not True; and torch's errors.
 
     Example:
         >>> import torch, partnets
@@ -54,30 +56,59 @@ def fully_shard(model: nn.Module, units: Iterable[nn.Module] | None = None, **op
             f"{sharded[0]} is sharded already; call fully_shard once, on the whole model, and pass the modules to"
             " gather at once as units=."
         )
-    check_agreement(partitions(model) | dict(model.named_parameters()))  # torch shards each rank's own copy
-    layers, mesh = [layer for _, layer in partitioned_layers(model)], options.get("mesh")
-    # torch gathers parameters only for their own layer's forward.
-    read = [parameter for layer in layers if layer.is_read for _, parameter in layer.owned()]
-    whole = [*hyperparameters(model), *read]
-    inner_first = [layer for layer in reversed(layers) if not layer.is_read]
-    units = _tied(inner_first) if units is None else list(units)
-    for unit in [*units, *([] if model in units or [model] in units else [model])]:
-        fsdp.fully_shard(unit, ignored_params=set(whole), **options)
+    if options.setdefault("reshard_after_forward", True) is not True:
+        raise ValueError(
+            f"reshard_after_forward={options['reshard_after_forward']!r} would leave the gathered weights of one"
+            " subnetwork for the next; leave it out."
+        )
+    vectors = {name: buffer for name, buffer in model.named_buffers() if name.endswith(ROWS)}
+    check_agreement(partitions(model) | dict(model.named_parameters()) | vectors)  # torch shards each rank's own copy
+    mesh, psi = options.get("mesh"), hyperparameters(model)
+    units = _units(model) if units is None else list(units)
+    units += [] if model in units or [model] in units else [model]
+    for unit in units:
+        fsdp.fully_shard(unit, ignored_params=set(psi), **options)
+    for modules, owned in _owned(units):
+        for module in modules:
+            module.register_forward_pre_hook(functools.partial(_watch, owned))
     average = functools.partial(_average, [None] if mesh is None else mesh.get_all_groups())
-    for parameter in whole:
+    for parameter in psi:
         parameter.register_post_accumulate_grad_hook(average)
     return model
 
 
-def _tied(layers: Iterable[nn.Module]) -> list[list[nn.Module]]:
-    """Group layers that share a parameter, which torch gathers once for all of them."""
-    groups: dict[nn.Parameter | nn.Module, list[nn.Module]] = {}
-    for layer in layers:
-        own = list(layer.parameters(recurse=False)) or [layer]
-        group = next((groups[parameter] for parameter in own if parameter in groups), [])
-        group.append(layer)
-        groups |= dict.fromkeys(own, group)
-    return list({id(group): group for group in groups.values()}.values())
+def _units(model: nn.Module) -> list[nn.Module | list[nn.Module]]:
+    """Return the partitioned modules, inner ones first; those that share a parameter as a list, gathered once.
+
+    A MultiheadAttention uses its out_proj without calling it.
+    """
+    attention = (module for module in model.modules() if isinstance(module, nn.MultiheadAttention))
+    used = {inner for module in attention for inner in module.modules() if inner is not module}
+    groups: dict[nn.Parameter, list[nn.Module]] = {}
+    for module in reversed(partitioned_modules(model)):
+        own = list(module.parameters(recurse=False))
+        if own and module not in used:
+            group = next((groups[parameter] for parameter in own if parameter in groups), [])
+            group.append(module)
+            groups |= dict.fromkeys(own, group)
+    return [group if len(group) > 1 else group[0] for group in {id(group): group for group in groups.values()}.values()]
+
+
+def _owned(units: list[nn.Module | list[nn.Module]]) -> Iterator[tuple[list[nn.Module], list[nn.Module]]]:
+    """Yield the modules of each unit, with the partitioned modules that are gathered with them."""
+    seen: set[nn.Module] = set()
+    for unit in units:
+        modules = [unit] if isinstance(unit, nn.Module) else list(unit)
+        inside = [inner for module in modules for inner in module.modules() if inner not in seen]
+        seen.update(inside)
+        yield modules, [inner for inner in dict.fromkeys(inside) if state_of(inner) is not None]
+
+
+def _watch(modules: list[nn.Module], *_) -> None:
+    """Let the gradients of gathered parameters be those of the partition that learns, as of a model on one rank."""
+    for module in modules:
+        for name, one in state_of(module).exchanged.items():
+            watch(one, module._parameters[name])
 
 
 def _average(groups: list[dist.ProcessGroup | None], parameter: nn.Parameter) -> None:

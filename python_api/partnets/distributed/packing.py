@@ -9,17 +9,17 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.futures import Future
 
-from partkernels import Partition
-from partnets.nn.entries import put, take
-from partnets.nn.partitioned import partitioned_layers
+from partkernels import Partition, gather_entries, scatter_entries
+from partnets.subnetworks.parameters import PartitionedParameter, partitioned_parameters
+from partnets.subnetworks.state import PER_EXAMPLE
 
 
 class Packing:
     """The state of the communication hook `all_reduce_packed`, for one model.
 
     The entries to send and their order follow from the partitions, which are the same on all ranks, so no indices are
-    sent. Parameters of partitioned layers send the entries of the partition that learns, or nothing if no partition
-    does. All other parameters, ψ, are sent whole.
+    sent. Partitioned parameters send the entries of the partition that learns, or nothing if no partition does. All
+    other parameters, ψ, are sent whole.
 
     Attributes:
         bytes: the bytes of gradients that this rank has passed to all-reduce.
@@ -27,7 +27,7 @@ class Packing:
             pass.
 
     Args:
-        model: a model with partitioned layers.
+        model: a partitioned model.
         group: the process group of the ranks; all ranks if None.
 
     Example:
@@ -43,16 +43,14 @@ class Packing:
     def __init__(self, model: nn.Module, group: dist.ProcessGroup | None = None) -> None:
         self.group, self.bytes = group, 0
         self._parameters = list(model.parameters())
-        self._owners = {
-            parameter: (layer, name) for _, layer in partitioned_layers(model) for name, parameter in layer.owned()
-        }
+        self._owners = {owner.parameter: owner for owner in partitioned_parameters(model)}
         self._learning: dict[nn.Parameter, set[int]] = {}
-        self._last = max((layer.count for layer, _ in self._owners.values()), default=0)
+        self._last = max((owner.state.count for owner in self._owners.values()), default=0)
         self._reductions: list[tuple[Future[Tensor], Tensor]] = []
         self.has_travelled = False
 
     def expect(self) -> None:
-        """Record the entries that get a gradient in the next backward pass: partition `update` of each layer, and ψ.
+        """Record the entries that get a gradient in the next backward pass: partition `update` of each module, and ψ.
 
         Earlier records are kept until a gradient is sent, as several forward passes may precede one backward pass, or
         a backward pass may follow others inside no_sync.
@@ -62,18 +60,19 @@ class Packing:
             self._reductions.clear()  # left by a backward pass that was interrupted
             self.has_travelled = False
         for parameter in self._parameters:
-            layer, _ = self._owners.get(parameter, (None, ""))
-            if parameter.requires_grad and (learning := {0} if layer is None else layer.learning()):
+            if parameter.requires_grad and (learning := _learning(self._owners.get(parameter))):
                 self._learning.setdefault(parameter, set()).update(learning)
 
     def travelling(self, parameter: nn.Parameter, grad: Tensor) -> Iterator[tuple[Tensor, Partition | None, int]]:
         """Yield views of a parameter's gradient with the Partition and k of the entries to send; None sends all."""
-        for update in sorted(self._learning.get(parameter, ())):
-            layer, name = self._owners.get(parameter, (None, ""))
-            found = ([grad], None) if layer is None else layer.entries(name, [grad], update)
-            if found is not None:
-                (view,), partition = found
-                yield view, partition, update
+        owner = self._owners.get(parameter)
+        for k in sorted(self._learning.get(parameter, ())):
+            if owner is None or owner.owner is not None:
+                yield grad, None, k
+            elif owner.is_vector:
+                yield _vector_gradient(owner, grad, k), None, k
+            else:
+                yield grad, owner.partition, k
 
     def who_learns(self, parameters: list[nn.Parameter], like: Tensor) -> Tensor:
         """Return flags of ψ, w_1, ..., w_C that learn, then flags of those that do not, as 1 or 0: [2 (1 + C)].
@@ -111,6 +110,37 @@ class Packing:
             )
 
 
+def _learning(owner: PartitionedParameter | None) -> set[int]:
+    """Return the partitions of a parameter that learn now; {0} for ψ."""
+    if owner is None:
+        return {0}
+    update = owner.state.update
+    if owner.owner is not None:
+        return {owner.owner} & {owner.owner if update == PER_EXAMPLE else update}
+    if update == PER_EXAMPLE:  # ranks may have other subnetworks
+        return {*range(1, owner.state.count + 1)}
+    return {update} - {None}
+
+
+def _vector_gradient(owner: PartitionedParameter, grad: Tensor, k: int) -> Tensor:
+    """Return the gradient of partition k's vector: the parameter's, or one that was set aside."""
+    state = owner.state
+    if state.grad_of.get(owner.name) == k:
+        return grad
+    return state.grads.setdefault(owner.name, {}).setdefault(k, torch.zeros_like(owner.parameter, requires_grad=False))
+
+
+def _take(view: Tensor, partition: Partition | None, k: int) -> Tensor:
+    return view.reshape(-1) if partition is None else gather_entries(view, partition, k)
+
+
+def _put(view: Tensor, partition: Partition | None, k: int, values: Tensor) -> None:
+    if partition is None:
+        view.copy_(values.view_as(view))
+    else:
+        scatter_entries(view, partition, k, values)
+
+
 def _in_place(grad: Tensor, parameter: nn.Parameter) -> Tensor:
     """View a bucket's gradient with the parameter's strides, which the bucket does not record."""
     strides = parameter.stride()
@@ -132,7 +162,7 @@ def all_reduce_packed(packing: Packing, bucket: dist.GradBucket) -> Future[Tenso
         done: Future[Tensor] = Future()
         done.set_result(buffer)
         return done
-    pieces = [take(view, partition, k) for view, partition, k in parts]
+    pieces = [_take(view, partition, k) for view, partition, k in parts]
     packing.bytes += sum(piece.nbytes for piece in pieces)
     pieces.append(packing.who_learns(bucket.parameters(), buffer))
     packed = torch.cat(pieces).div_(dist.get_world_size(packing.group))
@@ -141,7 +171,7 @@ def all_reduce_packed(packing: Packing, bucket: dist.GradBucket) -> Future[Tenso
     def unpack(future: Future) -> Tensor:
         future.value()
         for (view, partition, k), mean in zip(parts, means, strict=True):
-            put(view, partition, k, mean)
+            _put(view, partition, k, mean)
         return buffer
 
     reduction = dist.all_reduce(packed, group=packing.group, async_op=True).get_future().then(unpack)

@@ -6,19 +6,22 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
-from training import OPTIMIZERS, PROPORTIONS, learn, loss, mine, network
+from training import OPTIMIZERS, PROPORTIONS, gradients, learn, loss, mine, network
 
 import partnets
 from partnets import distributed, hyper, optim
-from partnets.nn.partitioned import partitioned_layers
+from partnets.subnetworks.parameters import partitioned_parameters
 from partnets.utils.modules import frozen
 
 
 def learn_on_ranks(name, scheme):
     model = network(scheme)
     with torch.no_grad():
-        for parameter in model.parameters():
-            parameter += dist.get_rank()  # DDP broadcasts rank 0's weights
+        for one in partitioned_parameters(model):
+            one.stored.add_(dist.get_rank())  # DDP broadcasts rank 0's weights
+            one.combine()
+        for parameter in hyper.hyperparameters(model):
+            parameter += dist.get_rank()
     model = model.to(memory_format=torch.channels_last)  # gives the kernel's gradient other strides
     return learn(model, distributed.DDP(model, bucket_cap_mb=0.01), OPTIMIZERS[name](model))
 
@@ -52,13 +55,8 @@ def bytes_sent(scheme):
 def test_the_bytes_sent_are_those_of_the_partition_that_learns(scheme, two_ranks):
     (sent, whole, psi), other = two_ranks(bytes_sent, scheme)
     assert other == (sent, whole, psi)
-    entries = [0, 0, 0]
-    for _, layer in partitioned_layers(network(scheme)):
-        for name, parameter in layer.owned():
-            divided = layer.partitions.get(name)
-            sizes = [len(row) for row in parameter] if divided is None else divided.sizes()
-            entries = [sum(pair) for pair in zip(entries, sizes, strict=True)]
-    assert sent == [8 * count for count in entries] + psi
+    owned = partitioned_parameters(network(scheme))
+    assert sent == [8 * sum(one.numel(k) for one in owned) for k in (1, 2, 3)] + psi
     if scheme == "nested":
         return
 
@@ -77,9 +75,8 @@ def gradients_of_several(scheme, is_given_wrapped=False):
     active, update = torch.tensor([1, 3, 3, 1, 2, 2, 2, 1]), torch.tensor([1, 0, 3, 1, 2, 1, 0, 0])
     given = call if is_given_wrapped else model
     with partnets.subnetwork(given, active=mine(active), update=mine(update)):
-        value = loss(call, 0)
-    value.backward()
-    return [parameter.grad for parameter in model.parameters()]
+        loss(call, 0).backward()
+    return gradients(model)
 
 
 @pytest.mark.cases(usual=1)
@@ -91,27 +88,7 @@ def test_ranks_may_have_other_subnetworks_of_a_batch(scheme, is_given_wrapped, t
         torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-12)
 
 
-def gradients_of_two_calls(scheme):
-    """Return the gradients of two subnetworks from two calls of the model and one backward pass."""
-    model = network(scheme)
-    call = distributed.DDP(model) if dist.is_initialized() else model
-    value = 0
-    for k in (1, 3):
-        with partnets.subnetwork(model, active=k, update=k):
-            value = value + loss(call, 0)
-    value.backward()
-    return [parameter.grad for parameter in model.parameters()]
-
-
-@pytest.mark.cases(usual=1)
-@pytest.mark.parametrize("scheme", ["weight", "nested"])
-def test_several_calls_may_have_one_backward_pass(scheme, two_ranks):
-    expected = gradients_of_two_calls(scheme)
-    for found in two_ranks(gradients_of_two_calls, scheme):
-        torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-12)
-
-
-def gradients(updates):
+def gradients_without_synchronising(updates):
     """Return the gradients of several subnetworks, accumulated under no_sync and synchronised by the last step."""
     model = network()
     call = distributed.DDP(model)
@@ -123,7 +100,7 @@ def gradients(updates):
             else:
                 with call.no_sync():
                     loss(call, step).backward()
-    return [parameter.grad for parameter in model.parameters()]
+    return gradients(model)
 
 
 @pytest.mark.parametrize("updates", [(2, 2), (1, 3, 1)])
@@ -132,8 +109,8 @@ def test_gradients_gathered_without_synchronising_travel_with_the_next_that_do(u
     for step, k in enumerate(updates):
         with partnets.subnetwork(model, active=3, update=k):
             loss(model, step).backward()
-    expected = [parameter.grad for parameter in model.parameters()]
-    for found in two_ranks(gradients, updates):
+    expected = gradients(model)
+    for found in two_ranks(gradients_without_synchronising, updates):
         torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-12)
 
 
@@ -157,15 +134,16 @@ def test_ranks_that_learn_other_partitions_of_one_size_are_refused_before_the_st
 def evaluation_between():
     model = network()
     call = distributed.DDP(model)
-    found = []
+    optimizer, found = optim.SGD(model), []
     for k, evaluated in itertools.product((1, 2, None), (False, True)):
+        optimizer.zero_grad()
         model.zero_grad()
         with partnets.subnetwork(model, active=2, update=k):
             value = loss(call, 0)
-        if evaluated:
-            with torch.no_grad(), partnets.subnetwork(model, active=3, update=3):
-                loss(call, 1)
-        value.backward()
+            if evaluated:
+                with torch.no_grad(), partnets.subnetwork(model, active=2, update=1):
+                    loss(call, 1)
+            value.backward()
         found.append([parameter.grad for parameter in model.parameters()])
     return found
 

@@ -41,7 +41,7 @@ def test_two_ranks_learn_the_weights_of_one_process_with_the_joint_batch(name, u
 
 
 def transposed(scheme, inputs):
-    """Return a model of transformers' Conv1D layers, in which partitions refer to the transposed weight."""
+    """Return a model of transformers' Conv1D layers, which keep their weights transposed."""
     conv1d = pytest.importorskip("transformers.pytorch_utils").Conv1D
     torch.manual_seed(0)
     layers, options = nn.Sequential(conv1d(9, inputs), nn.Tanh(), conv1d(3, 9)), {"defaults": "seed"}
@@ -64,7 +64,6 @@ def learn_transposed(scheme, inputs, sharded=True):
     return [whole(parameter) for parameter in model.parameters()]
 
 
-# The second rank's columns begin within a byte of the map, at a byte, or at a block of drawn defaults.
 @pytest.mark.parametrize(("scheme", "inputs"), [("weight", 11), ("weight", 16), ("weight", 128), ("nested", 11)])
 def test_weights_that_are_kept_transposed_step_the_entries_of_their_partition(scheme, inputs, two_ranks):
     expected = learn_transposed(scheme, inputs, sharded=False)
@@ -73,7 +72,7 @@ def test_weights_that_are_kept_transposed_step_the_entries_of_their_partition(sc
 
 
 class Token(nn.Module):
-    """A model with a parameter besides its layers, which fully_shard does not shard."""
+    """A model with a parameter besides its layers, which is gathered with the model."""
 
     def __init__(self):
         super().__init__()
@@ -99,18 +98,22 @@ def test_gradients_are_clipped_to_one_norm_of_what_is_sharded_and_what_is_not(tw
         torch.testing.assert_close(weights, expected, rtol=1e-10, atol=1e-12)
 
 
-def shard_along_the_kernel():
-    model = partnets.partition(nn.Sequential(nn.Conv2d(1, 2, 4)), (0.5, 0.5))
-    mesh = dist.init_device_mesh("cpu", (dist.get_world_size(),))
-    distributed.fully_shard(model, mesh=mesh, shard_placement_fn=lambda weight: Shard(weight.dim() - 1))
-    with partnets.subnetwork(model, active=1, update=1):
-        model(torch.ones(3, 1, 4, 4)).sum().backward()
-    partnets.optim.SGD(model).step(update=1)
+def convolution(sharded=True):
+    torch.manual_seed(0)
+    model = partnets.partition(nn.Sequential(nn.Conv2d(1, 2, 4)), (0.5, 0.5)).double()
+    if sharded:
+        mesh = dist.init_device_mesh("cpu", (dist.get_world_size(),))
+        distributed.fully_shard(model, mesh=mesh, shard_placement_fn=lambda weight: Shard(weight.dim() - 1))
+    optimizer = partnets.optim.Adam(model, lr=0.1)
+    for k in (1, 2):
+        partnets.step_weights(model, optimizer, k, torch.ones(3, 1, 4, 4).double(), lambda x: model(x).square().sum())
+    return [whole(parameter) for parameter in model.parameters()]
 
 
-def test_a_weight_sharded_along_its_kernel_is_refused(two_ranks):
-    with pytest.raises(AssertionError, match=r"ValueError: a weight of shape \(2, 1, 4, 4\) is placed as"):
-        two_ranks(shard_along_the_kernel)
+def test_a_weight_sharded_along_its_kernel_learns_as_on_one_rank(two_ranks):
+    expected = convolution(sharded=False)
+    for weights in two_ranks(convolution):
+        torch.testing.assert_close(weights, expected, rtol=1e-10, atol=1e-12)
 
 
 def shard_what_differs():
@@ -120,7 +123,7 @@ def shard_what_differs():
 
 
 def test_ranks_whose_parameters_differ_are_refused(two_ranks):
-    with pytest.raises(AssertionError, match=r"ValueError: the ranks differ in 0.weight, 0.bias; construct the same"):
+    with pytest.raises(AssertionError, match=r"ValueError: the ranks differ in 0.weight, 0.bias, 0.bias_rows; construct"):
         two_ranks(shard_what_differs)
 
 

@@ -191,9 +191,9 @@ def earlier_partitions(changed, sharded):
     x, _ = one.chunks.dataset.tensors
     x[one.chunks.indices(3)[:changed]] += 1
     one.fit(15)
-    weight, bias = (whole(getattr(one.model[1], name)) for name in ("weight", "bias"))
-    last = one.model[1].partition.mask(3)
-    return [weight[~last], bias[:2]], [weight[last], bias[2]]
+    weight, rows = whole(one.model[1].weight), one.model[1].bias_rows
+    last = partnets.partitions(one.model)["1.weight"].mask(3)
+    return [weight[~last], rows[:2]], [weight[last], rows[2]]
 
 
 @pytest.mark.parametrize("sharded", [False, True])

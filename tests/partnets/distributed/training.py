@@ -7,6 +7,7 @@ from torch import nn
 
 import partnets
 from partnets import distributed, hyper, optim
+from partnets.subnetworks.parameters import partitioned_parameters
 
 PROPORTIONS = (0.8, 0.1, 0.1)
 STEPS = 24
@@ -59,14 +60,20 @@ def learn(model, call, optimizer, steps=range(STEPS)):
         k = distributed.draw((1, 1, 1), seed=0, step=step)
         optimizer.zero_grad()
         with partnets.subnetwork(model, active=k, update=k):
-            value = loss(call, step)
-        value.backward()  # outside the context, in which no subnetwork is set
+            loss(call, step).backward()
         optimizer.step(update=k)
         psi.zero_grad()
         with partnets.subnetwork(call, active=1 + step % 2):
             loss(call, STEPS + step).backward()
         psi.step()
     return [whole(parameter) for parameter in model.parameters()]
+
+
+def gradients(model):
+    """Return the gradients of all partitions of each parameter, and those of ψ."""
+    owned = partitioned_parameters(model)
+    found = [one.gradient(k) for one in owned for k in range(1, one.state.count + 1)]
+    return [*found, *(parameter.grad for parameter in hyper.hyperparameters(model))]
 
 
 def whole(tensor):
