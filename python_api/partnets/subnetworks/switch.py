@@ -228,7 +228,7 @@ class Switch:
         whole, parameter = one.combined(), local(one.parameter)
         before = one.state.versions.get(one.name)
         is_kept = before is not None and before[0] == parameter._version  # and only the rows have changed
-        if not is_kept and not torch.allclose(whole, parameter, rtol=1e-5, atol=1e-6):
+        if not is_kept and not torch.allclose(whole, parameter, rtol=1e-5, atol=1e-6, equal_nan=True):
             raise RuntimeError(
                 f"the {one.name} of {type(one.module).__name__} was written into, but is the"
                 f" {'product' if one.is_product else 'sum'} of a vector for each partition; write into"

@@ -335,7 +335,7 @@ def test_a_sweep_takes_the_best_state_and_goes_on_where_a_choice_diverges():
     def make(lr):
         model = network()
         if lr is None:
-            nn.init.constant_(model[1].bias, float("nan"))
+            nn.init.constant_(model[1].weight, float("nan"))
         optimizer = partnets.optim.SGD(model, lr=lr or 1.0)
         return partnets.Trainer(
             model, chunks(), hyper=[], optimizer=optimizer, batch_size=16, lml_every=1, keep_best=True
@@ -375,7 +375,7 @@ def test_chunks_that_do_not_fit_are_not_taken_for_those_of_a_loop_of_ones_own():
     optimizer = partnets.optim.SGD(model)
     partnets.step_weights(model, optimizer, 1, (x, y), lambda batch: F.cross_entropy(model(batch[0]), batch[1]))
     right, wrong = partnets.chunk((x, y), (0.5, 0.5)), partnets.chunk((torch.randn(20, 7), y), (0.5, 0.5))
-    with pytest.raises(ValueError, match=r"this weight takes \[\.\.\., 4\]"):
+    with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
         partnets.lml(model, wrong)
     assert partnets.lml(model, right) < 0
     with pytest.raises(ValueError, match="other chunks"):

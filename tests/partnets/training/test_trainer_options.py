@@ -242,12 +242,13 @@ def test_partitions_are_drawn_with_the_given_probabilities():
 
 def test_the_weights_of_a_partition_that_is_not_drawn_keep_their_bits():
     one = trainer(sampling=(1, 0, 0, 0))
-    weights = [(layer.weight, layer.partition.ids()) for layer in (one.model[1], one.model[3])]
-    before = [weight.detach().clone() for weight, _ in weights]
+    owned = [(one.model.get_parameter(name), map.ids()) for name, map in partnets.partitions(one.model).items()]
+    owned += [(one.model[i].bias_rows, torch.arange(1, COUNT + 1)) for i in (1, 3)]
+    before = [tensor.detach().clone() for tensor, _ in owned]
     one.fit(5)
-    for (weight, ids), old in zip(weights, before, strict=True):
-        assert torch.equal(weight[ids > 1], old[ids > 1])
-        assert (weight[ids == 1] != old[ids == 1]).any()
+    for (tensor, ids), old in zip(owned, before, strict=True):
+        assert torch.equal(tensor[ids > 1], old[ids > 1])
+        assert (tensor[ids == 1] != old[ids == 1]).any()
 
 
 @pytest.mark.parametrize(
