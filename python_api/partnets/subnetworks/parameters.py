@@ -13,7 +13,7 @@ from partkernels.operators.entries import Exchange, combine_rows
 from partnets.subnetworks.state import MAP, ROWS, PartitionState, parameter_of, partitioned_modules, state_of
 from partnets.subnetworks.switch import turn_gradient
 from partnets.utils.modules import is_sharded
-from partnets.utils.shards import local, local_partition, part, redistributed, whole
+from partnets.utils.shards import local, local_partition, part, redistributed, version, whole
 
 # Tables of addresses that an optimizer keeps, one for each set of vectors that it has stepped together.
 MOST_COMBINATIONS = 64
@@ -58,8 +58,9 @@ class PartitionedParameter:
         """
         if self.is_vector or self.owner is not None:
             return None
-        map, parameter = local(self.module._buffers[self.name + MAP]), self.parameter
-        key = map.data_ptr(), map._version, parameter.device, local(parameter).shape
+        buffer, parameter = self.module._buffers[self.name + MAP], self.parameter
+        map = local(buffer)
+        key = map.data_ptr(), version(buffer), parameter.device, local(parameter).shape
         if self._partition is None or self._partition[0] != key:
             self._partition = key, local_partition(self._whole(map), parameter)
         return self._partition[1]

@@ -22,7 +22,7 @@ from partnets.subnetworks.stateful import move as move_state
 from partnets.subnetworks.stateful import assign_to_all, remember, stateful_modules
 from partnets.subnetworks.state import MAP, PER_EXAMPLE, ROWS, STORED, PartitionState, parameter_of, partition_of, partitioned_modules, state_of
 from partnets.utils.modules import is_sharded
-from partnets.utils.shards import local, local_partition, part, sharded_like
+from partnets.utils.shards import local, local_partition, part, sharded_like, version
 
 INT32_MAX = 2**31 - 1
 
@@ -61,10 +61,10 @@ class Weight:
     def refresh(self) -> None:
         """Make memory, places and others anew if parameter, map or defaults have changed; of a DTensor this rank's part."""
         parameter, buffers = local(self.parameter), self.module._buffers
-        map, stored = local(buffers[self.name + MAP]), buffers.get(self.name + STORED)
+        map, stored = buffers[self.name + MAP], buffers.get(self.name + STORED)
         key = (
-            parameter.data_ptr(), parameter.dtype, parameter.stride(), map.data_ptr(), map._version,
-            self.state.weights[self.name], None if stored is None else (stored.data_ptr(), stored._version),
+            parameter.data_ptr(), parameter.dtype, parameter.stride(), local(map).data_ptr(), version(map),
+            self.state.weights[self.name], None if stored is None else (local(stored).data_ptr(), version(stored)),
         )  # fmt: skip
         if key == self.key:
             return
@@ -91,10 +91,11 @@ class Weight:
 
     def map_of(self, grad: Tensor) -> Tensor | None:
         """Return the map of the weight, or of this rank's part of a gradient that is a DTensor; None if it is empty."""
-        map = local(self.module._buffers[self.name + MAP])
+        buffer = self.module._buffers[self.name + MAP]
+        map = local(buffer)
         if not is_sharded(grad):
             return map
-        key = map.data_ptr(), map._version, grad.placements, grad.device
+        key = map.data_ptr(), version(buffer), grad.placements, grad.device
         if key != self._map[0]:
             partition = Partition._unchecked(tuple(grad.shape), self.state.count, map, Zeros())
             own = local_partition(partition, grad)
@@ -227,7 +228,7 @@ class Switch:
         """Check that a parameter is what its rows make, where one of them was written into."""
         whole, parameter = one.combined(), local(one.parameter)
         before = one.state.versions.get(one.name)
-        is_kept = before is not None and before[0] == parameter._version  # and only the rows have changed
+        is_kept = before is not None and before[0] == version(one.parameter)  # and only the rows have changed
         if not is_kept and not torch.allclose(whole, parameter, rtol=1e-5, atol=1e-6, equal_nan=True):
             raise RuntimeError(
                 f"the {one.name} of {type(one.module).__name__} was written into, but is the"
@@ -353,9 +354,8 @@ class Switch:
 
 def version_of(one) -> tuple[int, int]:
     """Return the versions of a parameter and of its vectors; 0 if it is of an inference tensor."""
-    rows, parameter = one.module._buffers.get(one.name + ROWS), local(one.parameter)
-    tensors = (parameter,) if rows is None else (parameter, local(rows))
-    return tuple(0 if tensor.is_inference() else tensor._version for tensor in tensors)
+    rows = one.module._buffers.get(one.name + ROWS)
+    return tuple(version(tensor) for tensor in ((one.parameter,) if rows is None else (one.parameter, rows)))
 
 
 def noted(parameters) -> None:

@@ -23,6 +23,22 @@ def local(tensor: Tensor) -> Tensor:
         return tensor.to_local()
 
 
+def version(tensor: Tensor) -> int:
+    """Return a number that changes when a tensor is written into; 0 if it is an inference tensor.
+
+    torch counts writes into a DTensor at the DTensor, and others at this rank's part.
+
+    Example:
+        >>> x = torch.zeros(2)
+        >>> before = version(x)
+        >>> version(x.add_(1)) == before
+        False
+    """
+    if tensor.is_inference():
+        return 0
+    return tensor._version + (local(tensor)._version if is_sharded(tensor) else 0)
+
+
 def whole(tensor: Tensor) -> Tensor:
     """Return all of a DTensor, gathered from all ranks, which must call it; other tensors as they are.
 

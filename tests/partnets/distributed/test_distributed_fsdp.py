@@ -123,7 +123,9 @@ def shard_what_differs():
 
 
 def test_ranks_whose_parameters_differ_are_refused(two_ranks):
-    with pytest.raises(AssertionError, match=r"ValueError: the ranks differ in 0.weight, 0.bias, 0.bias_rows; construct"):
+    with pytest.raises(
+        AssertionError, match=r"ValueError: the ranks differ in 0.weight, 0.bias, 0.bias_rows; construct"
+    ):
         two_ranks(shard_what_differs)
 
 
