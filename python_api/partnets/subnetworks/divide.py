@@ -17,12 +17,15 @@ from partnets.subnetworks.state import (
     ATTRIBUTE,
     DEFAULTS,
     ESTIMATED,
+    LEARNED,
     MAP,
     ROWS,
     STORED,
     PartitionState,
+    bytes_of,
     defaults_of,
     numbers_of,
+    text_of,
 )
 from partnets.subnetworks.statistics import hold_statistics
 from partnets.utils import seeds
@@ -187,9 +190,10 @@ class Division:
                 module.register_buffer(name + ROWS, buffer.expand(count, *buffer.shape).clone())
             if present:
                 module.register_buffer(ESTIMATED, torch.zeros(2, dtype=torch.int64, device="cpu"))
-            module.register_load_state_dict_pre_hook(make_room)
-            module.register_load_state_dict_post_hook(read_defaults)
-            module.register_state_dict_pre_hook(refuse_inside)
+            module.register_buffer(LEARNED, bytes_of(None))
+            module.register_load_state_dict_pre_hook(before_loading)
+            module.register_load_state_dict_post_hook(after_loading)
+            module.register_state_dict_pre_hook(before_saving)
         vars(module)[ATTRIBUTE] = state
         if "running_mean" in state.statistics:
             hold_statistics(module)
@@ -214,33 +218,41 @@ def with_rows(vector: Tensor, count: int, neutral: float) -> Tensor:
     return rows
 
 
-def make_room(module: nn.Module, state_dict: dict, prefix: str, *_) -> None:
+def before_loading(module: nn.Module, state_dict: dict, prefix: str, *_) -> None:
     """Give the buffers of stored defaults the sizes that a state_dict has; it may have other partitions or defaults."""
     state = vars(module).get(ATTRIBUTE)
     for name in () if state is None else state.weights:
         if isinstance(state_dict.get(prefix + name + DEFAULTS), Tensor):
-            own, saved = module._buffers.pop(name + STORED, None), state_dict.get(prefix + name + STORED)
-            if isinstance(saved, Tensor):
-                is_same = own is not None and own.shape == saved.shape
-                room = own if is_same else local(module._parameters[name]).new_empty(saved.shape, requires_grad=False)
+            own, saved = module._buffers.get(name + STORED), state_dict.get(prefix + name + STORED)
+            if not isinstance(saved, Tensor):
+                module._buffers.pop(name + STORED, None)
+            elif own is None or own.shape != saved.shape:
+                room = local(module._parameters[name]).new_empty(saved.shape, requires_grad=False)
                 module.register_buffer(name + STORED, room)
+    if state is not None:
+        module._buffers[LEARNED].copy_(bytes_of(state.learned_from))  # a state_dict may lack it
 
 
-def read_defaults(module: nn.Module, incompatible_keys) -> None:
-    """Take the defaults that a state_dict had."""
-    state = vars(module).get(ATTRIBUTE)
-    for name in () if state is None else state.weights:
+def after_loading(module: nn.Module, incompatible_keys) -> None:
+    """Take the defaults and the fingerprint of chunks that a state_dict had."""
+    if (state := vars(module).get(ATTRIBUTE)) is None:
+        return
+    for name in state.weights:
         state.weights[name] = defaults_of(local(module._buffers[name + DEFAULTS]))
+    if not module._buffers[LEARNED].is_meta:
+        state.learned_from = text_of(module._buffers[LEARNED])
 
 
-def refuse_inside(module: nn.Module, prefix: str, keep_vars: bool) -> None:
-    """Raise RuntimeError if a state_dict is asked for while a subnetwork is active."""
-    state = vars(module).get(ATTRIBUTE)
-    if state is not None and (state.thread is not None or state.active != state.count):
+def before_saving(module: nn.Module, prefix: str, keep_vars: bool) -> None:
+    """Write the fingerprint of chunks into its buffer; raise RuntimeError while a subnetwork is active."""
+    if (state := vars(module).get(ATTRIBUTE)) is None:
+        return
+    if state.thread is not None or state.active != state.count:
         raise RuntimeError(
             f"the model is subnetwork {state.active} now, whose state_dict lacks the entries of other partitions; take"
             " it outside of partnets.subnetwork."
         )
+    module._buffers[LEARNED].copy_(bytes_of(state.learned_from))
 
 
 def padding_of(module: nn.Module, weight: Tensor) -> int | None:

@@ -12,6 +12,7 @@ from partnets.subnetworks.state import (
     ATTRIBUTE,
     DEFAULTS,
     ESTIMATED,
+    LEARNED,
     MAP,
     ROWS,
     STORED,
@@ -20,7 +21,7 @@ from partnets.subnetworks.state import (
     state_of,
 )
 from partnets.subnetworks.statistics import warn_of_stale
-from partnets.subnetworks.divide import make_room, read_defaults, refuse_inside
+from partnets.subnetworks.divide import after_loading, before_loading, before_saving
 from partnets.utils.modules import frozen, is_sharded
 
 
@@ -82,8 +83,9 @@ def remove(module: nn.Module) -> None:
     for name in [*state.weights, *state.vectors, *state.statistics]:
         for end in (MAP, DEFAULTS, STORED, ROWS):
             module._buffers.pop(name + end, None)
-    module._buffers.pop(ESTIMATED, None)
-    own = make_room, read_defaults, refuse_inside
+    for name in (ESTIMATED, LEARNED):
+        module._buffers.pop(name, None)
+    own = before_loading, after_loading, before_saving
     for hooks in (
         module._load_state_dict_pre_hooks,
         module._load_state_dict_post_hooks,

@@ -13,7 +13,8 @@ A bias b_1 + ... + b_k and a scale s_1 * ... * s_k have a vector for each partit
 - `name`: that of the active subnetwork, of the module's own shape; outside the one of subnetwork C.
 - `name_rows`: the vectors of all partitions, [C, ...].
 
-A buffer that differs between subnetworks, such as a running mean, has `name_rows` as well.
+A buffer that differs between subnetworks, such as a running mean, has `name_rows` as well. The buffer `learned_from`
+has PartitionState.learned_from while a state_dict is saved or loaded.
 """
 
 from __future__ import annotations
@@ -37,6 +38,8 @@ UNKNOWN = ""
 MAP, DEFAULTS, STORED, ROWS = "_partition", "_defaults", "_stored", "_rows"
 # The buffer that says at which number of batches running statistics were estimated, and with which weights.
 ESTIMATED = "statistics_estimated"
+# The buffer with the fingerprint of chunks: uint8 [LEARNED_BYTES], see bytes_of.
+LEARNED, LEARNED_BYTES = "learned_from", 80
 KINDS: tuple[type[Defaults], ...] = (Zeros, Uniform, Normal, Stored)
 
 
@@ -190,6 +193,29 @@ def defaults_of(numbers: Tensor) -> Defaults | None:
         return Zeros()
     (scale,) = struct.unpack("<d", struct.pack("<q", bits))
     return KINDS[kind](scale, seed, stream)
+
+
+def bytes_of(text: str | None) -> Tensor:
+    """Return a short text, or None, as bytes: 1 + the number of its bytes, the bytes, and zeros.
+
+    Example:
+        >>> bytes_of("ab")[:4].tolist(), text_of(bytes_of("ab")), text_of(bytes_of(None))
+        ([3, 97, 98, 0], 'ab', None)
+    """
+    encoded = b"" if text is None else bytes([1 + len(text.encode())]) + text.encode()
+    return torch.tensor(list(encoded.ljust(LEARNED_BYTES, b"\0")), dtype=torch.uint8, device="cpu")
+
+
+def text_of(encoded: Tensor) -> str | None:
+    """Return the text of such bytes.
+
+    Raises:
+        ValueError: bytes_of has not made them.
+    """
+    size, *content = encoded.tolist()
+    if size > len(content) + 1:
+        raise ValueError(f"the saved learned_from begins with {size}; it must be at most {len(content) + 1}.")
+    return bytes(content[: size - 1]).decode() if size else None
 
 
 def weights_of(model: nn.Module) -> Iterator[tuple[nn.Module, str]]:

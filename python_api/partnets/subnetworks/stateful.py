@@ -15,7 +15,7 @@ from typing import Any
 from torch import nn
 
 from partnets.hyper import Hyperparameter
-from partnets.subnetworks.state import ATTRIBUTE, PartitionState, state_of
+from partnets.subnetworks.state import ATTRIBUTE, ESTIMATED, LEARNED, PartitionState, state_of
 
 # What every module has of torch, and what this library adds.
 _OF_TORCH = {*vars(nn.Module()), ATTRIBUTE, "forward", "_compiled_call_impl", "seed_defaults"}
@@ -127,7 +127,8 @@ def _kept(module: nn.Module) -> dict[str, dict[str, Any]]:
     """Return what a module keeps for its active subnetwork, by groups: buffers, parameters, attributes."""
     state: PartitionState = state_of(module)
     own = vars(module)
-    hidden, ends = (*state.weights, *state.vectors, *state.wholes, *state.statistics), _ends(state)
+    hidden = (*state.weights, *state.vectors, *state.wholes, *state.statistics, ESTIMATED, LEARNED)
+    ends = _ends(state)
     buffers = {
         name: value
         for name, value in own["_buffers"].items()

@@ -16,7 +16,17 @@ from torch import Tensor, nn
 from torch.optim.lr_scheduler import LRScheduler
 
 from partkernels import Partition, Zeros
-from partnets.subnetworks.state import DEFAULTS, MAP, ROWS, STORED, defaults_of, parameter_of, state_of
+from partnets.subnetworks.state import (
+    DEFAULTS,
+    LEARNED,
+    MAP,
+    ROWS,
+    STORED,
+    defaults_of,
+    parameter_of,
+    state_of,
+    text_of,
+)
 from partnets.training.best_model import Best, tensors
 from partnets.training.history import History
 from partnets.training.state import TrainingState
@@ -95,6 +105,8 @@ def _model(trainer: TrainingState, state: dict, _) -> None:
             what = "missing" if stored is None else _kind(stored)
             raise ValueError(f"{path + STORED} is {what}; it must be {weight.dtype} [{sum(sizes[1:])}].")
     for path, module in model.named_modules():
+        if (learned := state.get(f"{path}.{LEARNED}".lstrip("."))) is not None:
+            text_of(learned)
         for name, is_product in getattr(state_of(module), "vectors", {}).items():
             vector, rows = (state[f"{path}.{name}{end}".lstrip(".")] for end in ("", ROWS))
             whole = rows.prod(0) if is_product else rows.sum(0)
