@@ -1,8 +1,7 @@
-"""All layers and their test inputs. A new layer needs an entry in this file and no changes to other test files."""
+"""Layers with their test inputs, and what their subnetworks must compute. A new layer needs an entry in CASES."""
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -13,17 +12,20 @@ from torch.testing._internal.common_modules import FunctionInput, ModuleInput, m
 
 import partnets
 from partnets import models
-from partnets.nn import registry
-from partnets.nn.layer import PartitionedLayer
+from partnets.subnetworks.parameters import partitioned_parameters
+from partnets.subnetworks.state import partition_of, partitioned_modules, state_of
+from partnets.subnetworks.switch import noted
 
 PROPORTIONS = (0.5, 0.3, 0.2)
 RANDOM = torch.Generator().manual_seed(0)
 TORCHS = {info.module_cls: info for info in module_db}
+# Pairs of an active subnetwork and a partition that learns.
+PAIRS = [(active, update) for active in (1, 2, 3) for update in (None, *range(1, active + 1))]
 
 
 @dataclass(frozen=True)
 class Case:
-    """A layer that partnets.partition replaces.
+    """A layer that partnets.partition partitions.
 
     Attributes:
         make: a function that returns a small dense layer.
@@ -44,11 +46,83 @@ class Case:
     def partitioned(self, **options) -> nn.Module:
         """Return the layer in three partitions, with weights that differ from their initial values."""
         torch.manual_seed(0)
-        model = partnets.partition(nn.Sequential(self.make()), PROPORTIONS, **({"defaults": "seed"} | options))[0]
-        with torch.no_grad():
-            for parameter in model.parameters():
-                parameter.add_(torch.randn_like(parameter) / 4)
-        return model
+        return perturbed(partnets.partition(self.make(), PROPORTIONS, **({"defaults": "seed"} | options)))
+
+
+@torch.no_grad()
+def perturbed(model: nn.Module, std: float = 0.25) -> nn.Module:
+    """Add noise to everything that partitions own, as training does."""
+    for one in partitioned_parameters(model):
+        one.stored.add_(std * torch.randn_like(one.stored))
+        one.combine()
+    return model
+
+
+@torch.no_grad()
+def dense(model: nn.Module, active: int) -> nn.Module:
+    """Return a copy of a model without partitions, with the parameters of a subnetwork made by torch.where and sums.
+
+    Nothing here exchanges entries. Outside of subnetworks the model's buffers are those of the whole network.
+    """
+    twin = partnets.merge(model)
+    for path, module in model.named_modules():
+        if (state := state_of(module)) is None:
+            continue
+        other = twin.get_submodule(path)
+        for name in state.weights:
+            weight, partition = module.get_parameter(name), partition_of(module, name)
+            defaults = partition.defaults.values(weight.shape, weight.dtype)
+            other.get_parameter(name).copy_(torch.where(partition.ids() <= active, weight, defaults))
+        for name, is_product in state.vectors.items():
+            rows = getattr(module, f"{name}_rows")[:active]
+            other.get_parameter(name).copy_(rows.prod(0) if is_product else rows.sum(0))
+        for name in state.statistics if active < state.count else ():
+            other.get_buffer(name).copy_(getattr(module, f"{name}_rows")[active - 1])
+    return twin
+
+
+def assert_learns(model: nn.Module, twin: nn.Module, active: int, update: int | None) -> None:
+    """Check a model's gradients in a subnetwork against those of `dense`, of which partition `update` gets its own."""
+    for path, module in model.named_modules():
+        state = state_of(module)
+        for name in () if state is None else (*state.weights, *state.vectors):
+            grad, expected = module.get_parameter(name).grad, twin.get_submodule(path).get_parameter(name).grad
+            if update is None or expected is None:
+                assert grad is None or not grad.any()
+                continue
+            if name in state.weights:
+                mask = partition_of(module, name).mask(update)
+                assert not grad[~mask].any()
+                expected = torch.where(mask, expected, 0)
+            elif state.vectors[name]:
+                rows = getattr(module, f"{name}_rows")
+                expected = expected * rows[[k for k in range(active) if k != update - 1]].prod(0)
+            torch.testing.assert_close(grad, expected, rtol=1e-10, atol=1e-11)
+
+
+def owned(model: nn.Module, k: int) -> dict[str, torch.Tensor]:
+    """Return copies of everything that partition k owns, by the dotted names of parameters."""
+    paths = {module: path for path, module in model.named_modules()}
+    return {
+        f"{paths[one.module]}.{one.name}".lstrip("."): one.take(one.stored.detach(), k).clone()
+        for one in partitioned_parameters(model)
+    }
+
+
+@torch.no_grad()
+def poison(model: nn.Module, k: int) -> nn.Module:
+    """Set everything to NaN that partitions k, k + 1, ..., C own, and their subnetworks' statistics."""
+    for one in partitioned_parameters(model):
+        for later in range(k, len(PROPORTIONS) + 1):
+            values = one.take(one.stored, later)
+            one.put(one.stored, later, torch.full_like(values, torch.nan))
+        one.combine()
+    noted(partitioned_parameters(model))
+    for module in partitioned_modules(model):
+        for name in state_of(module).statistics:
+            for tensor in (getattr(module, name), getattr(module, f"{name}_rows")[k - 1 :]):
+                tensor.fill_(torch.nan if tensor.is_floating_point() else -1)
+    return model
 
 
 def randn(*shape: int) -> torch.Tensor:
@@ -191,28 +265,13 @@ CASES = {
 }
 
 
-def registered(foreign: bool = False) -> list[type[PartitionedLayer]]:
-    """Return the layers in order of registration.
-
-    Args:
-        foreign: whether to include replacements for layers of other libraries, and to import those libraries.
-    """
-    if foreign:
-        for home in registry.FOREIGN.values():
-            importlib.import_module(home)
-    layers = [getattr(registry.rule_of(one), "__self__", None) for one in registry.known()]
-    # Leave out layers that tests and examples register, and best-response layers, which have separate tests.
-    layers = [cls for cls in layers if cls is not None and cls.__module__.startswith("partnets.nn.")]
-    return [cls for cls in dict.fromkeys(layers) if foreign or cls.__module__ not in registry.FOREIGN.values()]
-
-
-def module_inputs(cls: type[PartitionedLayer], training: bool) -> list[ModuleInput]:
-    """Return torch's test inputs for such a layer and those of its case, in float64."""
-    info, found = TORCHS.get(cls.ordinary), []
+def module_inputs(name: str, training: bool) -> list[ModuleInput]:
+    """Return torch's test inputs for one of torch's layers and those of its case, in float64."""
+    cls, found = getattr(nn, name), []
     torch.manual_seed(0)
-    if info is not None:
+    if (info := TORCHS.get(cls)) is not None:
         found = info.module_inputs_func(info, "cpu", torch.float64, requires_grad=False, training=training)
-    for case in (case for case in CASES.values() if case.more and type(case.make()) is cls.ordinary):
+    for case in (case for case in CASES.values() if case.more and type(case.make()) is cls):
         for arguments, options, given in case.more:
             wide = [x.double() if isinstance(x, torch.Tensor) and x.is_floating_point() else x for x in given]
             found.append(ModuleInput(FunctionInput(*arguments, **options), FunctionInput(*wide)))

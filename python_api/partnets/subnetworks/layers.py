@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from torch import nn
 
 from partkernels import Defaults
-from partnets.subnetworks.partitioning import partition
+from partnets.subnetworks.partitioning import find, partition
 from partnets.utils import seeds
 
 
@@ -26,7 +26,8 @@ class _Partitioned(nn.Module):
     ) -> None:
         super().__init__(*args, **kwargs)
         seed = seeds.random() if seed is None else seed
-        partition(self, proportions, seed=seed, defaults=defaults, scheme=scheme)
+        if any(find(self)):  # a norm may have nothing to partition
+            partition(self, proportions, seed=seed, defaults=defaults, scheme=scheme)
 
     def __init_subclass__(cls, **kwargs) -> None:
         super().__init_subclass__(**kwargs)

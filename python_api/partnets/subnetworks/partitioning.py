@@ -278,7 +278,7 @@ def _check_found(model: nn.Module, found: dict[str, nn.Module], skipped: set[nn.
     }
     if both := [(name, outside[id(p)]) for name, p in partitioned.items() if id(p) in outside]:
         raise ValueError(f"{both[0][0]} is {both[0][1]} too, which is skipped; skip all of the modules that share it.")
-    if partitioned:
+    if found:
         return
     if is_frozen(model) and not frozen:
         raise ValueError(

@@ -1,4 +1,4 @@
-"""Properties of every layer: merging, copies, files, dtypes, modes and hooks."""
+"""Properties of every layer: subnetworks and their gradients, isolation, merging, copies, files, dtypes and modes."""
 
 import copy
 import io
@@ -6,18 +6,31 @@ import pickle
 
 import pytest
 import torch
-from layers import CASES
+from layers import CASES, PAIRS, PROPORTIONS, assert_learns, dense, owned, poison
 from torch import nn
+from torch.func import functional_call
 from torch.utils._pytree import tree_leaves
 
 import partnets
+from partnets.subnetworks.state import partitioned_modules, state_of
 
 every_layer = pytest.mark.parametrize("name", CASES)
+every_pair = pytest.mark.parametrize(("active", "update"), PAIRS)
 
 
 def computed(layer, case):
-    """Return the first output for the case's arguments, without noise."""
-    return tree_leaves(layer.eval()(*case.arguments()))[0].detach()
+    """Return the first output for the case's arguments, in evaluation mode."""
+    with torch.no_grad():
+        return tree_leaves(layer.eval()(*case.arguments()))[0]
+
+
+def learned(layer, case):
+    """Return the first output and the gradients of the case's arguments by the sum of its squares, in float64."""
+    arguments = [x.detach().double().requires_grad_() if x.is_floating_point() else x for x in case.arguments()]
+    y = tree_leaves(layer(*arguments))[0]
+    if y.requires_grad:
+        y.square().sum().backward()
+    return y.detach(), [x.grad for x in arguments]
 
 
 def clear(layer):
@@ -25,16 +38,122 @@ def clear(layer):
         nn.init.constant_(parameter, 7.0)
 
 
+def state(layer):
+    """Return a copy of all parameters and buffers, as bytes that NaN and -0 do not make equal to others."""
+    return {name: value.detach().clone().reshape(-1).view(torch.uint8) for name, value in layer.state_dict().items()}
+
+
+def same(one, other):
+    return one.keys() == other.keys() and all(torch.equal(value, other[name]) for name, value in one.items())
+
+
+@pytest.mark.cases(usual=60)
 @every_layer
-@pytest.mark.parametrize("active", [1, 2, 3])
-def test_merging_gives_the_ordinary_layer(name, active):
+@every_pair
+@pytest.mark.parametrize("scheme", ["weight", "node"])
+def test_a_subnetwork_and_its_gradients_are_those_of_the_dense_layer(name, active, update, scheme):
+    case = CASES[name]
+    layer = case.partitioned(scheme=scheme).double()
+    twin = dense(layer, active)
+    with partnets.subnetwork(layer, active, update):
+        output, of_inputs = learned(layer, case)
+    expected, expected_of_inputs = learned(twin, case)
+    torch.testing.assert_close(output, expected, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(of_inputs, expected_of_inputs, rtol=1e-10, atol=1e-11)
+    assert_learns(layer, twin, active, update)
+
+
+@every_layer
+def test_a_product_of_scales_has_a_gradient_where_one_is_zero(name):
+    case = CASES[name]
+    layer = case.partitioned().double()
+    for module in partitioned_modules(layer):
+        for vector, is_product in state_of(module).vectors.items():
+            if is_product:
+                module.get_buffer(f"{vector}_rows")[1].flatten()[0] = 0
+                module.get_parameter(vector).data.flatten()[0] = 0
+    twin = dense(layer, 3)
+    for update in (1, 2, 3):
+        layer.zero_grad()
+        twin.zero_grad()
+        with partnets.subnetwork(layer, 3, update):
+            learned(layer, case)
+        learned(twin, case)
+        assert_learns(layer, twin, 3, update)
+
+
+@every_layer
+def test_the_output_does_not_depend_on_what_is_updated(name):
     case = CASES[name]
     layer = case.partitioned()
-    merged = partnets.merge(layer, active)
-    assert type(merged) is type(case.make()) and not hasattr(merged, "active")
+    merged = partnets.merge(layer, 3)
+    for update in (1, 2, 3, None):
+        # torch may round differently where no parameter requires a gradient.
+        expected = computed(merged.requires_grad_(update is not None), case)
+        with partnets.subnetwork(layer, 3, update):
+            assert torch.equal(computed(layer, case), expected)
+
+
+@every_layer
+def test_after_each_subnetwork_all_bits_are_as_before(name):
+    layer = CASES[name].partitioned()
+    for parameter in layer.parameters():
+        parameter.data.flatten()[:2] = torch.tensor([-0.0, torch.nan]) if parameter.dim() > 1 else 0.5
+    for module in partitioned_modules(layer):
+        for vector, is_product in state_of(module).vectors.items():
+            rows = module.get_buffer(f"{vector}_rows")
+            module.get_parameter(vector).data.copy_(rows.prod(0) if is_product else rows.sum(0))
+    before = state(layer)
+    for active, update in PAIRS:
+        with partnets.subnetwork(layer, active, update):
+            pass
+        assert same(state(layer), before)
+    with partnets.subnetwork(layer, 1), partnets.subnetwork(layer, 3), partnets.subnetwork(layer, 2):
+        pass
+    assert same(state(layer), before)
+
+
+@pytest.mark.cases(usual=40)
+@every_layer
+@pytest.mark.parametrize("k", [1, 2])
+def test_nothing_of_later_partitions_reaches_a_subnetwork(name, k):
+    case, found = CASES[name], []
+    for change in (lambda layer: layer, lambda layer: poison(layer, k + 1)):
+        layer = change(case.partitioned().double())
+        with partnets.subnetwork(layer.eval(), k, k):
+            output, of_inputs = learned(layer, case)
+        grads = [parameter.grad for parameter in layer.parameters()]
+        found.append([output, *(x for x in (*of_inputs, *grads) if x is not None)])
+    assert all(map(torch.equal, *found)) and found[0][0].isfinite().all()
+
+
+@pytest.mark.cases(usual=40)
+@every_layer
+@pytest.mark.parametrize(("active", "update"), [(1, 1), (2, 1), (3, 3)])
+def test_a_step_changes_what_its_partition_owns_and_nothing_else(name, active, update):
+    case = CASES[name]
+    layer = case.partitioned()
+    optimizer = partnets.optim.SGD(layer, lr=0.1, momentum=0.9)
+    before = {k: owned(layer, k) for k in (1, 2, 3)}
+    with partnets.subnetwork(layer, active, update):
+        tree_leaves(layer(*case.arguments()))[0].square().sum().backward()
+    optimizer.step(update=update)
+    for k, values in before.items():
+        changed = {path for path, value in owned(layer, k).items() if not torch.equal(value, values[path])}
+        assert changed <= (values.keys() if k == update else set()) and bool(changed) == (k == update)
+
+
+@every_layer
+@pytest.mark.parametrize("active", [1, 2, 3])
+def test_merging_gives_the_dense_layer(name, active):
+    case = CASES[name]
+    layer = case.partitioned()
+    merged, twin = partnets.merge(layer, active), dense(layer, active)
+    assert type(merged) is type(case.make()) and not partitioned_modules(merged)
     assert all(parameter.requires_grad and parameter.is_leaf for parameter in merged.parameters())
-    with partnets.subnetwork(layer, active):
-        torch.testing.assert_close(computed(merged, case), computed(layer, case))
+    torch.testing.assert_close(dict(merged.state_dict()), dict(twin.state_dict()), rtol=1e-6, atol=1e-6)
+    with partnets.subnetwork(layer, active, 1):
+        assert torch.equal(computed(merged, case), computed(layer, case))
     case.make().load_state_dict(merged.state_dict())
 
 
@@ -52,10 +171,22 @@ def test_copies_compute_the_same_and_share_nothing(name, duplicate):
     case = CASES[name]
     layer = case.partitioned()
     twin = duplicate(layer)
-    expected = computed(layer, case)
-    assert torch.equal(computed(twin, case), expected)
+    before = state(layer)
+    for active in (1, 2, 3):
+        with partnets.subnetwork(layer, active), partnets.subnetwork(twin, active):
+            assert torch.equal(computed(twin, case), computed(layer, case))
     clear(twin)
-    assert torch.equal(computed(layer, case), expected) and not torch.equal(computed(twin, case), expected)
+    assert same(state(layer), before) and not torch.equal(computed(twin, case), computed(layer, case))
+
+
+@every_layer
+def test_a_state_dict_has_tensors_only_and_keeps_torchs_names(name):
+    layer = CASES[name].partitioned()
+    found, theirs = layer.state_dict(), CASES[name].make().state_dict()
+    assert all(isinstance(value, torch.Tensor) for value in found.values())
+    assert {key: found[key].shape for key in theirs} == {key: value.shape for key, value in theirs.items()}
+    ends = "_partition", "_defaults", "_stored", "_rows", "statistics_estimated", "learned_from"
+    assert all(key.endswith(ends) for key in found.keys() - theirs.keys())
 
 
 @pytest.mark.cases(usual=15)
@@ -65,22 +196,27 @@ def test_a_file_restores_every_subnetwork_also_on_the_meta_device(name):
     saved = case.partitioned()
     torch.save(saved.state_dict(), file)
     for device, assign in (("cpu", False), ("meta", True)):
-        loaded = partnets.partition(nn.Sequential(case.make()), (0.5, 0.3, 0.2), seed=5, defaults="seed")[0].to(device)
+        loaded = partnets.partition(case.make(), PROPORTIONS, seed=5, defaults="seed").to(device)
         file.seek(0)
         loaded.load_state_dict(torch.load(file, weights_only=True), assign=assign)
+        if assign and name == "tied weights":
+            with pytest.raises(ValueError, match="two parameters that share memory"), partnets.subnetwork(loaded, 1):
+                pass
+            loaded.head.weight = loaded.table.weight
         for active in (1, 2, 3):
             with partnets.subnetwork(saved, active), partnets.subnetwork(loaded, active):
                 assert torch.equal(computed(loaded, case), computed(saved, case))
 
 
 @every_layer
-def test_dtype_mode_hooks_and_frozen_parameters_stay(name):
+def test_class_dtype_mode_hooks_and_frozen_parameters_stay(name):
     ordinary = CASES[name].make().double().eval()
     for parameter in ordinary.parameters():
         parameter.requires_grad_(False)
-    calls = []
+    calls, before = [], list(ordinary.parameters())
     ordinary.register_forward_hook(lambda *_: calls.append(1))
-    layer = partnets.partition(nn.Sequential(ordinary), (0.5, 0.3, 0.2), defaults="seed", frozen=True)[0]
+    layer = partnets.partition(ordinary, PROPORTIONS, defaults="seed", frozen=True)
+    assert layer is ordinary and all(one is other for one, other in zip(layer.parameters(), before, strict=True))
     x = [x.detach().double() if x.is_floating_point() else x for x in CASES[name].arguments()]
     output = tree_leaves(layer(*x))[0]
     assert calls == [1] and output.dtype == torch.float64 and not output.requires_grad and not layer.training
@@ -89,10 +225,28 @@ def test_dtype_mode_hooks_and_frozen_parameters_stay(name):
 
 
 @every_layer
-def test_the_output_does_not_depend_on_what_is_updated(name):
+def test_replaced_parameters_compute_and_those_of_the_subnetwork_give_its_output(name):
+    case = CASES[name]
+    layer = case.partitioned().eval()
+    with partnets.subnetwork(layer, 2, 1):
+        own = dict(layer.named_parameters())
+        doubled = {key: (2 * value.detach()).requires_grad_() for key, value in own.items()}
+        with torch.no_grad():
+            given, found = (functional_call(layer, one, tuple(case.arguments())) for one in (own, doubled))
+        assert torch.equal(tree_leaves(given)[0], computed(layer, case))
+    merged = partnets.merge(layer, 2)
+    with torch.no_grad():
+        for parameter in merged.parameters():
+            parameter.mul_(2)
+    assert torch.equal(tree_leaves(found)[0], computed(merged, case))
+
+
+@every_layer
+def test_a_fresh_layer_starts_at_its_defaults_in_every_subnetwork(name):
     case, outputs = CASES[name], []
-    layer = case.partitioned()
-    for update in (None, 1, 2, 3):
-        with partnets.subnetwork(layer, 3, update):
+    torch.manual_seed(0)
+    layer = partnets.partition(case.make(), PROPORTIONS, defaults="seed")
+    for active in (1, 2, 3):
+        with partnets.subnetwork(layer, active):
             outputs.append(computed(layer, case))
-    assert all(torch.equal(output, outputs[0]) for output in outputs)
+    assert torch.equal(outputs[0], outputs[1]) and torch.equal(outputs[0], outputs[2])
