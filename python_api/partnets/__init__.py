@@ -39,6 +39,7 @@ from partnets.nn import (
     RMSNorm,
 )
 from partnets.subnetworks.context import subnetwork
+from partnets.subnetworks.explaining import explain_partition
 from partnets.subnetworks.rules import Rule, register
 from partnets.subnetworks.state import partitions
 from partnets.training import (
@@ -94,6 +95,7 @@ __all__ = [
     "chunk",
     "data",
     "estimate_statistics",
+    "explain_partition",
     "federated",
     "finalize",
     "hyper",
