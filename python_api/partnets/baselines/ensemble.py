@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from torch import nn
+from torch.nn.modules.batchnorm import _NormBase
 
 from partnets.hyper import hyperparameters
 from partnets.subnetworks.state import ATTRIBUTE, PartitionState, partitioned_modules, state_of
@@ -56,7 +57,7 @@ class Ensemble(nn.Module):
         for k, network in enumerate(networks, 1):
             for module in network.modules():
                 own = [name for name, p in module._parameters.items() if p is not None and p not in shared]
-                if own:
+                if own or isinstance(module, _NormBase):  # norms without parameters follow their network's batches
                     state = PartitionState(count, {}, {})
                     state.wholes = dict.fromkeys(own, k)
                     vars(module)[ATTRIBUTE] = state

@@ -42,10 +42,10 @@ def test_subnetwork_k_is_network_k_and_the_last_from_there_on(networks, count):
         expected.append(model.networks[min(k, networks) - 1](x))
         with partnets.subnetwork(model, active=k):
             assert torch.equal(model(x), expected[-1])
-        for plain in (partnets.merge(model, k), model.to_ordinary(k)):
-            assert type(plain) is nn.Sequential and torch.equal(plain(x), expected[-1])
-            assert not set(plain.parameters()) & set(model.parameters())
-            assert all(parameter.requires_grad for parameter in plain.parameters())
+        plain = partnets.merge(model, k)
+        assert type(plain) is nn.Sequential and torch.equal(plain(x), expected[-1])
+        assert not set(plain.parameters()) & set(model.parameters())
+        assert all(parameter.requires_grad for parameter in plain.parameters())
     assert torch.equal(model(x), expected[-1])  # the default is the last subnetwork
     assert len({tuple(output.flatten().tolist()) for output in expected}) == networks
 
@@ -194,12 +194,13 @@ def test_standard_training_is_the_plain_pytorch_loop():
     torch.testing.assert_close(list(network.parameters()), list(plain.parameters()), rtol=1e-10, atol=1e-12)
 
 
-def with_batchnorm():
-    return nn.Sequential(nn.Linear(4, 5), nn.BatchNorm1d(5), nn.ReLU(), nn.Linear(5, 2))
+def with_batchnorm(affine=True):
+    return nn.Sequential(nn.Linear(4, 5), nn.BatchNorm1d(5, affine=affine), nn.ReLU(), nn.Linear(5, 2))
 
 
-def test_running_statistics_are_those_of_the_plain_pytorch_loop():
-    network = with_batchnorm().double()
+@pytest.mark.parametrize("affine", [True, False])
+def test_running_statistics_are_those_of_the_plain_pytorch_loop(affine):
+    network = with_batchnorm(affine).double()
     plain = copy.deepcopy(network)
     model, chunks = whole(network, [part.double() if part.is_floating_point() else part for part in examples()])
     generator = torch.Generator().manual_seed(0)

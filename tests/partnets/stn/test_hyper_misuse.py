@@ -268,15 +268,18 @@ def test_a_batch_counts_once_in_running_statistics_at_the_present_hyperparameter
         model = baselines.Ensemble([model], count=2)
         optimizer = optim.SGD(model, lr=0.1)
     torch.manual_seed(3)
+    before = copy.deepcopy(network[1])
     stn.step_weights(model, optimizer, 1, (X[:8], Y[:8]), lambda batch: F.cross_entropy(model(batch[0]), batch[1]))
-    if lml:
-        return  # statistics are estimated after training, for each subnetwork; see test_norms
     torch.manual_seed(3)
     with torch.no_grad(), vector_of(network).at_present():
         expected(noise(X[:8]))
-    assert network[1].num_batches_tracked == 1
-    torch.testing.assert_close(network[1].running_mean, expected.running_mean)
-    torch.testing.assert_close(network[1].running_var, expected.running_var)
+    with partnets.subnetwork(model, 1):
+        assert network[1].num_batches_tracked == 1
+        torch.testing.assert_close(network[1].running_mean, expected.running_mean)
+        torch.testing.assert_close(network[1].running_var, expected.running_var)
+    if lml:
+        assert torch.equal(network[1].running_mean, before.running_mean)  # that of subnetwork 2
+        assert not torch.equal(network[1].bias_rows[0], before.bias_rows[0])  # which learned
 
 
 @pytest.mark.full
