@@ -7,7 +7,7 @@ from torch import nn
 
 import partnets
 from partnets import hyper, models, optim
-from partnets.nn import layer, partitioned
+from partnets.subnetworks.parameters import PartitionedParameter
 
 PROPORTIONS = (0.5, 0.3, 0.2)
 COUNT = len(PROPORTIONS)
@@ -57,12 +57,12 @@ def trainer(optimizer, network="layers", changed=None, cls=partnets.Trainer, sch
 def owned(trainer, partitions):
     """Return these partitions' entries of all parameters except ψ, their moments and their step counts."""
     tensors, rows = [], [k - 1 for k in partitions]
-    for path, parameter in trainer.model.network.named_parameters():
-        layer = trainer.model.network.get_submodule(path.rpartition(".")[0])
-        partition = layer.partitions.get(path.rpartition(".")[2])
+    maps, buffers = partnets.partitions(trainer.model), dict(trainer.model.named_buffers())
+    for path, parameter in trainer.model.network.named_parameters(prefix="network"):
+        partition, stored = maps.get(path), buffers.get(f"{path}_rows", parameter)
         index = rows if partition is None else torch.isin(partition.ids(), torch.tensor(partitions))
         state = trainer.optimizer.state[parameter]
-        tensors.append(parameter.detach()[index])
+        tensors.append(stored.detach()[index])
         if isinstance(trainer.optimizer, optim.PerPartition):
             tensors += [value for k in partitions for value in state.get(k, {}).values()]
         else:
@@ -137,7 +137,7 @@ class StepsAllPartitions(partnets.Trainer):
             self.optimizer.zero_grad()
             with partnets.subnetwork(self.model, active=k, update=update):
                 loss = self.loss(self.model(x), y)
-            loss.backward()
+                loss.backward()
             self.optimizer.step(update)
         return k, loss.item()
 
@@ -153,12 +153,16 @@ def test_a_broken_trainer_fails_that_check(broken, optimizer, k, tmp_path):
         check_invariant(optimizer, k, tmp_path, cls=broken)
 
 
+def is_scale(one):
+    return one.state.vectors.get(one.name, False)
+
+
 @pytest.mark.full
 @pytest.mark.parametrize("network", ["norms", "FixUp"])
 @pytest.mark.parametrize("k", range(2, COUNT + 1))
 def test_scales_that_all_partitions_share_fail_that_check(network, k, monkeypatch, tmp_path):
-    monkeypatch.setattr(layer, "live_product", lambda rows, count, active, update: rows[:active].prod(0))
-    monkeypatch.setattr(partitioned.Partitioned, "entries", lambda self, name, tensors, update: (tensors, None))
+    of = PartitionedParameter.of
+    monkeypatch.setattr(PartitionedParameter, "of", lambda one, tensor, k: of(one, tensor, 1 if is_scale(one) else k))
     monkeypatch.setattr("partnets.training.trainer.check_leaks", lambda *_: None)  # it would raise first
     with pytest.raises(AssertionError, match="reached an earlier partition"):
         check_invariant("sgd", k, tmp_path, network, steps=12)
