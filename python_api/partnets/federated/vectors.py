@@ -14,7 +14,7 @@ from torch.nn.modules.batchnorm import _NormBase
 from partkernels import gather_entries
 from partnets.hyper.hyperparameter import check_direct, find_hyper
 from partnets.optim.base import owners
-from partnets.subnetworks.state import inside, num_partitions, state_of
+from partnets.subnetworks.state import LEARNED, inside, num_partitions, state_of
 from partnets.subnetworks.switch import noted
 
 HYPER = "hyper"
@@ -212,8 +212,9 @@ class Vectors:
                 told.append(partitioned.vectors)
             found.update(repr(told).encode())
         for name in sorted(state.keys() - self.paths()):
-            found.update(name.encode())
-            _digest(state[name], found)
+            if name.rpartition(".")[2] != LEARNED:
+                found.update(name.encode())
+                _digest(state[name], found)
         return found.hexdigest()
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from clients import make_model, make_undivided
+from clients import client, make_model, make_undivided
 from torch import nn
 
 import partnets
@@ -174,6 +174,12 @@ def test_the_vectors_of_a_bias_that_two_layers_share_do_not_count():
         found.append(federated.Vectors(model))
     assert found[0].fingerprint == found[1].fingerprint
     assert sum(found[0].lengths.values()) == 16 + 2 * 4
+
+
+def test_a_model_that_has_learned_keeps_its_fingerprint():
+    one = client(1)
+    one.train(one.vectors.read(), 1)
+    assert federated.Vectors(one.model, one.model[0]).fingerprint == one.vectors.fingerprint
 
 
 def test_frozen_weights_count_and_learned_ones_do_not():
