@@ -97,7 +97,8 @@ class Division:
         resolved = self._resolved(name, weight, own)
         self.partitions[name] = dataclasses.replace(partition, defaults=resolved)
         is_drawn = self.defaults == "seed" or not (isinstance(resolved, Zeros) or self.defaults == "stored")
-        if is_drawn and not isinstance(resolved, Stored):
+        has_values = is_drawn and not isinstance(resolved, Stored)
+        if has_values:
             values = resolved.values(weight.shape, weight.dtype, weight.device)
             if (padding := padding_of(self.module, weight)) is not None:
                 values = values.clone()
@@ -106,7 +107,7 @@ class Division:
             usual = self.rule.distribution(self.module, name)
             looks = distribution_of(drawn_entries(self.module, weight), usual) is usual and usual is not None
             self.redrawn[name] = weight.is_meta or not weight.any() or (weight.requires_grad and looks)
-        elif not self._looks_drawn(name, weight):
+        if (not has_values or isinstance(resolved, Zeros)) and not self._looks_drawn(name, weight):
             self.starts[name] = Start.of(drawn_entries(self.module, weight))
 
     def _partition(self, name: str, weight: Tensor, seed: int) -> Partition:
