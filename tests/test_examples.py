@@ -12,6 +12,7 @@ from ownership import same
 
 import partnets
 from partnets.integrations.hugging_face import PartitionedTrainer, PartitionedTrainerMixin
+from partnets.subnetworks import statistics
 
 pytestmark = pytest.mark.filterwarnings("ignore:Failed to load image Python extension")
 QUIET = {"disable_tqdm": True, "dataloader_pin_memory": False, "use_cpu": True}
@@ -140,7 +141,7 @@ def test_what_partition_left_out_keeps_its_statistics(tmp_path):
     trainer = normalised(tmp_path)
     trainer.train()
     assert not trainer.model.still.running_mean.any() and trainer.model.own.running_mean.any()
-    assert trainer.model.own.num_batches_tracked.sum() == 6  # a step of ψ updates no statistics
+    assert statistics.batches_of(trainer.model.own) == 6  # a step of ψ updates no statistics
 
 
 def test_biases_do_not_decay(tmp_path):
@@ -331,6 +332,6 @@ def test_a_checkpoint_of_other_chunks_is_refused(example, trained):
 def test_what_is_evaluated_has_the_statistics_of_the_present_weights(tmp_path):
     trainer = normalised(tmp_path)
     trainer.train()
-    assert trainer.model.own.is_stale
+    assert statistics.is_stale(trainer.model.own)
     trainer.evaluate(Rows([{"x": torch.randn(6), "labels": 0} for _ in range(4)]))
-    assert not trainer.model.own.is_stale and not trainer.model.still.running_mean.any()
+    assert not statistics.is_stale(trainer.model.own) and not trainer.model.still.running_mean.any()

@@ -9,7 +9,6 @@ from torch import nn
 
 import partnets
 from partnets import hyper, optim
-from partnets.nn.partitioned import partitioned_layers
 
 peft = pytest.importorskip("peft")
 transformers = pytest.importorskip("transformers")
@@ -66,7 +65,7 @@ def test_the_adapters_alone_are_divided_and_learn(make, scheme):
         expected = model.eval()(input_ids=ids).logits
     before = {name: p.detach().clone() for name, p in model.named_parameters()}
     divided(model, ids, scheme)
-    assert all(".lora_" in path for path, _ in partitioned_layers(model))
+    assert all(".lora_" in name for name in partnets.partitions(model))
     for k in (1, 2, 3):  # all equal the base initially
         with partnets.subnetwork(model, k), torch.no_grad():
             torch.testing.assert_close(model(input_ids=ids).logits, expected)
@@ -200,7 +199,7 @@ def test_dropout_decay_and_sources_are_tuned_in_one_run(scheme):
     ids, source = torch.randint(50, (40, 12)), torch.arange(40) % 2
     example = {"example": ids[:2]} if scheme == "nested" else {}
     partnets.partition(model, PROPORTIONS, scheme=scheme, **example)
-    assert all(".lora_" in path for path, _ in partitioned_layers(model))
+    assert all(".lora_" in name for name in partnets.partitions(model))
     examples = [(ids[i], (ids[i, 1:], source[i])) for i in range(40)]
     psi = [model.dropout, model.decay, model.sources]
     rates = torch.optim.Adam([p for one in psi for p in one.parameters()], lr=0.1)
