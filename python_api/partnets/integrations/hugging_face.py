@@ -45,7 +45,7 @@ except ImportError as error:
 # transformers' names of optimisers that partnets.optim.AdamW replaces.
 ADAMW = {"adamw_torch", "adamw_torch_fused"}
 
-# The partitioned model's file; safetensors hold only tensors, but a layer's partition has more than tensors.
+# The file of the partitioned model, its chunks, and the state of ψ's optimizer.
 PARTITIONED = "partitioned.pt"
 
 
