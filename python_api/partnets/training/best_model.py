@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, nn
 
-from partnets.subnetworks.state import MAP, weights_of
+from partnets.subnetworks.state import LEARNED, MAP, weights_of
 
 
 @dataclass
@@ -90,6 +90,6 @@ def copies(model: nn.Module) -> dict[str, Tensor]:
 
 
 def tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """Yield each parameter and buffer with its dotted name."""
+    """Yield each parameter and buffer with its dotted name; `learned_from` has values only in a state_dict."""
     yield from model.named_parameters()
-    yield from model.named_buffers()
+    yield from ((name, buffer) for name, buffer in model.named_buffers() if name.rpartition(".")[2] != LEARNED)

@@ -133,7 +133,7 @@ def test_buffers_that_follow_the_data_are_refused_unless_they_are_still():
         return partnets.partition(nn.Sequential(hyper.InputMask(6), Centred(), nn.Linear(6, 3)), PROPORTIONS)
 
     model = made()
-    with pytest.raises(ValueError, match=r"1\.mean follows the data: .* evaluation mode(.|\n)*audit=False"):
+    with pytest.raises(ValueError, match=r"1\.mean follows the data: .*stateful=(.|\n)*audit=False"):
         trainer(model).fit(1)
     assert not model[1].mean.any()
     trainer(model, audit=False).fit(1)
