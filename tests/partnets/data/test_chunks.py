@@ -9,6 +9,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from PIL import Image
+from small_network import perturbed
 from torch import nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset, TensorDataset
 
@@ -236,10 +237,8 @@ def test_subsets_of_chunks_are_those_of_torch():
 
 def classifier(proportions=(0.5, 0.3, 0.2)):
     torch.manual_seed(0)
-    model = partnets.partition(nn.Sequential(nn.Linear(3, 7), nn.Dropout(0.5), nn.Linear(7, 4)), proportions)
-    for parameter in model.parameters():
-        nn.init.normal_(parameter)
-    return model
+    layers = nn.Sequential(nn.Linear(3, 7), nn.Dropout(0.5), nn.Linear(7, 4))
+    return perturbed(partnets.partition(layers, proportions), std=1.0)
 
 
 def examples(n=31):

@@ -6,6 +6,7 @@ from torch import nn
 
 import partnets
 from partnets import hyper
+from partnets.subnetworks.state import partitioned_modules
 
 
 def extractor():
@@ -16,7 +17,7 @@ def test_its_parameters_are_hyperparameters_and_stay_whole():
     module = extractor()
     features = hyper.Submodule(module)
     model = partnets.partition(nn.Sequential(features, nn.Linear(36, 2)), (0.5, 0.5))
-    assert model[0] is features and type(module[0]) is nn.Conv2d and isinstance(model[1], partnets.Linear)
+    assert list(partnets.partitions(model)) == ["1.weight"] and partitioned_modules(model) == [model[1]]
     assert set(hyper.hyperparameters(model)) == set(module.parameters())
 
 

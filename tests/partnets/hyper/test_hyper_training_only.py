@@ -331,7 +331,7 @@ def test_vectors_are_no_weights_to_decay_in_a_partitioned_model_either(scheme):
 
 @pytest.mark.parametrize("defaults", ["stored", "zero"])
 def test_what_is_inside_of_an_attention_is_decayed_where_it_learns(defaults):
-    """Check an attention, in which partition replaces the last layer."""
+    """Check the last layer of an attention, whose weight the attention itself reads."""
     attention = nn.MultiheadAttention(8, 2)
     linear = [module for module in attention.modules() if isinstance(module, nn.Linear)]
     decay = hyper.WeightDecay(linear)
@@ -342,7 +342,8 @@ def test_what_is_inside_of_an_attention_is_decayed_where_it_learns(defaults):
         decay(torch.ones(1))
         found[0].mean().backward()
     grad = model["attention"].out_proj.weight.grad
-    assert not grad[~model["attention"].out_proj.partition.mask(1)].any()
+    mask = partnets.partitions(model)["attention.out_proj.weight"].mask(1)
+    assert grad[mask].all() and not grad[~mask].any()
 
 
 def test_what_is_of_layers_that_are_gone_is_named():
@@ -427,11 +428,12 @@ def test_what_acts_in_the_loss_alone_is_told_of_where_the_loss_is_another(make):
     network = nn.Sequential(*([acts, nn.Linear(5, 3)] if is_mixup else [nn.Linear(5, 3), acts]))
     network = partnets.finalize(partnets.partition(network, (0.8, 0.2)), "retrain")
     loss = network[0].loss if is_mixup else network[1]
+    model, chunks = partnets.baselines.whole(network, (x, y))
     with pytest.warns(UserWarning, match="acts only in the training loss, but the loss is another one; pass it as"):
-        partnets.Trainer(*partnets.baselines.whole(network, (x, y)))
+        partnets.Trainer(model, chunks)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        partnets.Trainer(*partnets.baselines.whole(network, (x, y)), loss=loss)
+        partnets.Trainer(model, chunks, loss=loss)
 
 
 @pytest.mark.parametrize("ignored", [-100, 255, 1])
@@ -493,8 +495,8 @@ def test_a_penalty_inside_of_an_activation_checkpoint_counts_once():
             h = self.first(x)
             if not self.checkpoints:
                 return self.last(part(h))
-            how = {"context_fn": partnets.checkpoint_contexts(self)} if self.checkpoints == "by hooks" else {}
-            return self.last(torch.utils.checkpoint.checkpoint(part, h, use_reentrant=not how, **how))
+            is_reentrant = self.checkpoints == "reentrant"
+            return self.last(torch.utils.checkpoint.checkpoint(part, h, use_reentrant=is_reentrant))
 
     batch = torch.randn(8, 5), torch.randint(3, (8,))
 
@@ -504,7 +506,7 @@ def test_a_penalty_inside_of_an_activation_checkpoint_counts_once():
         partnets.step_weights(net, optim.SGD(net), 1, batch, lambda b: F.cross_entropy(net(b[0]), b[1]))
         return [parameter.detach() for parameter in net.parameters()]
 
-    assert all(map(torch.equal, learned(None), learned("by hooks")))
+    assert all(map(torch.equal, learned(None), learned("not reentrant")))
     with pytest.raises(RuntimeError, match=r"would be lost.* need use_reentrant=False"):
         learned("reentrant")
 
