@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
+from small_network import PROPORTIONS, perturbed
 from torch import nn
 from torch.testing._internal.common_modules import FunctionInput, ModuleInput, module_db
 
@@ -16,11 +17,8 @@ from partnets.subnetworks.parameters import partitioned_parameters
 from partnets.subnetworks.state import partition_of, partitioned_modules, state_of
 from partnets.subnetworks.switch import noted
 
-PROPORTIONS = (0.5, 0.3, 0.2)
 RANDOM = torch.Generator().manual_seed(0)
 TORCHS = {info.module_cls: info for info in module_db}
-# Pairs of an active subnetwork and a partition that learns.
-PAIRS = [(active, update) for active in (1, 2, 3) for update in (None, *range(1, active + 1))]
 
 
 @dataclass(frozen=True)
@@ -46,16 +44,7 @@ class Case:
     def partitioned(self, **options) -> nn.Module:
         """Return the layer in three partitions, with weights that differ from their initial values."""
         torch.manual_seed(0)
-        return perturbed(partnets.partition(self.make(), PROPORTIONS, **({"defaults": "seed"} | options)))
-
-
-@torch.no_grad()
-def perturbed(model: nn.Module, std: float = 0.25) -> nn.Module:
-    """Add noise to everything that partitions own, as training does."""
-    for one in partitioned_parameters(model):
-        one.stored.add_(std * torch.randn_like(one.stored))
-        one.combine()
-    return model
+        return perturbed(partnets.partition(self.make(), PROPORTIONS, **({"defaults": "seed"} | options)), 0.25)
 
 
 @torch.no_grad()

@@ -1,101 +1,105 @@
-"""The layers behave like torch's except in their results: strides, arguments, errors, names, initialisation."""
-
-import copy
-import inspect
+"""Drop-in layers and partitioned models behave like torch's: memory formats, inference mode, initial values, seeds."""
 
 import pytest
 import torch
+from layers import assert_learns, dense
+from small_network import CASES, PROPORTIONS, perturbed
 from torch import nn
 
 import partnets
 
 
-def test_conv2d_keeps_channels_last():
-    x = torch.randn(2, 4, 8, 8).to(memory_format=torch.channels_last)
-    assert partnets.Conv2d(4, 8, 3)(x).is_contiguous(memory_format=torch.channels_last)
+def convolutional():
+    torch.manual_seed(0)
+    layers = nn.Conv2d(4, 8, 3), nn.GroupNorm(2, 8), nn.ReLU(), nn.ConvTranspose2d(8, 6, 3), nn.BatchNorm2d(6)
+    return nn.Sequential(*layers).double()
 
 
-def test_a_chain_of_convolutions_and_norms_has_torchs_strides_throughout():
-    theirs = nn.Sequential(nn.Conv2d(4, 8, 3), nn.GroupNorm(2, 8), nn.ReLU(), nn.Conv2d(8, 6, 3), nn.GroupNorm(3, 6))
-    ours = partnets.partition(copy.deepcopy(theirs), (0.5, 0.5))
-    for channels_last in (False, True):
-        x = torch.randn(2, 4, 9, 8)
-        if channels_last:
-            x = x.to(memory_format=torch.channels_last)
-        a, b = (x.clone().requires_grad_() for _ in range(2))
-        y, z = a, b
-        for mine, its in zip(ours, theirs, strict=True):
-            y, z = mine(y), its(z)
-            assert y.stride() == z.stride()
-            assert y.is_contiguous(memory_format=torch.channels_last) == channels_last
-        y.sum().backward()
-        assert a.grad.is_contiguous(memory_format=torch.channels_last) == channels_last
+@pytest.mark.parametrize("when", ["before", "after"])
+@pytest.mark.parametrize(("active", "update"), CASES)
+def test_channels_last_models_keep_their_strides_and_compute_the_same(active, update, when):
+    model, x = convolutional(), torch.randn(2, 4, 9, 8, dtype=torch.float64)
+    if when == "before":
+        model = partnets.partition(model.to(memory_format=torch.channels_last), PROPORTIONS)
+    else:
+        model = partnets.partition(model, PROPORTIONS).to(memory_format=torch.channels_last)
+    twin, x = dense(perturbed(model, 0.1), active), x.to(memory_format=torch.channels_last)
+    with partnets.subnetwork(model, active, update):
+        y = model(a := x.clone().requires_grad_())
+        y.square().sum().backward()
+    expected = twin(b := x.clone().requires_grad_())
+    expected.square().sum().backward()
+    torch.testing.assert_close((y, a.grad), (expected, b.grad), rtol=1e-10, atol=1e-12, check_stride=True)
+    assert y.is_contiguous(memory_format=torch.channels_last)
+    assert model[0].weight.is_contiguous(memory_format=torch.channels_last)
+    assert_learns(model, twin, active, update)
 
 
-@pytest.mark.parametrize("name", ["Linear", "Conv2d", "GroupNorm", "LayerNorm"])
-def test_the_constructors_take_torchs_arguments_in_torchs_order(name):
-    ours, theirs = getattr(partnets, name), getattr(nn, name)
-    taken = list(inspect.signature(ours).parameters.values())
-    expected = list(inspect.signature(theirs).parameters.values())
-    assert [(p.name, p.kind, p.default) for p in taken[: len(expected)]] == [
-        (p.name, p.kind, p.default) for p in expected
-    ]
-    assert issubclass(ours, theirs)
+@pytest.mark.parametrize("transpose", [True, False])
+def test_a_weight_may_be_transposed_but_not_have_gaps(transpose):
+    layer = nn.Linear(6, 4).double()
+    layer.weight.data = layer.weight.data.t().contiguous().t() if transpose else torch.randn(8, 12).double()[::2, ::2]
+    model = partnets.partition(nn.Sequential(layer), PROPORTIONS, defaults="zero")
+    x = torch.randn(3, 6, dtype=torch.float64)
+    if not transpose:
+        with pytest.raises(ValueError, match="weight of Linear has gaps in memory"), partnets.subnetwork(model, 1):
+            pass
+        return
+    for k in (1, 2, 3):
+        expected = dense(model, k)(x)
+        with partnets.subnetwork(model, k):
+            torch.testing.assert_close(model(x), expected, rtol=1e-12, atol=1e-12)
 
 
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        {"groups": 0},
-        {"groups": 3},
-        {"padding": "all"},
-        {"padding": "same", "stride": 2},
-        {"padding_mode": "mirror"},
-        {"unknown": 1},
-    ],
-    ids=str,
-)
-def test_wrong_constructor_arguments_raise_torchs_errors(arguments):
+def test_a_model_is_partitioned_and_used_in_inference_mode():
+    model = convolutional().eval()
+    with torch.inference_mode():
+        perturbed(partnets.partition(model, PROPORTIONS), 0.1)
+        x = torch.randn(2, 4, 9, 8, dtype=torch.float64)
+        for k in (1, 2, 3):
+            expected = dense(model, k)(x)
+            with partnets.subnetwork(model, k):
+                torch.testing.assert_close(model(x), expected, rtol=1e-12, atol=1e-12)
+    with partnets.subnetwork(model, 1, 1):
+        model(torch.randn(2, 4, 9, 8, dtype=torch.float64)).sum().backward()
+    assert all(parameter.grad is not None for parameter in model.parameters())
+
+
+@pytest.mark.parametrize("options", [{"groups": 3}, {"padding": "all"}, {"padding_mode": "mirror"}, {"unknown": 1}])
+def test_wrong_constructor_arguments_raise_torchs_errors(options):
     with pytest.raises((TypeError, ValueError)) as theirs:
-        nn.Conv2d(4, 8, 3, **arguments)
+        nn.Conv2d(4, 8, 3, **options)
     with pytest.raises(theirs.type) as ours:
-        partnets.Conv2d(4, 8, 3, **arguments)
+        partnets.Conv2d(4, 8, 3, proportions=PROPORTIONS, **options)
     assert str(ours.value).split(".")[-1] == str(theirs.value).split(".")[-1]
 
 
-@pytest.mark.parametrize(
-    ("ours", "theirs", "x"),
-    [
-        (partnets.Linear(7, 3), nn.Linear(7, 3), torch.zeros(2, 6)),
-        (partnets.Linear(7, 3), nn.Linear(7, 3), torch.zeros(2, 7).double()),
-        (partnets.Conv2d(4, 8, 3), nn.Conv2d(4, 8, 3), torch.zeros(2, 3, 8, 8)),
-        (partnets.Conv2d(4, 8, 3), nn.Conv2d(4, 8, 3), torch.zeros(2, 2, 4, 8, 8)),
-        (partnets.Conv2d(4, 8, 3), nn.Conv2d(4, 8, 3), torch.zeros(2, 4, 2, 8)),
-        (partnets.Conv2d(4, 8, 3), nn.Conv2d(4, 8, 3), torch.zeros(2, 4, 8, 8).double()),
-    ],
-)
-def test_inputs_that_do_not_fit_raise_what_torch_raises(ours, theirs, x):
-    with pytest.raises(RuntimeError):
-        theirs(x)
-    with pytest.raises(RuntimeError, match=r"x (has shape|is)|padded input") as caught:
-        ours(x)
-    assert isinstance(caught.value, ValueError)
+def test_a_layer_is_made_on_the_meta_device():
+    for layer in (
+        partnets.Linear(3, 4, device="meta", proportions=PROPORTIONS),
+        partnets.GroupNorm(2, 4, device="meta", proportions=PROPORTIONS),
+        partnets.BatchNorm1d(4, device="meta", proportions=PROPORTIONS),
+    ):
+        assert layer.weight.is_meta and layer.bias_rows.is_meta and layer.bias_rows.shape == (3, 4)
+        assert layer(torch.empty(2, layer.weight.shape[-1], device="meta")).is_meta
 
 
-def test_attributes_and_keys_are_torchs():
-    ours, theirs = partnets.Conv2d(4, 8, 3, padding=1), nn.Conv2d(4, 8, 3, padding=1)
-    for name in ("in_channels", "out_channels", "kernel_size", "stride", "padding", "dilation", "groups"):
-        assert getattr(ours, name) == getattr(theirs, name)
-    shapes = {name: value.shape for name, value in ours.state_dict().items()}
-    assert shapes == {name: value.shape for name, value in theirs.state_dict().items()}
+@pytest.mark.parametrize("make", [partnets.GroupNorm, partnets.LayerNorm, partnets.BatchNorm1d])
+def test_a_norm_without_parameters_is_made_and_computes_the_same(make):
+    name, sizes = make.__name__, (2, 4) if make is partnets.GroupNorm else (4,)
+    none = {"elementwise_affine" if make is partnets.LayerNorm else "affine": False}
+    x = torch.randn(5, 4)
+    ours, theirs = make(*sizes, **none, proportions=PROPORTIONS), getattr(nn, name)(*sizes, **none)
+    assert torch.equal(ours(x), theirs(x)) and not list(ours.parameters())
+    partnets.partition(nn.Sequential(theirs, nn.Linear(4, 2)), PROPORTIONS)
 
 
 def test_the_initial_distribution_is_torchs():
-    ours, theirs = partnets.Linear(100, 300, seed=0), nn.Linear(100, 300)
+    ours, theirs = partnets.Linear(100, 300, proportions=PROPORTIONS, seed=0), nn.Linear(100, 300)
     for a, b in zip(ours.parameters(), theirs.parameters(), strict=True):
         assert abs(a.abs().max() - 0.1) < 1e-3
         assert abs(a.std() / b.std() - 1) < 0.1
-    assert (ours.weight[0, 0] != ours.bias[0]).all()
+    assert not torch.equal(ours.weight.flatten()[:300], ours.bias)
 
 
 def test_seeds_come_from_torchs_generator():
@@ -104,7 +108,7 @@ def test_seeds_come_from_torchs_generator():
         return [partnets.Linear(5, 5, proportions=(0.5, 0.5)) for _ in range(2)]
 
     first, second = layers(), layers()
-    assert torch.equal(first[0].partition.map, second[0].partition.map)
+    assert torch.equal(first[0].weight_partition, second[0].weight_partition)
     assert torch.equal(first[1].weight, second[1].weight)
-    assert not torch.equal(first[0].partition.map, first[1].partition.map)
+    assert not torch.equal(first[0].weight_partition, first[1].weight_partition)
     assert not torch.equal(first[0].weight, first[1].weight)

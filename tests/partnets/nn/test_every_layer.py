@@ -6,7 +6,9 @@ import pickle
 
 import pytest
 import torch
-from layers import CASES, PAIRS, PROPORTIONS, assert_learns, dense, owned, poison
+from layers import CASES, assert_learns, dense, owned, poison
+from small_network import CASES as PAIRS
+from small_network import PROPORTIONS
 from torch import nn
 from torch.func import functional_call
 from torch.utils._pytree import tree_leaves

@@ -1,119 +1,148 @@
-"""A subnetwork's outputs and updates, compared with networks written with torch.where."""
+"""Subnetworks of a whole network: outputs, gradients, contexts within each other, and what is refused."""
+
+import copy
 
 import pytest
 import torch
 import torch.nn.functional as F
+from layers import assert_learns, dense
+from small_network import CASES, perturbed
 from torch import nn
 
 import partkernels
 import partnets
+from partnets.subnetworks.parameters import partitioned_parameters
+from partnets.subnetworks.state import partitioned_modules, state_of
 
 PROPORTIONS = (0.8, 0.1, 0.1)
-CASES = [(active, update) for active in (1, 2, 3) for update in (None, *range(1, active + 1))]
 
 
-def by_hand(layer, active):
-    """Return the weight and bias of a subnetwork, computed with torch.where."""
-    weight = layer.weight.detach()
-    defaults = layer.partition.defaults.values(weight.shape, weight.dtype)
-    return torch.where(layer.partition.ids() <= active, weight, defaults), layer.bias.detach()[:active].sum(0)
-
-
-def trained(model):
-    """Perturb a model's parameters, so that they differ from their defaults as after training."""
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.add_(torch.randn_like(parameter), alpha=0.1)
-    return model
-
-
-def network(defaults="seed"):
+def network(defaults="seed", scheme="weight"):
     torch.manual_seed(0)
     layers = nn.Sequential(
-        nn.Conv2d(2, 5, 3), nn.GELU(), nn.Flatten(), nn.Linear(5 * 3 * 4, 7), nn.GELU(), nn.Linear(7, 3)
-    )
-    return trained(partnets.partition(layers.double(), PROPORTIONS, defaults=defaults, seed=1))
+        nn.Conv2d(2, 5, 3), nn.BatchNorm2d(5), nn.GELU(), nn.Flatten(), nn.Linear(5 * 3 * 4, 7), nn.LayerNorm(7),
+        nn.PReLU(), nn.Linear(7, 3),
+    )  # fmt: skip
+    return perturbed(partnets.partition(layers.double(), PROPORTIONS, defaults=defaults, scheme=scheme, seed=1), 0.1)
+
+
+def inputs():
+    return torch.randn(4, 2, 5, 6, dtype=torch.float64)
+
+
+def now(model):
+    """Return the pairs of active subnetwork and partition that learns that modules are in."""
+    return {(state.active, state.update) for state in map(state_of, partitioned_modules(model))}
 
 
 @pytest.mark.parametrize("defaults", ["seed", "zero", "stored"])
 @pytest.mark.parametrize(("active", "update"), CASES)
-def test_a_subnetwork_is_the_network_with_the_other_weights_at_their_defaults(defaults, active, update):
-    model = network(defaults)
-    x = torch.randn(4, 2, 5, 6, dtype=torch.float64)
-    conv, first, last = model[0], model[3], model[5]
-    parts = [[part.requires_grad_() for part in by_hand(layer, active)] for layer in (conv, first, last)]
-    expected = F.gelu(F.conv2d(x, *parts[0])).flatten(1)
-    expected = F.linear(F.gelu(F.linear(expected, *parts[1])), *parts[2])
-    expected.square().sum().backward()
-
+@pytest.mark.parametrize("scheme", ["weight", "node"])
+def test_a_subnetwork_is_the_network_with_the_other_weights_at_their_defaults(defaults, active, update, scheme):
+    model, x = network(defaults, scheme), inputs().requires_grad_()
+    twin = dense(model, active)
     with partnets.subnetwork(model, active, update):
         output = model(x)
+        output.square().sum().backward()
+    expected = twin(other := x.detach().clone().requires_grad_())
+    expected.square().sum().backward()
     torch.testing.assert_close(output, expected, rtol=1e-12, atol=1e-12)
-    if update is None:
-        assert not output.requires_grad
-        return
-    output.square().sum().backward()
-    for layer, (weight, bias) in zip((conv, first, last), parts, strict=True):
-        owned = layer.partition.ids() == update
-        torch.testing.assert_close(layer.weight.grad[owned], weight.grad[owned], rtol=1e-10, atol=1e-12)
-        assert (layer.weight.grad[~owned] == 0).all()
-        torch.testing.assert_close(layer.bias.grad[update - 1], bias.grad, rtol=1e-10, atol=1e-12)
-        assert (layer.bias.grad[[i for i in range(3) if i != update - 1]] == 0).all()
+    torch.testing.assert_close(x.grad, other.grad, rtol=1e-10, atol=1e-12)
+    assert_learns(model, twin, active, update)
 
 
 def test_the_output_does_not_depend_on_what_is_updated():
-    model, x = network(), torch.randn(4, 2, 5, 6, dtype=torch.float64)
-    outputs = []
+    model, x, outputs = network(), inputs(), []
     for update in (None, 1, 2, 3):
         with partnets.subnetwork(model, 3, update):
             outputs.append(model(x).detach())
     assert all(torch.equal(output, outputs[0]) for output in outputs)
 
 
-def test_a_new_layer_starts_at_its_defaults():
-    layer = partnets.Linear(9, 5, proportions=PROPORTIONS, seed=3)
-    x = torch.randn(4, 9)
-    outputs = []
-    for active in (1, 2, 3):
-        with partnets.subnetwork(layer, active):
-            outputs.append(layer(x))
-    torch.testing.assert_close(outputs[0], outputs[2])
-    torch.testing.assert_close(outputs[1], outputs[2])
+def test_outside_any_subnetwork_the_model_is_the_whole_network_and_only_the_last_partition_learns():
+    model, x = network(), inputs()
+    twin = dense(model, 3)
+    partnets.optim.SGD(model, lr=0.1)  # from which on gradients are masked
+    torch.testing.assert_close(y := model(x), z := twin(x), rtol=1e-12, atol=1e-12)
+    y.square().sum().backward()
+    z.square().sum().backward()
+    assert_learns(model, twin, 3, 3)
 
 
-def test_biases_add_up_over_partitions():
-    layer = partnets.Linear(4, 2, proportions=PROPORTIONS, defaults="zero")
-    assert (layer.bias[1:] == 0).all() and (layer.bias[0] != 0).all()
+def test_gradients_of_several_subnetworks_wait_for_the_step_of_their_partition():
+    model, x = network().eval(), inputs()
+    owners, expected = partitioned_parameters(model), {}
+
+    def learn(*updates):
+        model.zero_grad()
+        for one in owners:
+            one.clear_gradients()
+        for k in updates:
+            with partnets.subnetwork(model, k, k):
+                model(x).square().sum().backward()
+
+    def gradients(k):
+        found = [one.gradient(k) for one in owners]
+        return [grad if one.is_vector else grad[one.partition.mask(k)] for one, grad in zip(owners, found, strict=True)]
+
+    for k in (1, 2, 3):
+        learn(k)
+        expected[k] = [grad.clone() * (2 if k == 1 else 1) for grad in gradients(k)]
+    learn(1, 2, 1, 3)
+    for k in (1, 2, 3):
+        torch.testing.assert_close(gradients(k), expected[k], rtol=1e-12, atol=1e-12)
+
+
+def test_biases_add_up_and_scales_multiply_over_partitions():
+    linear = partnets.Linear(4, 2, proportions=PROPORTIONS, defaults="zero")
+    norm = partnets.LayerNorm(2, proportions=PROPORTIONS)
+    assert not linear.bias_rows[1:].any() and linear.bias.all() and torch.equal(linear.bias_rows[0], linear.bias)
+    assert (norm.weight_rows == 1).all() and not norm.bias_rows.any()
     with torch.no_grad():
-        layer.bias.copy_(torch.tensor([[1.0, 2.0], [10.0, 20.0], [100.0, 200.0]]))
-    for active, expected in ((1, [1.0, 2.0]), (2, [11.0, 22.0]), (3, [111.0, 222.0])):
-        with partnets.subnetwork(layer, active):
-            assert layer(torch.zeros(4)).tolist() == expected
-
-
-def test_outside_any_subnetwork_only_the_last_partition_learns():
-    layer = partnets.Linear(9, 5, proportions=PROPORTIONS)
-    layer(torch.ones(2, 9)).sum().backward()
-    assert (layer.weight.grad[layer.partition.ids() < 3] == 0).all()
-    assert (layer.weight.grad[layer.partition.ids() == 3] != 0).all()
-    assert (layer.bias.grad[:2] == 0).all() and (layer.bias.grad[2] != 0).all()
+        linear.bias_rows.copy_(torch.tensor([[1.0, 2.0], [10.0, 20.0], [100.0, 200.0]]))
+        norm.weight_rows.copy_(torch.tensor([[2.0, 1.0], [3.0, 0.0], [5.0, 7.0]]))
+    for one in (*partitioned_parameters(linear), *partitioned_parameters(norm)):
+        one.combine()
+    assert linear.bias.tolist() == [111.0, 222.0] and norm.weight.tolist() == [30.0, 0.0]
+    for active, bias, scale in ((1, [1.0, 2.0], [2.0, 1.0]), (2, [11.0, 22.0], [6.0, 0.0])):
+        with partnets.subnetwork(linear, active), partnets.subnetwork(norm, active):
+            assert linear.bias.tolist() == bias and norm.weight.tolist() == scale
+            assert linear(torch.zeros(4)).tolist() == bias
 
 
 def test_contexts_nest_and_are_undone_by_exceptions():
-    model = network()
-    states = []
+    model, x, states = network().eval(), inputs(), []
+    expected = {k: dense(model, k)(x) for k in (1, 2, 3)}
 
     def look():
-        states.append({(layer.active, layer.update) for layer in model if isinstance(layer, partnets.Linear)})
+        states.append(now(model))
+        ((active, _),) = states[-1]
+        torch.testing.assert_close(model(x), expected[active], rtol=1e-12, atol=1e-12)
 
     with pytest.raises(KeyError), partnets.subnetwork(model, 2, 1):
         look()
         with partnets.subnetwork(model, 1):
             look()
         look()
+        with partnets.subnetwork(model, 3, 2):
+            look()
         raise KeyError
     look()
-    assert states == [{(2, 1)}, {(1, None)}, {(2, 1)}, {(3, 3)}]
+    assert states == [{(2, 1)}, {(1, None)}, {(2, 1)}, {(3, 2)}, {(3, 3)}]
+
+
+def test_a_part_of_a_model_is_in_another_subnetwork_within():
+    model, x = network().eval(), inputs()
+    first, second, whole = (dense(model, k) for k in (1, 2, 3))
+    with partnets.subnetwork(model, 1):
+        with partnets.subnetwork(model[4:], 2):
+            torch.testing.assert_close(model(x), second[4:](first[:4](x)), rtol=1e-12, atol=1e-12)
+        torch.testing.assert_close(model(x), first(x), rtol=1e-12, atol=1e-12)
+    with partnets.subnetwork(model[4:], 2):
+        torch.testing.assert_close(model(x), second[4:](whole[:4](x)), rtol=1e-12, atol=1e-12)
+        with partnets.subnetwork(model, 1):
+            torch.testing.assert_close(model(x), first(x), rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(model(x), whole(x), rtol=1e-12, atol=1e-12)
 
 
 @pytest.mark.parametrize(
@@ -121,46 +150,22 @@ def test_contexts_nest_and_are_undone_by_exceptions():
 )
 def test_numbers_out_of_range_raise_and_change_nothing(active, update):
     model = network()
-    with pytest.raises(ValueError, match="pass an int in 1"), partnets.subnetwork(model, active, update):
+    before = copy.deepcopy(model.state_dict())
+    with pytest.raises(ValueError, match="pass an int from 1"), partnets.subnetwork(model, active, update):
         pass
-    assert model[0].active == model[0].update == 3
+    assert now(model) == {(3, 3)}
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
 
 
-def test_a_model_without_partitioned_layers_raises():
+def test_a_model_without_partitions_raises():
     with pytest.raises(ValueError, match=r"partnets\.partition"), partnets.subnetwork(nn.Linear(2, 2), 1):
         pass
 
 
-def test_layers_that_differ_in_count_raise():
+def test_layers_that_differ_in_their_number_of_partitions_raise():
     model = nn.Sequential(partnets.Linear(4, 4, proportions=(0.5, 0.5)), partnets.Linear(4, 4, proportions=PROPORTIONS))
     with pytest.raises(ValueError, match="differ"), partnets.subnetwork(model, 1):
         pass
-
-
-@pytest.mark.full
-def test_a_compiled_subnetwork_equals_the_eager_one():
-    torch.compiler.reset()  # graphs of other tests would count towards the recompilation limit
-    model = trained(partnets.partition(nn.Sequential(nn.Linear(9, 7), nn.ReLU(), nn.Linear(7, 3)), PROPORTIONS))
-    compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
-    x = torch.randn(4, 9)
-    for active, update in ((2, 2), (1, None), (3, 1)):
-        results = []
-        for network in (model, compiled):
-            model.zero_grad()
-            input = x.clone().requires_grad_()
-            with partnets.subnetwork(model, active, update):
-                output = network(input)
-                output.square().sum().backward()
-            results.append([output.detach(), input.grad, model[0].weight.grad, model[0].bias.grad])
-        for eager, other in zip(*results, strict=True):
-            assert (eager is None) == (other is None)
-            assert eager is None or torch.equal(eager, other)
-
-
-def test_autocast_casts_as_torchs_layers_do():
-    layer = partnets.Linear(8, 4, proportions=PROPORTIONS)
-    with torch.autocast("cpu", torch.bfloat16), partnets.subnetwork(layer, 2):
-        assert layer(torch.randn(3, 8)).dtype == torch.bfloat16
 
 
 @pytest.mark.parametrize(
@@ -169,13 +174,14 @@ def test_autocast_casts_as_torchs_layers_do():
 )
 def test_unknown_defaults_raise(defaults, error):
     with pytest.raises(error, match="defaults"):
-        partnets.Linear(3, 2, defaults=defaults)
+        partnets.Linear(3, 2, proportions=PROPORTIONS, defaults=defaults)
 
 
 @pytest.mark.parametrize("proportions", [(), (0.5, 0.6), (1.5, -0.5), (float("nan"), 1.0)])
-def test_wrong_proportions_raise(proportions):
+@pytest.mark.parametrize(("name", "sizes"), [("Linear", (3, 2)), ("GroupNorm", (2, 4)), ("LayerNorm", (4,))])
+def test_wrong_proportions_raise(name, sizes, proportions):
     with pytest.raises(ValueError, match="pass"):
-        partnets.Linear(3, 2, proportions=proportions)
+        getattr(partnets, name)(*sizes, proportions=proportions)
 
 
 @pytest.mark.parametrize("seed", [-1, 1 << 63])
@@ -190,25 +196,74 @@ def test_a_weight_with_given_defaults_starts_there(defaults):
     assert torch.equal(layer.weight, defaults.values((5, 6)))
 
 
-def test_reset_parameters_returns_to_the_start():
-    layer = partnets.Linear(6, 5, proportions=PROPORTIONS, seed=0)
-    before = layer.weight.detach().clone()
-    trained(layer).reset_parameters()
-    assert torch.equal(layer.weight, before)
-    assert (layer.bias[1:] == 0).all() and (layer.bias[0] != 0).all()
-
-
-@pytest.mark.parametrize("scheme", ["weight", "nested"])
-def test_a_parameter_that_was_added_afterwards_is_no_partitions(scheme):
-    options = {"example": torch.randn(2, 4)} if scheme == "nested" else {}
-    model = partnets.partition(nn.Sequential(nn.Linear(4, 8), nn.Linear(8, 3)), PROPORTIONS, scheme=scheme, **options)
+def test_a_parameter_that_was_added_afterwards_is_no_partitions():
+    model = partnets.partition(nn.Sequential(nn.Linear(4, 8), nn.Linear(8, 3)), PROPORTIONS)
     model[1].gain = nn.Parameter(torch.tensor([1.0, 2.0, 3.0]))
     model[1].register_forward_hook(lambda layer, args, y: y * layer.gain)
     x = torch.randn(5, 4)
     for k in (1, 2, 3):
         with partnets.subnetwork(model, k, k):
-            assert model[1].gain is model[1]._parameters["gain"]
             expected = model(x)
         torch.testing.assert_close(partnets.merge(model, active=k)(x), expected)
     with pytest.raises(ValueError, match=r"1\.gain would learn from every chunk"):
         partnets.optim.Adam(model)
+
+
+def test_writing_into_weights_outside_is_taken_over_and_into_sums_refused():
+    model, x = network().eval(), inputs()
+    with partnets.subnetwork(model, 1):
+        pass
+    with torch.no_grad():
+        model[0].weight.clamp_(-0.1, 0.1)
+    nn.init.ones_(model[7].weight)
+    for k in (1, 2, 3):
+        expected = dense(model, k)(x)
+        with partnets.subnetwork(model, k):
+            torch.testing.assert_close(model(x), expected, rtol=1e-12, atol=1e-12)
+    with torch.no_grad():
+        model[5].weight.clamp_(0, 0.5)
+    refused = pytest.raises(RuntimeError, match=r"weight of LayerNorm was written into, .* weight_rows \[C, \.\.\.\]")
+    with refused, partnets.subnetwork(model, 1):
+        pass
+
+
+@pytest.mark.parametrize("write", ["weight", "bias"])
+def test_writing_into_parameters_inside_raises_on_leaving(write):
+    model = network()
+    refused = pytest.raises(RuntimeError, match=f"{write} of Linear was written into inside of partnets.subnetwork")
+    with refused, partnets.subnetwork(model, 2, 2), torch.no_grad():
+        getattr(model[4], write).add_(1)
+    assert now(model) == {(3, 3)}
+
+
+def test_the_backward_pass_of_another_subnetwork_raises():
+    model, x = network(), inputs()
+    with partnets.subnetwork(model, 2, 1):
+        y = model(x).square().sum()
+    computed = r"computed by subnetwork active=2, update=1, .* inside of partnets\.subnetwork\(model, 2, 1\)"
+    for context in (partnets.subnetwork(model, 2, 2), partnets.subnetwork(model, 3, 1)):
+        with context, pytest.raises(RuntimeError, match=computed):
+            y.backward(retain_graph=True)
+    with pytest.raises(RuntimeError, match=computed):
+        y.backward()
+
+
+def test_a_gradient_of_the_gradient_is_computed_inside():
+    model, x = network().eval(), inputs().requires_grad_()
+    twin = dense(model, 2)
+    with partnets.subnetwork(model, 2, 2):
+        (first,) = torch.autograd.grad(model(x).square().sum(), x, create_graph=True)
+        first.square().sum().backward()
+    (theirs,) = torch.autograd.grad(twin(x).square().sum(), x, create_graph=True)
+    theirs.square().sum().backward()
+    torch.testing.assert_close(first, theirs, rtol=1e-12, atol=1e-12)
+    assert_learns(model, twin, 2, 2)
+
+
+def test_forward_mode_gives_the_derivative_along_an_input():
+    model, x, v = network().eval(), inputs(), inputs()
+    twin = dense(model, 2)
+    with partnets.subnetwork(model, 2, 2):
+        found = torch.func.jvp(model, (x,), (v,))
+    torch.testing.assert_close(found, torch.func.jvp(twin, (x,), (v,)), rtol=1e-12, atol=1e-12)
+    assert F.mse_loss(*found) > 0

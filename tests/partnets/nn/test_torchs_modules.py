@@ -6,7 +6,8 @@ import math
 
 import pytest
 import torch
-from layers import CASES, PROPORTIONS, assert_learns, dense, module_inputs, perturbed
+from layers import CASES, assert_learns, dense, module_inputs
+from small_network import PROPORTIONS, perturbed
 from torch import nn
 from torch.utils._pytree import tree_flatten, tree_map_only
 
@@ -74,7 +75,7 @@ def test_with_one_partition_a_drop_in_layer_is_torchs(name, training, one):
 @inputs(modes=[True, False], most=8)
 @pytest.mark.parametrize(("active", "update"), [(1, 1), (2, 1), (3, None), (3, 2)])
 def test_a_subnetwork_is_the_dense_layer(name, training, one, active, update):
-    layer = perturbed(made(getattr(partnets, name), training, one, proportions=PROPORTIONS, seed=3))
+    layer = perturbed(made(getattr(partnets, name), training, one, proportions=PROPORTIONS, seed=3), 0.25)
     if not partitioned_modules(layer):  # a norm without parameters
         return
     twin = dense(layer, active)
