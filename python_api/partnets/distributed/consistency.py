@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from partnets.subnetworks.state import DEFAULTS, MAP, STORED, state_of
 from partnets.training.state import TrainingState
 from partnets.training.validation import leaves
+from partnets.utils.shards import local
 
 
 def check_agreement(facts: dict[str, object], group: dist.ProcessGroup | None = None) -> None:
@@ -49,7 +50,7 @@ def partitions(model: nn.Module) -> dict[str, object]:
             weight = f"{path}.{name}".lstrip(".")
             for what, end in (("map", MAP), ("defaults", DEFAULTS), ("stored defaults", STORED)):
                 if (buffer := module._buffers.get(name + end)) is not None:
-                    facts[f"the {what} of {weight}"] = buffer
+                    facts[f"the {what} of {weight}"] = local(buffer)
     return facts
 
 

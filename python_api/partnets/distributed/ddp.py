@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from partnets.distributed.consistency import check_agreement, partitions
 from partnets.distributed.packing import Packing, all_reduce_packed
-from partnets.subnetworks.state import DEFAULTS, ESTIMATED, MAP, ROWS, STORED, state_of
+from partnets.subnetworks.state import DEFAULTS, ESTIMATED, LEARNED, MAP, ROWS, STORED, state_of
 
 # torch's attribute for the names of buffers that it leaves alone. It would send those of rank 0 in every forward pass,
 # and write them into the other ranks' inside of partnets.subnetwork.
@@ -90,7 +90,7 @@ def _apart(model: nn.Module) -> dict[str, Tensor]:
         if (state := state_of(module)) is not None:
             names = [one + end for one in state.weights for end in (MAP, DEFAULTS, STORED)]
             names += [one + ROWS for one in (*state.vectors, *state.statistics)]
-            for name in (*names, ESTIMATED):
+            for name in (*names, ESTIMATED, LEARNED):
                 if (buffer := module._buffers.get(name)) is not None:
                     found[f"{path}.{name}".lstrip(".")] = buffer
     return found

@@ -14,6 +14,7 @@ from partnets.hyper import hyperparameters
 from partnets.subnetworks.state import ROWS, partitioned_modules, state_of
 from partnets.subnetworks.switch import watch
 from partnets.utils.modules import is_sharded
+from partnets.utils.shards import local
 
 
 def fully_shard(model: nn.Module, units: Iterable[nn.Module] | None = None, **options) -> nn.Module:
@@ -21,8 +22,8 @@ def fully_shard(model: nn.Module, units: Iterable[nn.Module] | None = None, **op
 
     Weights, gradients and moments are sharded along their first dimension, and each rank exchanges and steps its shard.
     Every rank keeps whole buffers: the maps, 2 bits a weight for three or four partitions, and the vectors of biases
-    and norms with their moments. ψ is not sharded, as the model has to stop its gradients in steps of the weights; all
-    ranks average its gradients. Construct the optimiser afterwards, as for torch's fully_shard.
+    and norms with their moments. ψ is not sharded, as the model has to stop its gradients in steps of the weights, nor
+    are scalars; all ranks average their gradients. Construct the optimiser afterwards, as for torch's fully_shard.
 
     Args:
         model: a partitioned model, the same on all ranks.
@@ -51,28 +52,31 @@ def fully_shard(model: nn.Module, units: Iterable[nn.Module] | None = None, **op
         (Shard(dim=0),)
         >>> dist.destroy_process_group()
     """
-    if sharded := [name for name, parameter in model.named_parameters() if is_sharded(parameter)]:
+    if sharded := [path for path, module in model.named_modules() if isinstance(module, fsdp.FSDPModule)]:
         raise ValueError(
-            f"{sharded[0]} is sharded already; call fully_shard once, on the whole model, and pass the modules to"
-            " gather at once as units=."
+            f"{sharded[0] or 'the model'} is sharded already; call fully_shard once, on the whole model, and pass the"
+            " modules to gather at once as units=."
         )
     if options.setdefault("reshard_after_forward", True) is not True:
         raise ValueError(
             f"reshard_after_forward={options['reshard_after_forward']!r} would leave the gathered weights of one"
             " subnetwork for the next; leave it out."
         )
-    vectors = {name: buffer for name, buffer in model.named_buffers() if name.endswith(ROWS)}
-    check_agreement(partitions(model) | dict(model.named_parameters()) | vectors)  # torch shards each rank's own copy
-    mesh, psi = options.get("mesh"), hyperparameters(model)
+    # torch shards each rank's own copy. Ranks have different parts of parameters with tensor parallelism.
+    parameters = {name: parameter for name, parameter in model.named_parameters() if not is_sharded(parameter)}
+    vectors = {name: local(buffer) for name, buffer in model.named_buffers() if name.endswith(ROWS)}
+    check_agreement(partitions(model) | parameters | vectors)
+    mesh, scalars = options.get("mesh"), [parameter for parameter in model.parameters() if not parameter.dim()]
+    left = {*hyperparameters(model), *scalars}
     units = _units(model) if units is None else list(units)
     units += [] if model in units or [model] in units else [model]
     for unit in units:
-        fsdp.fully_shard(unit, ignored_params=set(psi), **options)
+        fsdp.fully_shard(unit, ignored_params=left, **options)
     for modules, owned in _owned(units):
         for module in modules:
             module.register_forward_pre_hook(functools.partial(_watch, owned))
     average = functools.partial(_average, [None] if mesh is None else mesh.get_all_groups())
-    for parameter in psi:
+    for parameter in left:
         parameter.register_post_accumulate_grad_hook(average)
     return model
 

@@ -10,6 +10,7 @@ from itertools import islice
 from typing import Any, NamedTuple
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
@@ -160,6 +161,19 @@ class _Apart:
         return path in self.names or is_kept
 
 
+def _differentiate(loss: Tensor, parameters: list[nn.Parameter]) -> None:
+    """Call loss.backward() without hooks on accumulated gradients, by which DistributedDataParallel counts them."""
+    try:
+        grads = torch.autograd.grad(loss, parameters, allow_unused=True, retain_graph=True)
+    except RuntimeError as error:
+        if "checkpoint" not in str(error):  # reentrant checkpoints support only backward()
+            raise
+        loss.backward()
+    else:
+        for parameter, grad in zip(parameters, grads, strict=True):
+            parameter.grad = grad
+
+
 class _Trial:
     """Passes of subnetworks with two versions of everything that earlier subnetworks must not see."""
 
@@ -280,14 +294,17 @@ class _Trial:
     def _learned(self, loss: Tensor) -> dict[str, Tensor]:
         """Return the loss, and its gradients of partition k and of ψ, by name."""
         learning = {name: parameter for name, parameter in self.model.named_parameters() if parameter.requires_grad}
-        value = {"loss": loss.detach().clone()}
-        if not any(map(is_sharded, learning.values())):  # FSDP computes with gathered parameters
+        value, sharded = {"loss": loss.detach().clone()}, any(map(is_sharded, learning.values()))
+        if not sharded:  # FSDP computes with gathered parameters
             leaves = {leaf for leaf in reached([loss]) if isinstance(leaf, nn.Parameter)}
             self.strange |= leaves.difference(learning.values())
         for parameter in learning.values():
             parameter.grad = None
-        if loss.requires_grad:
-            loss.backward()
+        if learning and loss.requires_grad:
+            if dist.is_available() and dist.is_initialized() and not sharded:
+                _differentiate(loss, list(learning.values()))
+            else:
+                loss.backward()
         return value | {f"gradient of {name}": p.grad for name, p in learning.items() if p.grad is not None}
 
     @contextmanager

@@ -230,8 +230,8 @@ def before_loading(module: nn.Module, state_dict: dict, prefix: str, *_) -> None
             elif own is None or own.shape != saved.shape:
                 room = local(module._parameters[name]).new_empty(saved.shape, requires_grad=False)
                 module.register_buffer(name + STORED, room)
-    if state is not None:
-        module._buffers[LEARNED].copy_(bytes_of(state.learned_from))  # a state_dict may lack it
+    if state is not None and prefix + LEARNED not in state_dict:
+        local(module._buffers[LEARNED]).copy_(bytes_of(state.learned_from))
 
 
 def after_loading(module: nn.Module, incompatible_keys) -> None:
@@ -241,7 +241,7 @@ def after_loading(module: nn.Module, incompatible_keys) -> None:
     for name in state.weights:
         state.weights[name] = defaults_of(local(module._buffers[name + DEFAULTS]))
     if not module._buffers[LEARNED].is_meta:
-        state.learned_from = text_of(module._buffers[LEARNED])
+        state.learned_from = text_of(local(module._buffers[LEARNED]))
 
 
 def before_saving(module: nn.Module, prefix: str, keep_vars: bool) -> None:
@@ -253,7 +253,7 @@ def before_saving(module: nn.Module, prefix: str, keep_vars: bool) -> None:
             f"the model is subnetwork {state.active} now, whose state_dict lacks the entries of other partitions; take"
             " it outside of partnets.subnetwork."
         )
-    module._buffers[LEARNED].copy_(bytes_of(state.learned_from))
+    local(module._buffers[LEARNED]).copy_(bytes_of(state.learned_from))
 
 
 def padding_of(module: nn.Module, weight: Tensor) -> int | None:

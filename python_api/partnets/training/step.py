@@ -255,13 +255,13 @@ def check_clip(clip: float | None) -> None:
 def clip_gradient(optimizer: torch.optim.Optimizer, clip: float | None) -> None:
     """Clip the gradient of all of an optimiser's parameters to a norm; do nothing if clip is None.
 
-    Some parameters may be sharded and others whole on every rank; torch computes the norm of one kind at a time.
+    Parameters may be sharded among different ranks, or whole on each; torch computes the norm of one kind at a time.
     """
     if clip is None:
         return
-    kinds: dict[bool, list[nn.Parameter]] = defaultdict(list)  # gradients outside of w_k are 0
+    kinds: dict[Any, list[nn.Parameter]] = defaultdict(list)  # gradients outside of w_k are 0
     for parameter in parameters_of(optimizer):
-        kinds[is_sharded(parameter)].append(parameter)
+        kinds[parameter.device_mesh if is_sharded(parameter) else None].append(parameter)
     if len(kinds) == 1:
         nn.utils.clip_grad_norm_(*kinds.values(), clip)
         return

@@ -281,14 +281,16 @@ def with_norm(seed=0):
 
 
 @pytest.mark.full
-def test_a_model_alone_remembers_that_its_statistics_are_fresh(alone, tmp_path):
+def test_a_model_alone_remembers_its_chunks_and_that_its_statistics_are_fresh(alone, tmp_path):
     x, model = torch.randn(60, 4), with_norm()
-    chunks = partnets.chunk((x, torch.arange(60) % 3), (0.6, 0.4))
+    chunks, others = (partnets.chunk((x, torch.arange(60) % 3), (0.6, 0.4), seed=seed) for seed in (0, 1))
     partnets.Trainer(model, chunks, batch_size=8).fit(2)
     dcp.save({"model": model}, checkpoint_id=tmp_path)
     loaded = with_norm(1)
     dcp.load({"model": loaded}, checkpoint_id=tmp_path)
     assert not is_stale(loaded[1]) and partnets.lml(loaded, chunks) == partnets.lml(model, chunks)
+    with pytest.raises(ValueError, match="other chunks"):
+        partnets.lml(loaded, others)
 
 
 @pytest.mark.parametrize("make", [with_norm, lambda: partnets.MultiheadAttention(8, 2, proportions=(0.5, 0.5))])
