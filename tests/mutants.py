@@ -1385,6 +1385,7 @@ MUTANTS = [
             "ψ that does not affect the loss has a gradient of 0",
         ),
         ("counters", "        self._held.put_back()\n", "", "counts in modules pass from client to client"),
+        ("rows", "parameters | self.vectors.paths()", "parameters", "the server's biases are replaced by the first ones"),
         (
             "no audit",
             "            refuse_leaks(self.model, draw, compute)\n",
@@ -1423,7 +1424,9 @@ MUTANTS = [
         "python_api/partnets/federated/vectors.py",
         f"{NETS}/federated",
         ("not finite", "if not vector.isfinite().all():", "if False:", "NaN reaches the global model"),
-        ("running", "    if found:\n", "    if False:\n", "BatchNorm is accepted"),
+        ("running", "    if norms:\n", "    if False:\n", "BatchNorm is accepted"),
+        ("inside", "if inside(self.model):", "if False:", "a subnetwork's default values are read as learned ones"),
+        ("sums", "            owner.combine()\n", "            pass\n", "biases are not those of the vectors written"),
     ),
     *_of(
         "python_api/partnets/federated/server.py",
