@@ -16,6 +16,8 @@ from partnets.utils.modules import is_sharded
 # Integer dtypes by their size in bytes.
 WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64, 16: torch.int64}
 UNKNOWN_AT = -1
+# The bits of sum_of_weights below the sum of its parameters' sizes of an entry.
+SUM_BITS = 44
 
 
 def partitioned_norms(model: nn.Module) -> list[nn.Module]:
@@ -82,8 +84,13 @@ def stale_norms(model: nn.Module) -> dict[str, nn.Module]:
     return {
         path: norm
         for path, norm in norms.items()
-        if is_stale(norm) or (known[path] and present and known[path] != present)
+        if is_stale(norm) or _are_others(known[path], present)
     }
+
+
+def _are_others(before: int, present: int) -> bool:
+    """Return whether these are sums of other weights of the same model, and not of a part or in another dtype."""
+    return before != present and before >> SUM_BITS == present >> SUM_BITS != 0
 
 
 def sum_of_weights(model: nn.Module) -> int:
@@ -97,14 +104,15 @@ def sum_of_weights(model: nn.Module) -> int:
         >>> sum_of_weights(layer) == before
         False
     """
-    total = 1
+    total, sizes = 1, 0
     for one in partitioned_parameters(model):
         tensor = one.stored.detach()
         if tensor.is_meta or is_lazy(tensor) or is_sharded(tensor):
             return 0
+        sizes += tensor.itemsize
         words = tensor.reshape(-1).view(WORDS[tensor.itemsize])
-        total = (total * 1_000_003 + int(words.sum(dtype=torch.int64))) % (1 << 62)
-    return total or 1
+        total = (total * 1_000_003 + int(words.sum(dtype=torch.int64))) % (1 << SUM_BITS)
+    return sizes << SUM_BITS | total
 
 
 def outdate_statistics(model: nn.Module) -> None:
