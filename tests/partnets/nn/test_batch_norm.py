@@ -9,7 +9,8 @@ import torch.nn.functional as F
 from torch import nn
 
 import partnets
-from partnets.nn.batch_norm import running_norms
+from partnets.subnetworks.parameters import partitioned_parameters
+from partnets.subnetworks.statistics import other_norms, partitioned_norms
 from partnets.training.step import hyper_learning, weights_learning
 
 PROPORTIONS = (0.5, 0.3, 0.2)
@@ -17,21 +18,35 @@ LAYERS = {"BatchNorm1d": (5, 4), "BatchNorm2d": (5, 4, 3, 2), "BatchNorm3d": (5,
 every_layer = pytest.mark.parametrize("name", LAYERS)
 
 
+NAMES = "running_mean", "running_var", "num_batches_tracked"
+
+
 def made(name):
     """Return a layer with different statistics in each subnetwork, and a batch far from all of them."""
     layer = getattr(partnets, name)(4, proportions=PROPORTIONS)
-    for k in range(3):
-        layer.running_mean[k], layer.running_var[k] = k + 1.0, k + 2.0
+    for k in (1, 2, 3):
+        set_statistics(layer, k, k, k + 1.0)
     return layer, 10 + torch.randn(LAYERS[name])
 
 
+def set_statistics(layer, k, mean, var):
+    with partnets.subnetwork(layer, k, k):
+        layer.running_mean.fill_(mean)
+        layer.running_var.fill_(var)
+
+
 def statistics(layer):
-    return [buffer.clone() for buffer in (layer.running_mean, layer.running_var, layer.num_batches_tracked)]
+    """Return the means, variances and numbers of batches of all subnetworks, [C, ...] each."""
+    found = []
+    for k in (1, 2, 3):
+        with partnets.subnetwork(layer, k, k):
+            found.append([layer.get_buffer(name).clone() for name in NAMES])
+    return [torch.stack(rows) for rows in zip(*found, strict=True)]
 
 
 @every_layer
 @pytest.mark.parametrize(("active", "update"), [(1, 1), (2, 1), (2, 2), (3, 3)])
-def test_a_batch_moves_the_statistics_of_the_live_subnetwork_alone(name, active, update):
+def test_a_batch_moves_the_statistics_of_the_active_subnetwork_only(name, active, update):
     layer, x = made(name)
     before = statistics(layer)
     theirs = getattr(nn, name)(4)
@@ -80,11 +95,16 @@ def test_norms_that_partition_left_out_learn_from_no_chunk():
     model = partnets.partition(
         nn.Sequential(nn.BatchNorm1d(4), nn.Linear(4, 4), nn.BatchNorm1d(4)), PROPORTIONS, skip="0"
     )
-    assert running_norms(model) == ([model[2]], [model[0]])
+    assert (partitioned_norms(model), other_norms(model)) == ([model[2]], [model[0]])
     with weights_learning(model.train(), 2):
         model(10 + torch.randn(5, 4))
     assert not model[0].running_mean.any() and model[0].num_batches_tracked == 0 and model[0].training
-    assert model[2].num_batches_tracked.tolist() == [0, 1, 0]
+    assert statistics(model[2])[2].tolist() == [0, 1, 0]
+
+
+def average(averaged, current, count):
+    """Average what is of real numbers; maps and numbers of batches are those of the model."""
+    return averaged + (current - averaged) / (count + 1) if averaged.is_floating_point() else current
 
 
 @pytest.mark.full
@@ -95,10 +115,12 @@ def test_statistics_of_averaged_weights_are_stale():
     model = partnets.partition(nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Linear(8, 2)), (0.6, 0.4))
     trainer = partnets.Trainer(model, chunks, optimizer=partnets.optim.Adam(model, lr=0.1), batch_size=16)
     trainer.fit(4)
-    averaged = torch.optim.swa_utils.AveragedModel(model)
-    for _ in range(3):
-        trainer.fit(4)
+    averaged = torch.optim.swa_utils.AveragedModel(model, avg_fn=average, use_buffers=True)
+    for steps in (8, 12, 16):
+        trainer.fit(steps)
         averaged.update_parameters(model)
+    for one in partitioned_parameters(averaged):
+        one.combine()  # a product of averages is no average of products
     with pytest.warns(UserWarning, match="older than the weights"):
         partnets.merge(averaged.module)
     before = averaged.module[1].running_mean.clone()
@@ -127,21 +149,6 @@ def test_statistics_are_stale_where_other_weights_are_loaded_beside_them():
     partnets.merge(loaded[:2])  # staleness of a submodel is unknown, so it does not warn
 
 
-@pytest.mark.parametrize("scheme", ["weight", "nested"])
-def test_who_reads_statistics_reads_those_of_the_live_subnetwork(scheme):
-    network = nn.Sequential(nn.Linear(4, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Linear(16, 2))
-    example = {"example": torch.randn(3, 4)} if scheme == "nested" else {}
-    model = partnets.partition(network, (0.5, 0.5), scheme=scheme, **example)
-    rows = model[1].running_mean
-    rows.copy_(torch.randn(rows.shape))
-    for k in (1, 2):
-        with partnets.subnetwork(model, k):
-            merged = partnets.merge(model, active=k)[1]
-            torch.testing.assert_close(model[1].running_mean, merged.running_mean)
-    with pytest.raises(AttributeError, match="running_men"), partnets.subnetwork(model, 1):
-        _ = model[1].running_men
-
-
 def test_statistics_that_are_not_tracked_any_more_stay():
     """Disable tracking, as virtual adversarial training does."""
     model = partnets.partition(nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8)), (0.5, 0.5)).train()
@@ -153,13 +160,12 @@ def test_statistics_that_are_not_tracked_any_more_stay():
 
 
 @pytest.mark.parametrize("active", [1, None])
-def test_update_bn_estimates_the_live_subnetwork_and_no_other(active):
+def test_update_bn_estimates_the_active_subnetwork_and_no_other(active):
     torch.manual_seed(0)
     model = partnets.partition(nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.Linear(6, 2)), PROPORTIONS)
     x = 3 + torch.randn(64, 4)
-    with torch.no_grad():
-        for k in range(3):
-            model[1].running_mean[k], model[1].running_var[k] = k + 1.0, k + 2.0
+    for k in (1, 2, 3):
+        set_statistics(model[1], k, k, k + 1.0)
     before = statistics(model[1])
     with partnets.subnetwork(model, active, active) if active else nullcontext():
         torch.optim.swa_utils.update_bn([x], model)
@@ -169,5 +175,3 @@ def test_update_bn_estimates_the_live_subnetwork_and_no_other(active):
     torch.testing.assert_close(found[0][row], expected.mean(0))
     torch.testing.assert_close(found[1][row], expected.var(0))
     assert all(torch.equal(new[others], old[others]) for new, old in zip(found, before, strict=True))
-    model[1].reset_parameters()
-    assert not model[1].running_mean.any() and (model[1].running_var == 1).all()
