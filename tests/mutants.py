@@ -1385,7 +1385,7 @@ MUTANTS = [
             "ψ that does not affect the loss has a gradient of 0",
         ),
         ("counters", "        self._held.put_back()\n", "", "counts in modules pass from client to client"),
-        ("rows", "parameters | self.vectors.paths()", "parameters", "the server's biases are replaced by the first ones"),
+        ("rows", "parameters | self.vectors.paths()", "parameters", "biases are reset to their first values"),
         (
             "no audit",
             "            refuse_leaks(self.model, draw, compute)\n",
