@@ -47,7 +47,7 @@ class LearningRate(Hyperparameter):
         >>> with partnets.subnetwork(model, active=1, update=1):
         ...     model(torch.ones(2, 4)).sum().backward()
         >>> optimizer.step(update=1)
-        >>> (before - model[0].bias.detach())[0].round()
+        >>> (before - model[0].bias.detach()).round()
         tensor([1., 1., 1.])
     """
 

@@ -114,7 +114,7 @@ def step_weights(
         ...     return nn.functional.cross_entropy(model(batch[0]), batch[1])
         >>> value = step_weights(model, optimizer, 2, (x, y), loss)
         >>> changed = model.weight != before
-        >>> torch.equal(changed, model.partition.mask(2))
+        >>> torch.equal(changed, partnets.partitions(model)["weight"].mask(2))
         True
     """
     check_partitioned(optimizer)

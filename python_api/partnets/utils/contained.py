@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import types
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any
@@ -13,75 +12,41 @@ from torch import Tensor, nn
 # The depth of the search: deeper than a tensor in a distribution in a tuple in a dataclass, but finite, as objects may
 # refer to a whole program.
 DEEPEST = 8
-NOTHING = nn.Module, str, bytes, complex, type, torch.dtype, torch.device, types.FunctionType, type(None)
+# Iterators, such as generators, compute their elements on demand.
+NOTHING = (
+    *(nn.Module, str, bytes, int, float, complex, type, torch.dtype, torch.device, types.FunctionType, type(None)),
+    *(torch.Size, Iterator),
+)
 
 
-def tensors(value: Any, *, caches: bool = True) -> list[Tensor]:
+def tensors(value: Any) -> list[Tensor]:
     """Return all tensors in a value, in containers of any kind and in attributes of objects.
-
-    Args:
-        caches: whether to include a model's key-value caches: attributes and keys that are `cache`, end with `_cache`
-            or begin with `past_key` or `cache_params`, and objects of classes named ...Cache.
 
     Example:
         >>> from collections import deque
         >>> from types import SimpleNamespace
         >>> one, value = torch.ones(1), {"a": deque([torch.ones(1)])}
-        >>> value["b"] = SimpleNamespace(kv_cache=one, logits={one})
-        >>> len(tensors(value)), len(tensors(value, caches=False))
-        (3, 2)
+        >>> value["b"] = SimpleNamespace(cache=one, logits={one})
+        >>> len(tensors(value))
+        3
     """
-    return [leaf for leaf in _leaves(value, set(), 0, caches) if isinstance(leaf, Tensor)]
+    return list(_tensors(value, set(), 0))
 
 
-def has_numbers(value: Any) -> bool:
-    """Return whether a value contains Python's or NumPy's numbers; those in torch's objects do not count.
-
-    Example:
-        >>> has_numbers([torch.ones(1), None]), has_numbers([torch.ones(1), 0.5])
-        (False, True)
-    """
-    leaves = list(_leaves(value, set(), 0, caches=False))
-    return any(isinstance(leaf, int | float) or type(leaf).__module__ == "numpy" for leaf in leaves)
-
-
-def is_lazy(value: Any) -> bool:
-    """Return whether a value is an iterator, such as a generator, that computes its elements on demand.
-
-    Example:
-        >>> is_lazy(x for x in "ab"), is_lazy(["a"])
-        (True, False)
-    """
-    return isinstance(value, Iterator)
-
-
-def _leaves(value: Any, seen: set[int], depth: int, caches: bool) -> Iterator[Any]:
-    """Yield tensors, numbers and arrays."""
-    if isinstance(value, Tensor | int | float) or type(value).__module__ == "numpy":
+def _tensors(value: Any, seen: set[int], depth: int) -> Iterator[Tensor]:
+    if isinstance(value, Tensor):
         yield value
-        return
-    if isinstance(value, NOTHING) or depth > DEEPEST or id(value) in seen or is_lazy(value):
-        return
-    seen.add(id(value))
-    for part in _parts(value, caches):
-        yield from _leaves(part, seen, depth + 1, caches)
-    seen.discard(id(value))
+    elif not (isinstance(value, NOTHING) or type(value).__module__ == "numpy" or depth > DEEPEST or id(value) in seen):
+        seen.add(id(value))
+        for part in _parts(value):
+            yield from _tensors(part, seen, depth + 1)
+        seen.discard(id(value))
 
 
-def _parts(value: Any, caches: bool) -> list[Any]:
-    if not caches and type(value).__name__.endswith("Cache"):
-        return []
-    if isinstance(value, Collection) and not isinstance(value, Mapping):
-        return list(value)
-    named = value if isinstance(value, Mapping) else attributes(value)
-    parts = [part for name, part in named.items() if caches or not CACHE.fullmatch(str(name))]
-    if type(value).__module__.partition(".")[0] != "torch":
-        return parts
-    return [part for part in parts if not isinstance(part, int | float | torch.Size)]
-
-
-# Names under which models keep and return keys and values.
-CACHE = re.compile(r"past_key.*|cache_params.*|(.*_)?cache")
+def _parts(value: Any) -> list[Any]:
+    if isinstance(value, Mapping):
+        return list(value.values())
+    return list(value) if isinstance(value, Collection) else list(attributes(value).values())
 
 
 def attributes(value: Any) -> dict[str, Any]:

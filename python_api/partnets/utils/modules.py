@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.dropout import _DropoutNd
 from torch.nn.parameter import is_lazy
 from torch.utils._pytree import tree_map
 
@@ -43,75 +41,14 @@ def frozen(parameters: Iterable[nn.Parameter]) -> Iterator[None]:
         >>> layer.weight.requires_grad
         True
     """
-    with _requiring(parameters, False):
-        yield
-
-
-@contextmanager
-def learning(parameters: Iterable[nn.Parameter]) -> Iterator[None]:
-    """Set requires_grad of parameters to True in the context; restore it on exit.
-
-    Example:
-        >>> layer = nn.Linear(2, 1).requires_grad_(False)
-        >>> with learning([layer.weight]):
-        ...     layer.weight.requires_grad, layer.bias.requires_grad
-        (True, False)
-        >>> layer.weight.requires_grad
-        False
-    """
-    with _requiring(parameters, True):
-        yield
-
-
-@contextmanager
-def _requiring(parameters: Iterable[nn.Parameter], gradient: bool) -> Iterator[None]:
-    changed = [parameter for parameter in parameters if parameter.requires_grad != gradient]
+    changed = [parameter for parameter in parameters if parameter.requires_grad]
     try:
         for parameter in changed:
-            parameter.requires_grad_(gradient)
+            parameter.requires_grad_(False)
         yield
     finally:
         for parameter in changed:
-            parameter.requires_grad_(not gradient)
-
-
-def is_half(value: Any) -> bool:
-    """Return whether a value is a floating-point tensor of lower precision than float32.
-
-    Example:
-        >>> is_half(torch.ones(1, dtype=torch.float16)), is_half(torch.ones(1)), is_half(None)
-        (True, False, False)
-    """
-    return isinstance(value, Tensor) and value.is_floating_point() and value.dtype.itemsize < 4
-
-
-@contextmanager
-def in_float32(module: nn.Module) -> Iterator[None]:
-    """Convert parameters and buffers of lower precision to float32 in the context; restore them bitwise on exit.
-
-    Example:
-        >>> layer = nn.Linear(2, 1, dtype=torch.bfloat16)
-        >>> with in_float32(layer):
-        ...     layer.weight.dtype
-        torch.float32
-        >>> layer.weight.dtype
-        torch.bfloat16
-    """
-    parameters = {parameter: parameter.data for parameter in module.parameters() if is_half(parameter)}
-    buffers = [
-        (part, name, buffer) for part in module.modules() for name, buffer in part._buffers.items() if is_half(buffer)
-    ]
-    try:
-        for parameter, value in parameters.items():
-            parameter.data = value.float()
-        for part, name, buffer in buffers:
-            part._buffers[name] = buffer.float()
-        yield
-    finally:
-        for parameter, value in parameters.items():
-            parameter.data = value
-        for part, name, buffer in buffers:
-            part._buffers[name] = buffer
+            parameter.requires_grad_(True)
 
 
 @contextmanager
@@ -143,25 +80,6 @@ def hooked(
             hook.remove()
 
 
-def disagreeing(uses: Iterable[tuple[nn.Parameter, nn.Module, Hashable]]) -> set[nn.Module]:
-    """Return the modules that share a parameter but use it in different ways.
-
-    Args:
-        uses: triples of a parameter, a module that has it, and a value that identifies how the module uses it.
-
-    Example:
-        >>> one, other, third = nn.ReLU(), nn.Tanh(), nn.GELU()
-        >>> weight, bias = nn.Parameter(torch.ones(1)), nn.Parameter(torch.ones(1))
-        >>> found = disagreeing([(weight, one, "rows"), (weight, other, "columns"), (bias, third, "rows")])
-        >>> found == {one, other}
-        True
-    """
-    ways: dict[nn.Parameter, dict[nn.Module, Hashable]] = defaultdict(dict)
-    for parameter, module, way in uses:
-        ways[parameter][module] = way
-    return {module for found in ways.values() if len(set(found.values())) > 1 for module in found}
-
-
 def is_frozen(module: nn.Module) -> bool:
     """Return whether a module has parameters, also in submodules, and none of them requires a gradient.
 
@@ -169,33 +87,14 @@ def is_frozen(module: nn.Module) -> bool:
         >>> is_frozen(nn.Linear(2, 1).requires_grad_(False)), is_frozen(nn.Linear(2, 1)), is_frozen(nn.ReLU())
         (True, False, False)
     """
-    return any(True for _ in module.parameters()) and not learns(module)
-
-
-def learns(module: nn.Module) -> bool:
-    """Return whether a parameter of a module or its submodules requires a gradient."""
-    return any(parameter.requires_grad for parameter in module.parameters())
+    learning = [parameter.requires_grad for parameter in module.parameters()]
+    return bool(learning) and not any(learning)
 
 
 @contextmanager
 def evaluating(*modules: nn.Module) -> Iterator[None]:
     """Set modules and their submodules to evaluation mode in the context; restore each mode on exit."""
     with _in_mode(modules, False):
-        yield
-
-
-@contextmanager
-def training_quietly(model: nn.Module) -> Iterator[None]:
-    """Set a model to training mode without dropout in the context; if it is in training mode already, keep the modes.
-
-    Example:
-        >>> model = nn.Sequential(nn.Linear(2, 2), nn.Dropout()).eval()
-        >>> with training_quietly(model):
-        ...     [module.training for module in model]
-        [True, False]
-    """
-    noisy = [module for module in model.modules() if isinstance(module, _DropoutNd)]
-    with nullcontext() if model.training else training(model), evaluating(*noisy):
         yield
 
 
