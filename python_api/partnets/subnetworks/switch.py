@@ -208,6 +208,7 @@ class Switch:
         made_of = [one.made for one in self.weights]
         made_of += [(local(one.parameter).data_ptr(), one.rows.data_ptr()) for one in self.vectors]
         if made_of != self._made_of:
+            self._check_apart()
             self._made_of = made_of
             self._lists.clear()
             self._factors.clear()
@@ -217,6 +218,20 @@ class Switch:
             if version_of(one) != one.state.versions.get(one.name):
                 self._agree(one)
         self.hook()
+
+    def _check_apart(self) -> None:
+        """Raise ValueError if two parameters share memory, such as tied ones after load_state_dict(assign=True)."""
+        found: dict[tuple[torch.device, int], Weight | Vector] = {}
+        for one in (*self.weights, *self.vectors):
+            tensor = local(one.parameter)
+            if tensor.numel() and not tensor.is_meta:
+                other = found.setdefault((tensor.device, tensor.data_ptr()), one)
+                if other is not one:
+                    first, second = (f"the {each.name} of a {type(each.module).__name__}" for each in (other, one))
+                    raise ValueError(
+                        f"{first} and {second} are two parameters that share memory; tie them by assigning one Parameter"
+                        " to both modules, or copy it."
+                    )
 
     def hook(self) -> None:
         """Let the gradients of trainable parameters be those of the partition that learns; C outside of subnetworks."""
