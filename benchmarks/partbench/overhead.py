@@ -1,4 +1,4 @@
-"""Overhead of calling a small layer, over torch's: Python and dispatch; the arithmetic takes a few microseconds.
+"""Overhead of a small layer in a subnetwork, over torch's layer: Python and dispatch; the arithmetic takes a few µs.
 
 python -m partbench.overhead
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from functools import partial
 from statistics import median
@@ -41,20 +42,29 @@ def workload(layer: Layer, active: int, work: str) -> Workload:
 def _run(peer: str, active: int, work: str, tensors: Tensors) -> Run:
     module = schemes.under(peer, tensors.module, active, active)
     expected = schemes.under("dense", tensors.module, active, active)(tensors.x)
-    return Run(_call(module, tensors, work), lambda: torch.testing.assert_close(module(tensors.x), expected))
+    inside = partial(schemes.inside, peer, module, active, active)
+    forward = _call(module, inside, tensors, "forward")
+    return Run(_call(module, inside, tensors, work), lambda: torch.testing.assert_close(forward(), expected))
 
 
-def _call(module: nn.Module, tensors: Tensors, work: str) -> Callable[[], object]:
+def _call(
+    module: nn.Module, inside: Callable[[], AbstractContextManager], tensors: Tensors, work: str
+) -> Callable[[], object]:
     x, grad, parameters = tensors.x, tensors.grad, list(module.parameters())
 
     def without_autograd() -> Tensor:
-        with torch.no_grad():
+        with torch.no_grad(), inside():
+            return module(x)
+
+    def forward() -> Tensor:
+        with inside():
             return module(x)
 
     def forward_and_backward() -> tuple[Tensor, ...]:
-        return torch.autograd.grad(module(x), parameters, grad)
+        with inside():
+            return torch.autograd.grad(module(x), parameters, grad)
 
-    return dict(zip(WORKS, (without_autograd, partial(module, x), forward_and_backward), strict=True))[work]
+    return dict(zip(WORKS, (without_autograd, forward, forward_and_backward), strict=True))[work]
 
 
 def overheads(layers: Sequence[Layer], plan: Plan = PLAN) -> pd.DataFrame:

@@ -83,7 +83,8 @@ class Setup:
         where = {"device": device, "dtype": dtype}
         ordinary = case.make().to(**where)
         self.vector = stn.HyperVector(hyper.InputMask(HYPERPARAMETERS).to(device), centred=False)
-        layer = stn.layer.RULES[type(ordinary)].from_ordinary(ordinary, self.vector)
+        layer = copy.deepcopy(ordinary)
+        stn.layer.RULES[type(layer)].convert(layer, self.vector)
         self.x = torch.randn(case.shape, **where, requires_grad=True)
         self.grad = torch.randn_like(ordinary(self.x))
         self.value = torch.randn(len(self.x), HYPERPARAMETERS, device=device, requires_grad=True)

@@ -18,7 +18,6 @@ from partbench.peers.models import Model
 from partbench.suites import optim, speed, step
 from partkernels.backend.cpu import operators as cpu
 from partkernels.backend.dispatch import READY, backends
-from partkernels.operators import dense
 from partnets import models
 
 LAYERS = [Layer((3, 20), (8, 20)), Layer((2, 3, 6, 5), (4, 3, 3, 3), padding=1, stride=2)]
@@ -126,7 +125,11 @@ def test_a_kernel_made_wrong_is_refused(operator, monkeypatch):
 
     monkeypatch.setattr(cpu, operator, wrong)
     work = operator.removeprefix("linear_") if operator != "linear" else "forward"
-    workloads = speed.workloads(LAYERS[:1], [THREE], [1, 2], ["cpu"], works=[work, "training"], compiled=())
+    assert_ours_is_refused(work)
+
+
+def assert_ours_is_refused(work):
+    workloads = speed.workloads(LAYERS[:1], [THREE], [1, 2], ["cpu"], works=[work], compiled=())
     for record in measure([Batch(workloads, SimulatedClockOfNothing(), Plan(passes=1, rounds=2))]):
         if record.peer == "partkernels cpu":
             assert record.refused and not record.samples
@@ -134,20 +137,44 @@ def test_a_kernel_made_wrong_is_refused(operator, monkeypatch):
             assert record.samples
 
 
+def make_masks_wrong(monkeypatch):
+    right = cpu.subnetwork_weight_grad
+    monkeypatch.setattr(cpu, "subnetwork_weight_grad", lambda *arguments: 1.02 * right(*arguments))
+
+
+def make_exchanges_wrong(monkeypatch):
+    right = cpu.exchange_entries
+
+    def wrong(tensors, places, values):
+        right(tensors, places, values)
+        for tensor, at in zip(tensors, places, strict=True):
+            tensor[at[-1:].long()] += 0.1  # one entry
+
+    monkeypatch.setattr(cpu, "exchange_entries", wrong)
+
+
+@needs_cpu
+@pytest.mark.parametrize("make_wrong", [make_masks_wrong, make_exchanges_wrong])
+def test_training_with_a_kernel_made_wrong_is_refused(make_wrong, monkeypatch):
+    make_wrong(monkeypatch)
+    assert_ours_is_refused("training")
+
+
 @pytest.mark.full
 @needs_cpu
-def test_a_wrong_kernel_is_refused_in_a_training_step_too(monkeypatch):
-    right = cpu.linear_grad_weight
-    monkeypatch.setattr(cpu, "linear_grad_weight", lambda *arguments: 1.02 * right(*arguments))
+@pytest.mark.parametrize(
+    ("make_wrong", "updates"),
+    [
+        (make_masks_wrong, ["parameters"]),  # the hyperparameters' update has no weight gradient
+        (make_exchanges_wrong, ["parameters", "hyperparameters"]),
+    ],
+)
+def test_a_wrong_kernel_is_refused_in_a_training_step_too(make_wrong, updates, monkeypatch):
+    make_wrong(monkeypatch)
     tiny = Model("CNN", lambda: models.MnistCNN(image_size=8), (1, 8, 8))
     workloads = step.workloads([step.Training(tiny, 4, actives=(1,))], ["cpu"])
     records = measure([Batch(workloads, SimulatedClockOfNothing(), Plan(passes=1, rounds=2))])
-    refused = {record.peer for record in records if record.refused}
-    x = torch.zeros(1, 1)
-    peers = ["cpu", "nested"] if dense.is_ours(x, x) else ["cpu"]  # nested products are PyTorch's on other processors
-    assert refused == {f"partkernels {peer}, parameters" for peer in peers}, (
-        "the hyperparameters' update has no weight gradient"
-    )
+    assert {record.peer for record in records if record.refused} == {f"partkernels cpu, {one}" for one in updates}
 
 
 @pytest.mark.parametrize(

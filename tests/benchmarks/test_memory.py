@@ -44,7 +44,8 @@ def test_the_billion_parameter_transformer_takes_a_sixteenth_of_its_weights_for_
     by_peer = rows(records).set_index("peer")
     ours, paper = by_peer.loc[f"partkernels {BACKEND}"], by_peer.loc["paper"]
     assert (ours.map_bits, paper.map_bits) == (2, 8)
-    assert (ours.defaults, paper.defaults) == (0, 4 * paper.partitioned)
+    exchanged = 0.2 * (4 + 4)  # values and places of partitions 2 and 3
+    assert (ours.defaults, paper.defaults) == (pytest.approx(exchanged * ours.partitioned), 4 * paper.partitioned)
     assert ours.by_arithmetic
 
 
@@ -58,7 +59,8 @@ def test_maps_take_at_most_two_bits_a_weight_and_what_aligns_their_rows(model, c
     weights = sum(p.numel() for p in made.parameters())
     rows = sum(weight.shape[0] for weight in mapped(made.modules()))
     assert floor["map"] <= ours["map"] <= weights / 4 + 16 * rows
-    assert ours["defaults"] == 0
+    size = next(made.parameters()).element_size()
+    assert ours["defaults"] <= (1 - 1 / count) * weights * (4 + size) + (4 + size) * len(list(made.parameters()))
 
 
 def test_entropy_is_the_logarithm_of_the_number_of_assignments():
@@ -74,7 +76,7 @@ def test_a_scheme_that_divides_nothing_of_a_model_is_said_and_the_others_are_mea
     records = memory.measure([Job("small", batch=2)], [BACKEND], processes=False)
     missing = {record.peer: record for record in records if record.missing}
     assert list(missing) == ["partkernels nested"]
-    assert "no partitioned layer" in missing["partkernels nested"].missing
+    assert "no channels" in missing["partkernels nested"].missing
     assert missing["partkernels nested"].problem == "missing"  # "failed" would fail the command
     assert {f"partkernels {BACKEND}", "dense", "floor"} <= {record.peer for record in records if record.samples}
 

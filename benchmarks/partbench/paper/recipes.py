@@ -12,6 +12,7 @@ from torch import nn
 
 import partnets
 from partnets import hyper, models
+from partnets.subnetworks.state import num_partitions
 
 # The final learning rate of the weights over the initial one, on a cosine (Appendix I.4).
 LAST_LR = 0.01
@@ -92,7 +93,7 @@ class Recipe:
         """Create the weights' optimiser, for one partition or several."""
         precision = self.weight_decay * sum(chunks.sizes) ** 0.5
         decay = partnets.optim.decays(precision, chunks.sizes, rule="square root")
-        decay += decay[-1:] * (partnets.nn.partitioned.count(model) - len(decay))
+        decay += decay[-1:] * (num_partitions(model) - len(decay))
         return self.algorithm(partnets.optim, lr)(model, weight_decay=decay)
 
     def algorithm(self, module: ModuleType, lr: float | None = None) -> Callable:

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 import partkernels as pk
 import partnets
 from partkernels.arguments import bits_for
-from partnets.nn.layer import PartitionedLayer
+from partnets.subnetworks.divide import set_partition
 
 T = TypeVar("T")
 DEFAULTS = ("zeros", "uniform", "normal", "stored")
@@ -179,21 +179,23 @@ class Tensors:
         return self.partition.defaults.values(self.layer.weight, self.layer.dtype, self.layer.device).clone()
 
     @cached_property
-    def module(self) -> PartitionedLayer:
-        """Return partnets' layer with this weight and partition; the bias belongs to partition 1."""
+    def module(self) -> nn.Module:
+        """Return torch's layer with this weight and partition; the bias belongs to partition 1."""
         # skip_init: the initial weights are not used, and drawing them takes a second for the largest layers.
         new = partial(nn.utils.skip_init, device=self.layer.device, dtype=self.layer.dtype)
         if self.layer.operator == "linear":
             out_features, in_features = self.layer.weight
-            ordinary, kind = new(nn.Linear, in_features, out_features), partnets.Linear
+            module = new(nn.Linear, in_features, out_features)
         else:
             out_channels, in_channels, *kernel = self.layer.weight
             in_channels *= self.layer.groups
-            ordinary, kind = new(nn.Conv2d, in_channels, out_channels, kernel, **self.layer.geometry), partnets.Conv2d
+            module = new(nn.Conv2d, in_channels, out_channels, kernel, **self.layer.geometry)
         defaults = self.division.values(self.weight, self.seed)
-        module = kind.from_ordinary(ordinary, self.division.proportions, seed=self.seed, defaults=defaults)
         with torch.no_grad():
             module.weight.copy_(self.weight)
-            module.bias.zero_()
-            (module.bias[0] if module.count > 1 else module.bias).copy_(self.bias)
+            module.bias.copy_(self.bias)
+            partnets.partition(module, self.division.proportions, seed=self.seed, defaults=defaults)
+            if self.division.count > 1:
+                set_partition(module, "weight", self.partition)
+            module.weight.copy_(self.weight)
         return module

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator
+from contextlib import AbstractContextManager, nullcontext
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
+import partkernels as pk
 import partnets
+from partbench.measuring.timing import Missing
 from partbench.peers.layer import Division
-from partnets.convert.replacing import replace_modules
-from partnets.nn.layer import PartitionedLayer
-from partnets.nn.partitioned import partitioned_layers
+from partnets.subnetworks.state import partition_of, state_of
 
 SCHEMES = ("dense", "where", "parametrize", "paper", "partkernels")
 
@@ -38,10 +39,16 @@ def partitioned(model: nn.Module, division: Division, seed: int) -> nn.Module:
 
 
 def nested(model: nn.Module, division: Division, x: Tensor) -> nn.Module:
-    """Partition the model by nested partitions, in place, and perturb weights: FixUp layers at 0 give no gradients."""
-    partnets.partition(
-        model, division.proportions, scheme="nested", example=x, skip=partnets.without_rule(model), defaults="zero"
-    )
+    """Partition the model by nested partitions, in place, and perturb weights: FixUp layers at 0 give no gradients.
+
+    Raises:
+        Missing: no channels of this model can be divided, or torch-pruning is not installed.
+    """
+    options = {"scheme": "nested", "example": x, "skip": partnets.without_rule(model), "defaults": "zero"}
+    try:
+        partnets.partition(model, division.proportions, **options)
+    except (ImportError, ValueError) as error:
+        raise Missing(str(error)) from error
     with torch.no_grad():
         for _, layer in weighted_layers(model):
             layer.weight += torch.randn(layer.weight.shape).to(layer.weight) / (2 * layer.weight[0].numel()) ** 0.5
@@ -49,46 +56,58 @@ def nested(model: nn.Module, division: Division, x: Tensor) -> nn.Module:
 
 
 # Layers with a weight that each scheme computes differently; other layers are the same in all schemes.
-WEIGHTED = partnets.Linear, partnets.Conv2d, partnets.Embedding
+WEIGHTED = nn.Linear, nn.Conv2d, nn.Embedding
 
 
-def weighted_layers(model: nn.Module) -> Iterator[tuple[str, PartitionedLayer]]:
+def weighted_layers(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
     """Return the path and the layer, for each layer of a partitioned model that has a weight with a map."""
-    return ((path, layer) for path, layer in partitioned_layers(model) if isinstance(layer, WEIGHTED))
+    return (
+        (path, layer)
+        for path, layer in model.named_modules()
+        if isinstance(layer, WEIGHTED) and state_of(layer) is not None
+    )
 
 
 def under(scheme: str, model: nn.Module, active: int, update: int | None) -> nn.Module:
-    """Copy a partitioned model under one of SCHEMES, with a fixed active subnetwork and updated partition."""
-    if scheme == "dense":
-        return partnets.merge(model, active)
-    model = copy.deepcopy(model)
-    new = {}
-    for _, layer in partitioned_layers(model):
-        if scheme == "partkernels":
-            layer.active, layer.update = active, update
-        elif isinstance(layer, WEIGHTED):
-            new[layer] = _BY_SCHEME[scheme](layer, active, update)
-        else:
-            new[layer] = layer.to_ordinary(active)
-    return replace_modules(model, new)
+    """Copy a partitioned model under one of SCHEMES, for an active subnetwork and an updated partition.
+
+    It computes in the context that `inside` returns.
+    """
+    if scheme == "partkernels":
+        return copy.deepcopy(model)
+    with pk.use_backend("reference"):  # the peers must not depend on our kernels
+        dense = partnets.merge(model, active)
+    for path, layer in weighted_layers(model) if scheme != "dense" else ():
+        whole = dense.get_submodule(path)
+        whole.weight = nn.Parameter(layer.weight.detach().clone())  # of all partitions
+        new = _BY_SCHEME[scheme](layer, whole, active, update)
+        if not path:
+            return new
+        dense.set_submodule(path, new)
+    return dense
+
+
+def inside(
+    scheme: str, model: nn.Module, active: int, update: int | None, *, masked: bool = True
+) -> AbstractContextManager:
+    """Return the context in which a model that `under` made computes, forward and backward."""
+    return partnets.subnetwork(model, active, update, masked=masked) if scheme == "partkernels" else nullcontext()
 
 
 def weight(module: nn.Module) -> nn.Parameter:
     """Return the trained weight of a layer that `under` made."""
     if parametrize.is_parametrized(module):
         return module.parametrizations.weight.original
-    inside = module.layer if isinstance(module, Where) else module
-    return dict(inside.named_parameters())["weight"]  # the attribute of a partitioned layer is its active weight
+    return (module.layer if isinstance(module, Where) else module).weight
 
 
 class Where(nn.Module):
     """torch.where with a byte a weight and a second copy of the weights, as a user would write it."""
 
-    def __init__(self, layer: PartitionedLayer, active: int, update: int | None) -> None:
+    def __init__(self, layer: nn.Module, whole: nn.Module, active: int, update: int | None) -> None:
         super().__init__()
-        self.layer = _whole(layer, active)
-        self.active, self.update = active, update
-        self.register_buffer("ids", layer.partition.ids())
+        self.layer, self.active, self.update = whole, active, update
+        self.register_buffer("ids", partition_of(layer, "weight").ids())
         self.register_buffer("defaults", _default_values(layer))
 
     def forward(self, x: Tensor) -> Tensor:
@@ -127,33 +146,25 @@ class _MaskedGradient(torch.autograd.Function):
 
 
 class _Parametrization(nn.Module):
-    def __init__(self, layer: PartitionedLayer, active: int) -> None:
+    def __init__(self, layer: nn.Module, active: int) -> None:
         super().__init__()
-        self.register_buffer("live", layer.partition.ids() <= active)
+        self.register_buffer("live", partition_of(layer, "weight").ids() <= active)
         self.register_buffer("defaults", _default_values(layer))
 
     def forward(self, weight: Tensor) -> Tensor:
         return torch.where(self.live, weight, self.defaults)
 
 
-def _parametrized(layer: PartitionedLayer, active: int, update: int | None) -> nn.Module:
+def _parametrized(layer: nn.Module, whole: nn.Module, active: int, update: int | None) -> nn.Module:
     """Return torch's layer under torch.nn.utils.parametrize with a mask for one subnetwork."""
-    whole = _whole(layer, active)
     whole.weight.requires_grad_(update is not None)
     parametrize.register_parametrization(whole, "weight", _Parametrization(layer, active), unsafe=True)
     return whole
 
 
-def _whole(layer: PartitionedLayer, active: int) -> nn.Module:
-    """Return torch's layer with the weights of all partitions, and the bias of one subnetwork."""
-    whole = layer.to_ordinary(active)
-    whole.weight = nn.Parameter(layer.weight.detach().clone())
-    return whole
-
-
-def _default_values(layer: PartitionedLayer) -> Tensor:
+def _default_values(layer: nn.Module) -> Tensor:
     weight = layer.weight
-    return layer.partition.defaults.values(weight.shape, weight.dtype, weight.device).clone()
+    return partition_of(layer, "weight").defaults.values(weight.shape, weight.dtype, weight.device).clone()
 
 
 _BY_SCHEME = {"where": Where, "paper": Paper, "parametrize": _parametrized}

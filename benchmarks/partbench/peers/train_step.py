@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext
-from functools import partial
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 import partnets
-from partbench.peers.schemes import Where, under
+from partbench.peers.schemes import Where, inside, under
 from partnets.data.chunks import divided
 from partnets.hyper import hyperparameters
-from partnets.nn.partitioned import partitioned_layers
+from partnets.subnetworks.parameters import partitioned_parameters
+from partnets.subnetworks.state import MAP, ROWS, STORED, partitioned_modules, state_of
+from partnets.subnetworks.switch import switch_of
 from partnets.utils.modules import frozen
 
 PHASES = ("forward", "backward", "step")
@@ -41,9 +42,8 @@ class TrainStep:
         self, scheme: str, model: nn.Module, x: Tensor, y: Tensor, active: int, update: int | None, optimizer: str
     ) -> None:
         self.model = under(scheme, model, active, update)
-        self.x, self.y, self.update, self.own = x, y, update, None
-        inside = partial(partnets.subnetwork, self.model, active=active, update=update)  # as in training
-        self.inside = inside if scheme == "partkernels" else nullcontext
+        self.scheme, self.active, self.update = scheme, active, update
+        self.x, self.y, self.own, self.entered = x, y, None, ExitStack()
         psi = list(hyperparameters(self.model))
         if update is None:
             for parameter in set(self.model.parameters()) - set(psi):
@@ -52,7 +52,7 @@ class TrainStep:
             return
         for parameter in psi:
             parameter.requires_grad_(False)
-        owned = {p for _, layer in partitioned_layers(self.model) for p in layer.parameters(recurse=False)}
+        owned = {one.parameter for one in partitioned_parameters(self.model)}
         others = [p for p in self.model.parameters() if p.requires_grad and p not in owned]
         # fused is torch's fastest implementation.
         self.optimizers = [dense_optimizer(optimizer, others, LR, fused=True)] if others else []
@@ -60,13 +60,18 @@ class TrainStep:
             with frozen(others):
                 self.own = partitioned_optimizer(optimizer, self.model, LR)
 
+    def inside(self, *, masked: bool = True) -> AbstractContextManager:
+        """Return the context in which the model computes, forward and backward."""
+        return inside(self.scheme, self.model, self.active, self.update, masked=masked)
+
     def forward(self) -> None:
-        with self.inside():
-            self.loss = F.cross_entropy(self.model(self.x), self.y)
+        self.entered.enter_context(self.inside(masked=False))  # as partnets.step_weights does
+        self.loss = F.cross_entropy(self.model(self.x), self.y)
 
     def backward(self) -> None:
         self.loss.backward()
         del self.loss
+        self.entered.close()
 
     def step(self) -> None:
         """Step the optimisers, then free the gradients."""
@@ -83,17 +88,26 @@ class TrainStep:
         self.step()
 
     def kept(self) -> dict[str, list[Tensor]]:
-        """Return the tensors kept between steps: `parameters`, `map`, `defaults`, and the optimisers' `state`."""
-        partitions = [
-            p for _, layer in partitioned_layers(self.model) for p in getattr(layer, "partitions", {}).values()
-        ]
+        """Return the tensors kept between steps: `parameters`, `map`, `defaults`, and the optimisers' `state`.
+
+        Defaults include the places of the entries that subnetworks exchange.
+        """
+        parts = partitioned_modules(self.model)
+        weights = [one for one in (switch_of(self.model).weights if parts else ()) if one.places is not None]
+        exchanged = [tensor for one in weights for tensor in (one.others, one.places)]
         others = [module for module in self.model.modules() if isinstance(module, Where)]
-        stored = [p.defaults.stored for p in partitions if p.defaults.stored is not None]
         states = (state for each in (self.own, *self.optimizers) if each for state in each.state.values())
+
+        def buffers(end: str) -> list[Tensor]:
+            return [buffer for part in parts for name, buffer in part._buffers.items() if name in names_of(part, end)]
+
+        def names_of(part: nn.Module, end: str) -> list[str]:
+            return [name + end for name in (*state_of(part).weights, *state_of(part).vectors)]
+
         return {
-            "parameters": [*self.model.parameters()],
-            "map": [*(p.map for p in partitions if p.map is not None), *(other.ids for other in others)],
-            "defaults": [*stored, *(other.defaults for other in others)],
+            "parameters": [*self.model.parameters(), *buffers(ROWS)],
+            "map": [*buffers(MAP), *(other.ids for other in others)],
+            "defaults": [*buffers(STORED), *exchanged, *(other.defaults for other in others)],
             "state": [value for state in states for value in state.values() if isinstance(value, Tensor)],
         }
 

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 import partkernels as pk
+import partnets
 from partbench.measuring.timing import Missing, Run
 from partbench.peers import schemes
 from partbench.peers.layer import Tensors
@@ -26,7 +27,8 @@ def _run(name: str, active: int, tensors: Tensors) -> Run:
     scheme, _, backend = name.partition(" ")
     if backend in obstacles():
         raise Missing(obstacles()[backend])
-    module = schemes.under(scheme.rstrip(","), tensors.module, active, active)
+    scheme = scheme.rstrip(",")
+    module = schemes.under(scheme, tensors.module, active, active)
     x, weight, layer = tensors.x.clone().requires_grad_(), schemes.weight(module), tensors.layer
     bias, forward = next(parameter for parameter in module.parameters() if parameter is not weight), module
     if name == "where, compiled":
@@ -38,7 +40,8 @@ def _run(name: str, active: int, tensors: Tensors) -> Run:
         forward = partial(compiled(where, layer, "training"), live, tensors.ids, tensors.defaults, weight, bias)
 
     def call() -> tuple[Tensor, ...]:
-        with pk.use_backend(backend if scheme == "partkernels" else "auto"):
+        own = pk.use_backend(backend if scheme == "partkernels" else "auto")
+        with own, schemes.inside(scheme, module, active, active):
             y = forward(x)
             return y, *torch.autograd.grad(y, (x, weight, bias), tensors.grad)
 
@@ -47,11 +50,11 @@ def _run(name: str, active: int, tensors: Tensors) -> Run:
 
 def _yardsticks(tensors: Tensors, active: int) -> list[Yardstick]:
     with pk.use_backend("reference"):
-        ordinary = tensors.module.to_ordinary(active)
+        dense = partnets.merge(tensors.module, active)
 
     @cache
     def truth(dtype: torch.dtype) -> tuple[Tensor, ...]:
-        module, x = copy.deepcopy(ordinary).to(dtype), tensors.x.to(dtype).requires_grad_()
+        module, x = copy.deepcopy(dense).to(dtype), tensors.x.to(dtype).requires_grad_()
         y = module(x)
         return y.detach(), *torch.autograd.grad(y, (x, module.weight), tensors.grad.to(dtype))
 

@@ -1,8 +1,8 @@
 """memory: bytes that a model keeps between steps, and its peak in each phase of a step, over others and the floor.
 
 Kept bytes are counted, or computed for models that are too large to build: `parameters`, the weights and all else that
-is trained; the `map` of each weight's partition; `defaults`, which replace inactive weights; and the optimiser's
-`state`.
+is trained; the `map` of each weight's partition; `defaults`, which replace inactive weights, with the places of the
+entries that subnetworks exchange; and the optimiser's `state`.
 """
 
 from __future__ import annotations
@@ -24,13 +24,16 @@ from partbench.peers.operators import obstacles as unavailable
 from partbench.peers.train_step import TrainStep
 from partbench.results import Record
 from partbench.suites.options import Options
-from partkernels.arguments import bits_for, row_bytes
-from partnets.convert.finding import find
+from partkernels.arguments import bits_for, row_bytes, sizes
+from partnets.subnetworks.partitioning import find
+from partnets.subnetworks.rules import rule_of
 
 ABOUT = "bytes a weight, and the peak of a training step"
 SCHEMES = ("dense", "paper")
 MOMENTS = {"adam": 2, "sgd": 1}
 KEPT = ("parameters", "map", "defaults", "state")
+# The bytes of an entry's place.
+PLACE = 4
 # Bytes by the names of figures: KEPT, and "peak of PHASE, by allocator" or "by process".
 Figures = dict[str, float]
 
@@ -126,7 +129,7 @@ def _without_memory(job: Job) -> nn.Module:
 def recorded(job: Job, figures: dict[str, Figures], **facts: str) -> list[Record]:
     """Return a record for each peer and figure, with the size of the model and of its partitioned part."""
     model = _without_memory(job)
-    layers, _, _, obstacles = find(model)
+    layers, obstacles = find(model)
     dense = {type(model.get_submodule(path)).__name__ for path in obstacles}
     parameters, weights = sum(p.numel() for p in model.parameters()), sum(w.numel() for w in mapped(layers.values()))
     known = {"name": job.found().name, "parameters": parameters, "weights": weights}
@@ -154,23 +157,28 @@ def computed(scheme: str, model: nn.Module, division: Division, optimizer: str) 
     The floor is the least that any scheme could keep: log2 of the number of such assignments, which is the entropy
     of the proportions for each weight. (An assignment that is drawn from a seed could be drawn again without memory.)
     """
-    found, size = find(model), next(model.parameters()).element_size()
-    layers = [*found.layers.values(), *found.owning.values()]
-    weights = mapped(layers)
-    count, parameters = sum(w.numel() for w in weights), sum(p.numel() for p in model.parameters()) * size
-    map = defaults = 0.0
+    found, size = find(model)[0].values(), next(model.parameters()).element_size()
+    count, parameters = sum(w.numel() for w in mapped(found)), sum(p.numel() for p in model.parameters()) * size
+    map, defaults, state = 0.0, 0.0, MOMENTS[optimizer] * parameters
     if scheme == "partkernels":
-        # A row for each partition: of biases, of norms' parameters, and of other modules' parameters.
-        rows = sum(p.numel() for layer in layers for p in layer.parameters(recurse=False)) - count
-        parameters += (division.count - 1) * rows * size
+        weights, rows = [], 0
+        for module in found:
+            for name, parameter in module.named_parameters(recurse=False):
+                if rule_of(type(module)).is_weight(name, parameter):
+                    weights.append(parameter)
+                else:  # a row for each partition, beside their sum or product
+                    rows += division.count * parameter.numel() * size
+                    state += MOMENTS[optimizer] * (division.count - 1) * parameter.numel() * size
+        parameters += rows
         bits = bits_for(division.count)
+        exchanged = sum(sum(sizes(w.numel(), division.proportions)[1:]) for w in weights)
         map = sum(w.shape[0] * row_bytes(math.prod(w.shape[1:]), bits) for w in weights)
-        defaults = count * size if division.defaults == "stored" else 0.0
+        defaults = exchanged * (PLACE + size * (2 if division.defaults == "stored" else 1))
     elif scheme == "paper":
         map, defaults = count, count * size
     elif scheme == "floor":
         map = count * entropy(division) / 8
-    return dict(zip(KEPT, (parameters, map, defaults, MOMENTS[optimizer] * parameters), strict=True))
+    return dict(zip(KEPT, (parameters, map, defaults, state), strict=True))
 
 
 def mapped(layers: Iterable[nn.Module]) -> list[nn.Parameter]:

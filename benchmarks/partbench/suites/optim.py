@@ -18,6 +18,7 @@ from partbench.peers.models import Model
 from partbench.peers.schemes import partitioned, weighted_layers
 from partbench.peers.train_step import dense_optimizer, partitioned_optimizer, seeded
 from partbench.suites.options import Options
+from partnets.subnetworks.state import partition_of, state_of
 
 ABOUT = "optimisers' steps over one partition"
 OPTIMIZERS = ("adam", "sgd")
@@ -72,7 +73,7 @@ def _run(peer: str, name: str, update: int, model: nn.Module) -> Run:
 
         def step() -> None:
             for layer in layers:  # as partnets.subnetwork does before each training step
-                layer._live.learned.add(update)
+                state_of(layer).learned.add(update)
             optimizer.step(update)
 
         return Run(step, lambda: _check(name, update, model))
@@ -108,6 +109,6 @@ def _check(name: str, update: int, model: nn.Module) -> None:
         optimizers[1].step()
     before = dict(weighted_layers(model))
     for path, layer in weighted_layers(ours):
-        owned = layer.partition.mask(update)
+        owned = partition_of(layer, "weight").mask(update)
         assert torch.equal(layer.weight[~owned], before[path].weight[~owned]), f"{path}: other partitions have moved"
         torch.testing.assert_close(layer.weight[owned], theirs[path][owned])

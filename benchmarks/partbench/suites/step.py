@@ -17,10 +17,11 @@ from partbench.measuring.timing import Batch, Missing, Run, Workload
 from partbench.peers.layer import CPU, THREE, Division
 from partbench.peers.models import Model, fixup_resnet
 from partbench.peers.operators import obstacles
-from partbench.peers.schemes import nested, partitioned, under, weight, weighted_layers
+from partbench.peers.schemes import inside, nested, partitioned, under, weight, weighted_layers
 from partbench.peers.train_step import OnePass, TrainStep, seeded
 from partbench.suites.options import Options
 from partnets import hyper
+from partnets.subnetworks.state import partition_of
 
 ABOUT = "updates of weights and of hyperparameters beside a dense training step (Table 8)"
 # Factor of the allowed error: rounding errors grow through a network by chance, in every implementation.
@@ -54,10 +55,10 @@ class Training:
 
 @dataclass(frozen=True)
 class Data:
-    """The partitioned model with its hyperparameters, the same with nested partitions, and a batch."""
+    """The partitioned model with its hyperparameters, the same with nested partitions if it has any, and a batch."""
 
     model: hyper.Averaged
-    nested: hyper.Averaged
+    nested: hyper.Averaged | Missing
     x: Tensor
     y: Tensor
 
@@ -111,18 +112,21 @@ def _setup(training: Training, seed: int) -> Data:
         x = torch.randn(training.batch, *training.model.input).to(training.device)
         y = torch.randint(training.model.classes, (training.batch,)).to(training.device)
         networks = [training.model.make().to(training.device) for _ in range(2)]
-        partitioned(networks[0], training.division, seed)
-        nested(networks[1], training.division, x[:CHECKED])
         affine = hyper.Affine().to(training.device)
-        models = (hyper.Averaged(affine, network, samples=training.samples) for network in networks)
-    return Data(*models, x, y)
+        model, narrow = (hyper.Averaged(affine, network, samples=training.samples) for network in networks)
+        partitioned(networks[0], training.division, seed)
+        try:
+            nested(networks[1], training.division, x[:CHECKED])
+        except Missing as error:
+            narrow = error
+    return Data(model, narrow, x, y)
 
 
 def _run(training: Training, scheme: str, backend: str, active: int, update: int | None, data: Data) -> Run:
     if backend in obstacles():
         raise Missing(obstacles()[backend])
     is_nested = scheme in NESTED
-    model = data.nested if is_nested else data.model
+    model = _nested(data) if is_nested else data.model
     step = TrainStep(NESTED.get(scheme, scheme), model, data.x, data.y, active, update, training.model.optimizer)
 
     def call() -> None:
@@ -130,25 +134,32 @@ def _run(training: Training, scheme: str, backend: str, active: int, update: int
             step()
 
     def check() -> None:
-        with pk.use_backend(backend):
-            got = _gradients(step.model.network, data, torch.float32)
         if is_nested:
-            _check_nested(got, step.model.network, data)
+            _check_nested(step, data)
             return
+        with pk.use_backend(backend), step.inside():
+            got = _gradients(step.model.network, data, torch.float32)
         _check(got, data, active, update, masked=scheme != "dense")
 
     return Run(call, check)
 
 
+def _nested(data: Data) -> hyper.Averaged:
+    if isinstance(data.nested, Missing):
+        raise data.nested
+    return data.nested
+
+
 def _one_pass(training: Training, data: Data) -> Run:
+    model = _nested(data)
     try:
-        one = OnePass(data.nested, data.x, data.y, training.division.proportions, training.model.optimizer)
+        one = OnePass(model, data.x, data.y, training.division.proportions, training.model.optimizer)
     except ValueError as error:
         raise Missing(str(error)) from error
 
     def check() -> None:
         for step in one.steps:
-            _check_nested(_gradients(step.model.network, data, torch.float32), step.model.network, data)
+            _check_nested(step, data)
 
     return Run(one, check)
 
@@ -164,13 +175,20 @@ def _gradients(network: nn.Module, data: Data, dtype: torch.dtype) -> dict[str, 
     return {"logits": logits.detach(), **dict(zip(["x", *leaves], gradients, strict=True))}
 
 
-def _check_nested(got: dict[str, Tensor], network: nn.Module, data: Data) -> None:
+def _check_nested(step: TrainStep, data: Data) -> None:
     """Check against the definition of nested partitions in float64; see _check."""
+    with step.inside():
+        got = _gradients(step.model.network, data, torch.float32)
     with pk.use_backend("reference"):
-        truth = _gradients(copy.deepcopy(network).double(), data, torch.float64)
-        rough = _gradients(network, data, torch.float32)
+        truth, rough = (_gradients_of_copy(step, data, dtype) for dtype in (torch.float64, torch.float32))
     for name, value in got.items():
         _check_close(name, value.double(), truth[name], rough[name].double())
+
+
+def _gradients_of_copy(step: TrainStep, data: Data, dtype: torch.dtype) -> dict[str, Tensor]:
+    model = copy.deepcopy(step.model).to(dtype)
+    with inside(step.scheme, model, step.active, step.update):
+        return _gradients(model.network, data, dtype)
 
 
 def _check(got: dict[str, Tensor], data: Data, active: int, update: int | None, *, masked: bool) -> None:
@@ -183,7 +201,7 @@ def _check(got: dict[str, Tensor], data: Data, active: int, update: int | None, 
     for name, value in got.items():
         mine, right, usual = value.double(), truth[name], rough[name].double()
         if name in layers:
-            owned = layers[name].partition.mask(update)
+            owned = partition_of(layers[name], "weight").mask(update)
             assert not masked or not mine[~owned].any(), f"the gradient of {name} is not 0 outside partition {update}"
             mine, right, usual = mine[owned], right[owned], usual[owned]
         _check_close(name, mine, right, usual)
