@@ -14,8 +14,6 @@ from partnets.hyper.ranges import Range, logarithmic
 
 # Wider than the range used in practice.
 DECAYS = logarithmic(1e-7, 1.0)
-
-
 # Their scales may have as many dimensions as their input.
 NORMS = (nn.LayerNorm, nn.RMSNorm, nn.GroupNorm, _NormBase)
 
@@ -24,7 +22,7 @@ class WeightDecay(Penalty):
     """A penalty of decay / 2 times the sum of all squared weights, added to the training loss.
 
     In layers of partnets.stn these are each example's weights, computed without materialising them, and each example
-    may have its own decay. In partitioned layers they are the weights of the active subnetwork. A weight is a parameter
+    may have its own decay. In partitioned models they are the weights of the active subnetwork. A weight is a parameter
     of two dimensions or more; biases and scales of norms are left out. Put the module anywhere in the model; it passes
     x through.
 
@@ -83,17 +81,10 @@ class WeightDecay(Penalty):
             for layer in module.modules():
                 for name in [] if layer in hyper or isinstance(layer, NORMS) else _names(layer):
                     parameter = layer._parameters[name]
-                    is_weight = parameter is not None and _dims(layer, name) > 1 and "bias" not in name
+                    is_weight = parameter is not None and parameter.dim() > 1 and "bias" not in name
                     if is_weight and parameter not in seen:
                         seen.add(parameter)
                         yield layer, name
-
-
-def _dims(layer: nn.Module, name: str) -> int:
-    """Return a parameter's number of dimensions, without the one that partitioning added."""
-    in_rows = name in (*getattr(layer, "shifts", ()), *getattr(layer, "scales", ()))
-    divided = in_rows and getattr(layer, "count", 1) > 1 and name not in getattr(layer, "partitions", ())
-    return layer._parameters[name].dim() - divided
 
 
 def _names(layer: nn.Module) -> list[str]:

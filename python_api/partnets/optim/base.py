@@ -80,7 +80,7 @@ class PartitionedOptimizer(torch.optim.Optimizer):
         parameters = _listed(group)
         if not all(parameter in self._owners for parameter in parameters):
             raise ValueError(
-                "a group has a parameter that is no trainable one of this model's partitioned layers; take parameters"
+                "a group has a parameter that is not a trainable, partitioned one of this model; take parameters"
                 " from the model after partnets.partition, and leave out frozen ones and those of partnets.hyper."
             )
         group = self._with_decays(self.defaults | group | {"params": parameters})

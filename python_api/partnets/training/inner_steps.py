@@ -103,7 +103,7 @@ class InnerSteps:
     """Steps of w_k on batches of D_1:k, starting from the present weights; use it inside leaving_nothing.
 
     Args:
-        model: a model with partitioned layers.
+        model: a partitioned model.
         optimizer: an optimiser of partnets.optim of this model; the steps are those that it would take next.
         k: an int from 1 to C.
         loss: loss(batch), computed by the model; penalties are added to it.

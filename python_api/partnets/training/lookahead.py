@@ -205,7 +205,7 @@ def step_lookahead(
     are restored.
 
     Args:
-        model: a model with partitioned layers and ψ inside.
+        model: a partitioned model with ψ inside.
         optimizer: an optimiser of partnets.optim of this model.
         hyper_optimizer: an optimizer of torch.optim of ψ.
         batches: {k: (a batch of D_k, batches of D_1:k-1)} with k from 2 on, and one batch of D_1:k-1 for each step to

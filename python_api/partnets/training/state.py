@@ -103,7 +103,7 @@ class TrainingState:
         """Restore the model, including ψ, to the state with the highest L_ML, and return this L_ML in nats.
 
         The optimisers are left unchanged, so call this at the end of training. Attributes of modules named in
-        partnets.partition(..., stateful=) are left unchanged too, with a warning if they contain tensors.
+        partnets.partition(..., stateful=) are left unchanged too.
 
         Raises:
             ValueError: the trainer keeps no best state, or has not evaluated L_ML.

@@ -47,7 +47,7 @@ def hyper_learning(model: nn.Module, k: int) -> Iterator[None]:
     statistics.
 
     Args:
-        model: a model with partitioned layers.
+        model: a partitioned model.
         k: an int from 2 to C.
 
     Raises:
@@ -84,7 +84,7 @@ def step_weights(
     Call model.train() before; step schedulers afterwards.
 
     Args:
-        model: a model with partitioned layers.
+        model: a partitioned model.
         optimizer: an optimiser of partnets.optim of this model.
         k: an int from 1 to C.
         batch: the argument of `loss`, from chunks 1..k only, as Chunks.sample_upto returns it.
@@ -93,9 +93,8 @@ def step_weights(
         clip: the norm to which the gradient of w_k is clipped; None does not clip.
         backward: a function that computes the gradients of the loss; its method backward() by default. If it scales the
             loss, it must unscale the gradients, such as by scaler.unscale_(optimizer), before they are clipped.
-
-        masked: whether gradients are 0 outside of w_k, for whatever reads them beside the optimizer, which does not;
-            otherwise they are cleared after the step. By default True with `clip` or `backward`.
+        masked: whether gradients are 0 outside of w_k, and kept after the step. If False, they are not masked, which
+            saves a pass over them, and are cleared after the step. True by default with `clip` or `backward`.
 
     Returns:
         The loss without penalties, detached.
@@ -160,7 +159,7 @@ def step_hyper(
     """Take one step of the hyperparameters ψ on chunks that the subnetworks have not seen (Eq. 4).
 
     Args:
-        model: a model with partitioned layers and ψ inside.
+        model: a partitioned model with ψ inside.
         optimizer: an optimizer of torch.optim of ψ.
         batches: {k: a batch of D_k} with k from 2 on, usually one; subnetwork k - 1 computes the loss of D_k's batch.
         loss: as for step_weights.

@@ -91,7 +91,8 @@ def _trained(problem: Problem, positions: list[float]) -> list[torch.Tensor]:
     """Return a network's weights after a few steps, and their last gradients, as small steps may be rounded away."""
     problem = dataclasses.replace(problem, scheduler=None)  # a scheduler may start at a rate of 0
     size = min(EXAMPLES, problem.batch_size, problem.chunks.sizes[0])
-    training = Training(problem, positions, batch_size=size, steps=STEPS + 1, seed=0, unseen=1, judgements=1)
+    options = {"batch_size": size, "steps": STEPS + 1, "seed": 0, "unseen": 1, "judgements": 1, "masked": True}
+    training = Training(problem, positions, **options)
     training.run(STEPS)
     weights = list(parameters_of(training.optimizer))
     return [weight.detach() for weight in weights] + [weight.grad for weight in weights if weight.grad is not None]

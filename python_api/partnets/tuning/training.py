@@ -117,6 +117,7 @@ class Training:
             schedule, augmentations are switched off.
         unseen: the number of unseen examples that judge it; all if None.
         judgements: the number of judgements, evenly spaced, the last one at the end.
+        masked: as in partnets.step_weights.
 
     Attributes:
         network, optimizer, loss: copies for this training, with the settings applied.
@@ -144,8 +145,10 @@ class Training:
         schedule: Mapping[str, Tensor] | None = None,
         unseen: int | None = None,
         judgements: int = JUDGEMENTS,
+        masked: bool | None = None,
     ) -> None:
         self.problem, self.batch_size, self.steps, self.seed = problem, batch_size, steps, seed
+        self.masked = masked
         self.chunks = problem.everything if everything else problem.chunks
         self.done, self.judged, self.temperature, self.examples, self.counted = 0, [], 1.0, 0.0, 0
         self.due, self.unseen = due(steps, judgements), unseen
@@ -235,7 +238,8 @@ class Training:
         size = max(1, math.floor((self.done + 1) * self.batch_size) - math.floor(self.done * self.batch_size))
         batch = to_device(self.chunks.sample_upto(k, size, self.generator), self.problem.device)
         if self.partitioned:
-            loss = step_weights(self.network, self.optimizer, k, batch, self._loss, clip=self.problem.clip)
+            options = {"clip": self.problem.clip, "masked": self.masked}
+            loss = step_weights(self.network, self.optimizer, k, batch, self._loss, **options)
         else:
             loss = self._step_weights(batch)
         if self.scheduler:

@@ -226,7 +226,7 @@ def test_a_state_dict_keeps_groups_and_their_decays():
         ({"lr": -1.0}, "lr=-1.0"),
         ({"weight_decay": (0.1, 0.1)}, "3 of them"),
         ({"nesterov": True}, "nesterov=True with momentum=0"),
-        ({"params": [nn.Parameter(torch.zeros(2))]}, "no trainable one of this model's partitioned layers"),
+        ({"params": [nn.Parameter(torch.zeros(2))]}, "not a trainable, partitioned one of this model"),
     ],
 )
 def test_wrong_groups_raise(group, message):
