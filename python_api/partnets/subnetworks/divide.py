@@ -93,7 +93,8 @@ class Division:
 
     def _divide_weight(self, name: str, weight: nn.Parameter) -> None:
         own = self.seed_of(name)
-        partition = self._partition(name, weight, self.seed_of(self.rule.map_of(name))).to(weight.device)
+        of_map = self.rule.alike(name) if self.scheme == "node" else self.rule.map_of(name)
+        partition = self._partition(name, weight, self.seed_of(of_map)).to(weight.device)
         resolved = self._resolved(name, weight, own)
         self.partitions[name] = dataclasses.replace(partition, defaults=resolved)
         is_drawn = self.defaults == "seed" or not (isinstance(resolved, Zeros) or self.defaults == "stored")

@@ -29,17 +29,18 @@ class _Partitioned(nn.Module):
         if any(find(self)):  # a norm may have nothing to partition
             partition(self, proportions, seed=seed, defaults=defaults, scheme=scheme)
 
-    def __init_subclass__(cls, **kwargs) -> None:
-        super().__init_subclass__(**kwargs)
-        dense = cls.__mro__[2]
-        own = [p for p in inspect.signature(_Partitioned.__init__).parameters.values() if p.kind is p.KEYWORD_ONLY]
-        theirs = [p for p in inspect.signature(dense).parameters.values() if p.kind is not p.VAR_KEYWORD]
-        cls.__signature__ = inspect.Signature([*theirs, *own])
-        cls.__doc__ = (
-            f"torch.nn.{dense.__name__}, partitioned as partnets.partition(layer, proportions, ...) does.\n\n"
-            f"Args:\n    *args, **kwargs: those of torch.nn.{dense.__name__}.\n"
-            "    proportions: C numbers that sum to 1.\n    seed, defaults, scheme: see partnets.partition.\n"
-        )
+
+def _drop_in(dense: type[nn.Module]) -> type[nn.Module]:
+    """Return a subclass of one of torch's layers that takes proportions as well."""
+    own = [p for p in inspect.signature(_Partitioned.__init__).parameters.values() if p.kind is p.KEYWORD_ONLY]
+    theirs = [p for p in inspect.signature(dense).parameters.values() if p.kind is not p.VAR_KEYWORD]
+    doc = (
+        f"torch.nn.{dense.__name__}, partitioned as partnets.partition(layer, proportions, ...) does.\n\n"
+        f"Args:\n    *args, **kwargs: those of torch.nn.{dense.__name__}.\n"
+        "    proportions: C numbers that sum to 1.\n    seed, defaults, scheme: see partnets.partition.\n"
+    )
+    attributes = {"__module__": __name__, "__doc__": doc, "__signature__": inspect.Signature([*theirs, *own])}
+    return type(dense.__name__, (_Partitioned, dense), attributes)
 
 
 LAYERS = (
@@ -48,5 +49,5 @@ LAYERS = (
     "BatchNorm1d", "BatchNorm2d", "BatchNorm3d",
 )  # fmt: skip
 for _name in LAYERS:
-    globals()[_name] = type(_name, (_Partitioned, getattr(nn, _name)), {"__module__": __name__})
+    globals()[_name] = _drop_in(getattr(nn, _name))
 __all__ = list(LAYERS)

@@ -50,6 +50,7 @@ class Rule:
             it is not drawn.
         outputs: outputs(module, name, weight): which output each entry of a weight depends on, int64, broadcast to the
             weight's shape, for the scheme 'node'.
+        alike: alike(name): the name of the weight whose outputs have the same owners in the scheme 'node'.
         refuses: refuses(module): why a module of this type cannot be partitioned, or None.
     """
 
@@ -58,6 +59,7 @@ class Rule:
     statistics: Sequence[str] = ()
     distribution: Callable[[nn.Module, str], Distribution | None] = _no_distribution
     outputs: Callable[[nn.Module, str, Tensor], Tensor] = _outputs
+    alike: Callable[[str], str] = lambda name: name
     refuses: Callable[[nn.Module], str | None] = lambda module: None
 
     def is_weight(self, name: str, parameter: Tensor) -> bool:
@@ -99,6 +101,10 @@ def _recurrent_outputs(module: nn.RNNBase, name: str, weight: Tensor) -> Tensor:
     return (torch.arange(weight.shape[0], device="cpu") % units)[:, None]
 
 
+def _of_hidden_state(name: str) -> str:
+    return name.replace("weight_ih", "weight_hh")
+
+
 def _transposed_outputs(module: _ConvTransposeNd, name: str, weight: Tensor) -> Tensor:
     group = torch.arange(weight.shape[0], device="cpu") // (weight.shape[0] // module.groups)
     outputs = group[:, None] * weight.shape[1] + torch.arange(weight.shape[1], device="cpu")
@@ -130,7 +136,7 @@ RULES: dict[type[nn.Module], Rule] = {
     nn.Embedding: _table_rule,
     nn.EmbeddingBag: _table_rule,
     nn.MultiheadAttention: Rule(("in_proj_weight", "q_proj", "k_proj", "v_proj"), distribution=_attention),
-    nn.RNNBase: Rule(("weight",), distribution=_recurrent, outputs=_recurrent_outputs),
+    nn.RNNBase: Rule(("weight",), distribution=_recurrent, outputs=_recurrent_outputs, alike=_of_hidden_state),
     nn.LayerNorm: _norm,
     nn.GroupNorm: _norm,
     nn.RMSNorm: _norm,

@@ -105,9 +105,19 @@ class PartitionState:
 
 
 def parameter_of(module: nn.Module, name: str) -> nn.Parameter:
-    """Return a parameter of the whole network, also while the module has a narrow part of it."""
+    """Return a parameter of the whole network, also while the module has a narrow part of it.
+
+    Raises:
+        RuntimeError: the module has no such parameter any more.
+    """
     state = vars(module).get(ATTRIBUTE)
-    return module._parameters[name] if state is None else state.base.get(name, module._parameters[name])
+    found = module._parameters.get(name) if state is None else state.base.get(name, module._parameters.get(name))
+    if found is None:
+        raise RuntimeError(
+            f"the {name} of this {type(module).__name__} is computed from other parameters now, which no partition"
+            " owns; parametrize and prune modules before partnets.partition."
+        )
+    return found
 
 
 def state_of(module: nn.Module) -> PartitionState | None:
