@@ -112,3 +112,12 @@ def test_seeds_come_from_torchs_generator():
     assert torch.equal(first[1].weight, second[1].weight)
     assert not torch.equal(first[0].weight_partition, first[1].weight_partition)
     assert not torch.equal(first[0].weight, first[1].weight)
+
+
+def test_a_subclass_of_a_drop_in_layer_may_take_other_arguments():
+    class Square(partnets.Linear):
+        def __init__(self, size):
+            super().__init__(size, size, bias=False, proportions=PROPORTIONS, seed=0)
+
+    layer = Square(6)
+    assert layer.weight.shape == (6, 6) and list(partnets.partitions(layer)) == ["weight"]

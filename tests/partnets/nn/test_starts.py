@@ -1,5 +1,6 @@
 """Layers drawn from a seed keep the distribution of their initialisation."""
 
+import copy
 import functools
 
 import pytest
@@ -8,47 +9,72 @@ from torch import nn
 
 import partnets
 from partkernels import Normal, Uniform, Zeros
-from partnets.nn.initial_values import distribution_of
+from partnets import models
+from partnets.subnetworks.initial_values import distribution_of
 
 PROPORTIONS = (0.5, 0.5)
 
 
+def partitioned(layer, **options):
+    """Return the layer in two partitions, and the defaults of its weight."""
+    partnets.partition(layer, PROPORTIONS, **options)
+    return layer, partnets.partitions(layer)["weight"].defaults
+
+
 @pytest.mark.parametrize("shape", [(3, 4), (300, 200)])
 def test_torchs_own_layers_start_as_torch_draws_them(shape):
-    layer = partnets.partition(nn.Linear(*shape), PROPORTIONS)
-    assert layer.partition.defaults == Uniform(1 / shape[0] ** 0.5, layer.partition.defaults.seed)
-    assert layer.bias[0].abs().max() <= 1.01 / shape[0] ** 0.5
-    table = partnets.partition(nn.Embedding(*shape), PROPORTIONS)
-    assert table.partition.defaults == Normal(1.0, table.partition.defaults.seed)
+    layer, defaults = partitioned(nn.Linear(*shape))
+    assert defaults == Uniform(1 / shape[0] ** 0.5, defaults.seed)
+    assert layer.bias.abs().max() <= 1.01 / shape[0] ** 0.5
+    _, defaults = partitioned(nn.Embedding(*shape))
+    assert defaults == Normal(1.0, defaults.seed)
 
 
 def test_other_initialisations_are_recognised():
     layer = nn.Linear(400, 300)
     nn.init.trunc_normal_(layer.weight, std=0.02)
     nn.init.zeros_(layer.bias)
-    layer = partnets.partition(layer, PROPORTIONS, defaults="seed")
-    assert isinstance(layer.partition.defaults, Normal)
-    assert layer.partition.defaults.std == pytest.approx(0.02, rel=0.02)
-    assert not layer.bias.any()
+    layer, defaults = partitioned(layer, defaults="seed")
+    assert isinstance(defaults, Normal) and defaults.std == pytest.approx(0.02, rel=0.02)
+    assert not layer.bias.any() and not layer.bias_rows.any()
 
     convolution = nn.Conv2d(64, 32, 3)
     nn.init.kaiming_uniform_(convolution.weight, nonlinearity="relu")
-    convolution = partnets.partition(convolution, PROPORTIONS, defaults="seed")
-    assert isinstance(convolution.partition.defaults, Uniform)
-    assert convolution.partition.defaults.scale == pytest.approx((6 / 576) ** 0.5, rel=0.02)
+    _, defaults = partitioned(convolution, defaults="seed")
+    assert isinstance(defaults, Uniform) and defaults.scale == pytest.approx((6 / 576) ** 0.5, rel=0.02)
 
 
 def test_a_weight_of_zeros_starts_at_zero():
     layer = nn.Linear(4, 3)
     nn.init.zeros_(layer.weight)
-    layer = partnets.partition(layer, PROPORTIONS)
-    assert layer.partition.defaults == Zeros() and not layer.weight.any()
+    layer, defaults = partitioned(layer)
+    assert defaults == Zeros() and not layer.weight.any()
 
 
 def test_a_bias_of_ones_own_stays():
     layer = nn.Linear(4, 3)
     nn.init.constant_(layer.bias, 5.0)
-    assert partnets.partition(layer, PROPORTIONS).bias.tolist() == [[5.0] * 3, [0.0] * 3]
+    layer, _ = partitioned(layer)
+    assert layer.bias.tolist() == [5.0] * 3 and layer.bias_rows.tolist() == [[5.0] * 3, [0.0] * 3]
+
+
+@pytest.mark.parametrize("make", [lambda: nn.GroupNorm(2, 4), lambda: nn.LayerNorm((4, 3)), models.Bias, models.Scale])
+@pytest.mark.parametrize("defaults", ["seed", "zero", "stored"])
+def test_every_subnetwork_of_a_norm_starts_as_it_is_whatever_the_defaults(make, defaults):
+    torch.manual_seed(0)
+    layer, x = make(), torch.randn(5, 4, 3)
+    with torch.no_grad():
+        for parameter in layer.parameters():
+            parameter.copy_(torch.randn_like(parameter))
+    before = copy.deepcopy(layer.state_dict())
+    expected = layer(x)
+    partnets.partition(layer, PROPORTIONS, defaults=defaults)
+    for name, value in before.items():
+        rows = layer.get_buffer(f"{name}_rows")
+        assert torch.equal(rows[0], value) and (rows[1:] == (0 if name == "bias" else 1)).all()
+    for active in (1, 2):
+        with partnets.subnetwork(layer, active, 1):
+            assert torch.equal(layer(x), expected)
 
 
 @pytest.mark.parametrize("usual", [functools.partial(Uniform, 0.1), functools.partial(Normal, 0.1), None])
@@ -57,9 +83,9 @@ def test_parameters_without_values_count_as_usual(usual):
     assert distribution_of(torch.empty(0, 3), usual) is usual
 
 
-def test_the_paddings_row_stays_and_is_live_everywhere():
+def test_the_paddings_row_stays_and_is_active_everywhere():
     layer = partnets.partition(nn.Embedding(9, 8, padding_idx=2), PROPORTIONS)
-    assert not layer.weight[2].any() and (layer.partition.ids()[2] == 1).all()
+    assert not layer.weight[2].any() and (partnets.partitions(layer)["weight"].ids()[2] == 1).all()
     with partnets.subnetwork(layer, 1, 1):
         rows = layer(torch.arange(9))
         assert not rows[2].any() and rows[3].all()
