@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Iterable, Iterator
 
+import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed import fsdp
@@ -73,8 +74,10 @@ def fully_shard(model: nn.Module, units: Iterable[nn.Module] | None = None, **op
     for unit in units:
         fsdp.fully_shard(unit, ignored_params=left, **options)
     for modules, owned in _owned(units):
+        for module in owned:
+            state_of(module).is_gathered = True
         for module in modules:
-            module.register_forward_pre_hook(functools.partial(_watch, owned))
+            module.register_forward_pre_hook(functools.partial(_take_up, owned))
     average = functools.partial(_average, [None] if mesh is None else mesh.get_all_groups())
     for parameter in left:
         parameter.register_post_accumulate_grad_hook(average)
@@ -108,11 +111,28 @@ def _owned(units: list[nn.Module | list[nn.Module]]) -> Iterator[tuple[list[nn.M
         yield modules, [inner for inner in dict.fromkeys(inside) if state_of(inner) is not None]
 
 
-def _watch(modules: list[nn.Module], *_) -> None:
-    """Let the gradients of gathered parameters be those of the partition that learns, as of a model on one rank."""
+def _take_up(modules: list[nn.Module], *_) -> None:
+    """Let modules compute with the active channels of gathered parameters, and mask the gradients of these.
+
+    Raises:
+        RuntimeError: the gradient of another partition's vector has not been reduced yet.
+    """
     for module in modules:
-        for name, one in state_of(module).exchanged.items():
-            watch(one, module._parameters[name])
+        state = state_of(module)
+        for name, one in state.exchanged.items():
+            gathered = module._parameters[name]
+            if gathered.shape != one.parameter.shape:  # narrowed for another module of the unit
+                continue
+            watch(one, gathered)
+            is_waiting = gathered.grad is not None and name in state.vectors
+            before = state.grad_of.get(name, state.update)
+            if is_waiting and torch.is_grad_enabled() and state.update not in (None, before):
+                raise RuntimeError(
+                    f"the gradients of partition {before} have not been reduced, and those of {state.update} would be"
+                    " added to them; call set_requires_gradient_sync(True) for the last batch of each partition."
+                )
+            if state.narrow is not None and name in state.narrow.owners and state.active != state.count:
+                module._parameters[name] = state.narrow.take(gathered, name, state.active)
 
 
 def _average(groups: list[dist.ProcessGroup | None], parameter: nn.Parameter) -> None:

@@ -285,7 +285,8 @@ def narrow_to(module: nn.Module, k: int) -> None:
     state = state_of(module)
     for name in state.narrow.owners:
         own = module._parameters if name in module._parameters else module._buffers
-        if own[name] is not None:
+        is_left = own is module._parameters and state.is_gathered  # fully_shard narrows it when it is gathered
+        if own[name] is not None and not is_left:
             state.base[name] = own[name]
             part = state.narrow.take(own[name], name, k)
             own[name] = part if own is module._parameters else part.clone()

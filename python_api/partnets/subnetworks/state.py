@@ -66,6 +66,8 @@ class PartitionState:
         # How nested channels narrow the module, and its whole parameters and attributes while it is narrow.
         self.narrow: Any = None
         self.base: dict[str, Any] = {}
+        # Whether torch gathers the module's parameters from shards for each call, as by distributed.fully_shard.
+        self.is_gathered = False
         # Of a stateful module: attributes of subnetworks that are not active, and what was left outside of any.
         self.is_stateful = False
         self.attributes: dict[int, dict] = {}

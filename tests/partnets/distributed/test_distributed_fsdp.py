@@ -3,9 +3,11 @@
 import pytest
 import torch
 import torch.distributed as dist
+import torch.nn.functional as F
 from torch import nn
 from torch.distributed.tensor import Shard
-from training import OPTIMIZERS, learn, network, whole
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+from training import OPTIMIZERS, learn, mine, network, whole
 
 import partnets
 from partnets import distributed
@@ -71,31 +73,52 @@ def test_weights_that_are_kept_transposed_step_the_entries_of_their_partition(sc
         torch.testing.assert_close(weights, expected, rtol=1e-10, atol=1e-12)
 
 
-class Token(nn.Module):
-    """A model with a parameter besides its layers, which is gathered with the model."""
+class Everything(nn.Module):
+    """A model with parameters of its own, a scalar, a shared weight, and a layer that is read without a call."""
 
     def __init__(self):
         super().__init__()
-        self.first, self.last, self.token = nn.Linear(4, 6), nn.Linear(6, 3), nn.Parameter(torch.ones(1, 6))
+        self.token, self.mixing, self.scale = (nn.Parameter(torch.randn(size)) for size in [(1, 1, 6), (6, 6), ()])
+        self.embedding, self.head = nn.Embedding(9, 6), nn.Linear(6, 9)
+        self.head.weight = self.embedding.weight
+        self.attention, self.norm = nn.MultiheadAttention(6, 2, batch_first=True), nn.BatchNorm1d(6)
 
-    def forward(self, x):
-        return self.last(torch.tanh(self.first(x) + self.token))
+    def forward(self, ids):
+        x = torch.cat([self.token.expand(len(ids), -1, -1), self.embedding(ids)], 1) @ self.mixing
+        x = x + self.attention(x, x, x)[0]
+        return self.head(self.norm(torch.tanh(x[:, 0] * self.scale)))
 
 
-def clipped(sharded=True):
+def everything(sharded, clip=None):
+    """Return gradients of several steps and the weights after them, with evaluations in between."""
     torch.manual_seed(0)
-    model = partnets.partition(Token(), (0.6, 0.4), defaults="seed").double()
+    model = partnets.partition(Everything(), (0.5, 0.3, 0.2), defaults="stored").double()
+    model.norm.eval()
     if sharded:
         distributed.fully_shard(model, mesh=dist.init_device_mesh("cpu", (dist.get_world_size(),)))
-    optimizer, x = partnets.optim.SGD(model, lr=1.0), torch.ones(5, 4, dtype=torch.float64)
-    partnets.step_weights(model, optimizer, 2, x, lambda x: model(x).square().sum(), clip=0.01)
-    return [whole(parameter) for parameter in model.parameters()]
+    optimizer, found = partnets.optim.SGD(model, lr=0.1, momentum=0.9), []
+    for step, k in enumerate((1, 2, 3, 2, 1, 3)):
+        generator = torch.Generator().manual_seed(step)
+        batch = torch.randint(9, (8, 4), generator=generator), torch.randint(9, (8,), generator=generator)
+        if sharded:
+            batch = tuple(map(mine, batch))
+        with torch.no_grad():
+            model(batch[0])
+            with partnets.subnetwork(model, active=3):
+                model(batch[0])
+        partnets.step_weights(
+            model, optimizer, k, batch, lambda batch: F.cross_entropy(model(batch[0]), batch[1]), clip=clip or 1e9
+        )
+        found += [whole(parameter.grad) for parameter in model.parameters()]
+    rows = [buffer.clone() for name, buffer in model.named_buffers() if name.endswith("_rows")]
+    return [*found, *map(whole, model.parameters()), *rows]
 
 
-def test_gradients_are_clipped_to_one_norm_of_what_is_sharded_and_what_is_not(two_ranks):
-    expected = clipped(sharded=False)
-    for weights in two_ranks(clipped):
-        torch.testing.assert_close(weights, expected, rtol=1e-10, atol=1e-12)
+@pytest.mark.parametrize("clip", [None, 0.1])
+def test_all_kinds_of_parameters_learn_as_on_one_rank(clip, two_ranks):
+    expected = everything(False, clip)
+    for found in two_ranks(everything, True, clip):
+        torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-11)
 
 
 def convolution(sharded=True):
@@ -127,6 +150,71 @@ def test_ranks_whose_parameters_differ_are_refused(two_ranks):
         AssertionError, match=r"ValueError: the ranks differ in 0.weight, 0.bias, 0.bias_rows; construct"
     ):
         two_ranks(shard_what_differs)
+
+
+def in_two_dimensions(shape):
+    """Return gradients and weights of a model with tensor parallelism and shards; of one rank if shape is None."""
+    torch.manual_seed(0)
+    layers = nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 6), nn.LayerNorm(6), nn.Linear(6, 3)
+    model = partnets.partition(nn.Sequential(*layers), (0.5, 0.3, 0.2), defaults="seed", seed=1).double()
+    x = torch.randn(8, 6, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    if shape is not None:
+        mesh = dist.init_device_mesh("cpu", shape, mesh_dim_names=("data", "tensor"))
+        parallelize_module(model, mesh["tensor"], {"0": ColwiseParallel(), "2": RowwiseParallel()})
+        distributed.fully_shard(model, mesh=mesh["data"])
+        x = x.chunk(shape[0])[mesh["data"].get_local_rank()]
+    optimizer, found = partnets.optim.Adam(model, lr=0.02), []
+    for k in (1, 3, 2, 1):
+        partnets.step_weights(model, optimizer, k, x, lambda x: model(x).square().mean(), clip=0.01)
+        found += [whole(parameter.grad) for parameter in model.parameters()]
+    return [*found, *map(whole, model.parameters())]
+
+
+@pytest.mark.parametrize("shape", [(1, 2), (2, 1)])
+def test_a_model_with_tensor_parallelism_is_sharded_too(shape, two_ranks):
+    expected = in_two_dimensions(None)
+    for found in two_ranks(in_two_dimensions, shape):
+        torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-11)
+
+
+def misused():
+    """Return the errors of uses that would compute with the weights of another subnetwork, or mix gradients."""
+    mesh, found = dist.init_device_mesh("cpu", (dist.get_world_size(),)), []
+
+    def model():
+        return partnets.partition(nn.Sequential(nn.Linear(4, 2)), (0.5, 0.5), defaults="zero")
+
+    with pytest.raises(ValueError) as error:
+        distributed.fully_shard(model(), mesh=mesh, reshard_after_forward=False)
+    found.append(str(error.value))
+    sharded = distributed.fully_shard(model(), mesh=mesh)
+    x, examples = torch.ones(2, 4), torch.tensor([1, 2])
+    with pytest.raises(ValueError) as error, partnets.subnetwork(sharded, active=examples):
+        pass
+    found.append(str(error.value))
+    sharded.set_requires_gradient_sync(False)
+    with partnets.subnetwork(sharded, active=1, update=1):
+        sharded(x).sum().backward()
+    with pytest.raises(RuntimeError) as error, partnets.subnetwork(sharded, active=2, update=2):
+        sharded(x).sum().backward()
+    found.append(str(error.value))
+    sharded[0].unshard()
+    with pytest.raises(RuntimeError) as error, partnets.subnetwork(sharded, active=1):
+        pass
+    found.append(str(error.value))
+    return found
+
+
+def test_what_would_mix_subnetworks_of_a_sharded_model_is_refused(two_ranks):
+    for found in two_ranks(misused):
+        expected = (
+            "reshard_after_forward=False would leave the gathered weights of one subnetwork for the next; leave it out",
+            "the model is sharded, and computes one subnetwork at a time",
+            "the gradients of partition 1 have not been reduced, and those of 2 would be added to them",
+            "the weight of a FSDPLinear is still gathered from its shards; call reshard()",
+        )
+        for message, part in zip(found, expected, strict=True):
+            assert part in message
 
 
 def shard_twice_and_merge():
