@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -109,31 +110,26 @@ def _check(count: int, active: int, update: int | None) -> None:
 
 @contextmanager
 def _entered(switch: Switch, active: int, update: int | None, masked: bool = True) -> Iterator[None]:
-    thread = current_thread()
-    for state in switch.states:
-        if state.thread not in (None, thread):
-            raise RuntimeError(
-                "another thread is inside of partnets.subnetwork with this model, which can be one subnetwork at a"
-                " time; use a copy of the model in each thread."
-            )
-    before = [(state.active, state.update, state.thread, state.masks) for state in switch.states]
-    if all(state.thread is None and state.active == state.count for state in switch.states):
-        switch.prepare()
-    still = [] if update == PER_EXAMPLE else switch.still(update)
-    switch.move(active)
-    # Where nothing learns, BatchNorm in training mode normalises by the batch, and its statistics stay.
-    statistics = [] if update is not None else switch.followed_statistics()
-    kept = copies(switch.model, switch.stateful) if update is None and switch.stateful else []
-    switch.note()
-    for state in switch.states:
-        state.update, state.thread, state.masks = update, thread, masked
-        if update not in (None, PER_EXAMPLE):
-            state.learned.add(update)
-    for parameter in still:
-        parameter.requires_grad_(False)
-    switch.fit()
-    _clear_autocast()
+    before = _claimed(switch)
+    still, statistics, kept, written, is_entered = [], [], [], [], False
     try:
+        if all(thread is None for _, _, thread, _ in before) and all(one.active == one.count for one in switch.states):
+            switch.prepare()
+        still = [] if update == PER_EXAMPLE else switch.still(update)
+        switch.move(active)
+        # Where nothing learns, BatchNorm in training mode normalises by the batch, and its statistics stay.
+        statistics = [] if update is not None else switch.followed_statistics()
+        kept = copies(switch.model, switch.stateful) if update is None and switch.stateful else []
+        switch.note()
+        for state in switch.states:
+            state.update, state.masks = update, masked
+            if update not in (None, PER_EXAMPLE):
+                state.learned.add(update)
+        for parameter in still:
+            parameter.requires_grad_(False)
+        switch.fit()
+        _clear_autocast()
+        is_entered = True
         yield
         if not masked and update:
             switch.scale_gradients(update)
@@ -144,7 +140,7 @@ def _entered(switch: Switch, active: int, update: int | None, masked: bool = Tru
             buffer.copy_(value)
         if kept:
             put_back(switch.stateful, kept)
-        written = switch.written()
+        written = switch.written() if is_entered else []
         if not (switch.is_resident and all(thread is None for _, _, thread, _ in before)):
             switch.move([was for was, *_ in before])
             switch.fit()
@@ -160,6 +156,24 @@ def _entered(switch: Switch, active: int, update: int | None, masked: bool = Tru
             f"{names} was written into inside of partnets.subnetwork; write into parameters outside of it, and step"
             " them by partnets.optim."
         )
+
+
+def _claimed(switch: Switch) -> list[tuple]:
+    """Make the present thread the one that is inside of a model; return what was before."""
+    thread = current_thread()
+    with _claiming:
+        if any(state.thread not in (None, thread) for state in switch.states):
+            raise RuntimeError(
+                "another thread is inside of partnets.subnetwork with this model, which can be one subnetwork at a"
+                " time; use a copy of the model in each thread."
+            )
+        before = [(state.active, state.update, state.thread, state.masks) for state in switch.states]
+        for state in switch.states:
+            state.thread = thread
+    return before
+
+
+_claiming = threading.Lock()
 
 
 def _clear_autocast() -> None:

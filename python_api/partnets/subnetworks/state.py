@@ -88,6 +88,8 @@ class PartitionState:
         # Gradients of vectors of other partitions than that which `.grad` is of, by name and partition.
         self.grads: dict[str, dict[int, Tensor]] = {}
         self.grad_of: dict[str, int] = {}
+        # The names of scales whose gradients are to be multiplied by the other vectors when the subnetwork is left.
+        self.unscaled: set[str] = set()
 
     def __reduce__(self):
         if self.thread is not None or self.active != self.count:

@@ -345,9 +345,9 @@ class Switch:
     @torch.no_grad()
     def scale_gradients(self, update: int) -> None:
         """Multiply the gradients of scales by the other vectors, where hooks have not: in two launches for all."""
-        scales = [
-            one for one in self.vectors if one.is_product and one.state.active > 1 and one.parameter.grad is not None
-        ]
+        scales = [one for one in self.vectors if one.name in one.state.unscaled and one.parameter.grad is not None]
+        for state in self.states:
+            state.unscaled.clear()
         if not scales:
             return
         active = scales[0].state.active
@@ -388,6 +388,8 @@ def watch(one: Weight | Vector, parameter: nn.Parameter) -> None:
     if parameter.requires_grad and _hooked.get(parameter) not in (parameter._backward_hooks or ()):
         hook = mask_weight if isinstance(one, Weight) else mask_vector
         _hooked[parameter] = parameter.register_hook(lambda grad: hook(one, grad)).id
+        if isinstance(one, Vector):
+            parameter.register_post_accumulate_grad_hook(lambda _: _accumulated(one))
 
 
 def mask_weight(one: Weight, grad: Tensor) -> Tensor | None:
@@ -411,23 +413,41 @@ def mask_vector(one: Vector, grad: Tensor) -> Tensor | None:
     if update is None:
         return torch.zeros_like(grad)
     turn_gradient(one, update)
-    if not one.is_product or state.active == 1 or not state.masks:
+    if not one.is_product or state.active == 1:
+        return None
+    if not state.masks and (one.parameter.grad is None or one.name in state.unscaled):
+        state.unscaled.add(one.name)  # by `scale_gradients`, with all others
         return None
     rows = one.rows
     factor = torch.cat([rows[: update - 1], rows[update : state.active]]).prod(0)
     return sharded_like(local(grad) * part(factor, grad).to(grad.dtype), grad)
 
 
+def _accumulated(one: Vector) -> None:
+    if one.state.update not in (None, PER_EXAMPLE):
+        one.state.grad_of[one.name] = one.state.update
+
+
 def turn_gradient(one, k: int) -> None:
     """Make a vector's `.grad` the gradient of partition k, and set that of another partition aside."""
     state, parameter = one.state, one.parameter
+    forget_cleared(one)
     before = state.grad_of.get(one.name)
     if parameter.grad is not None and before not in (None, k):
         kept = state.grads.setdefault(one.name, {})
         # A copy, as DistributedDataParallel writes the next gradient into the same memory.
         kept[before] = kept[before] + parameter.grad if before in kept else parameter.grad.clone()
         parameter.grad = kept.pop(k, None)
-    state.grad_of[one.name] = k
+        state.grad_of[one.name] = k
+        if parameter.grad is None:
+            del state.grad_of[one.name]
+
+
+def forget_cleared(one) -> None:
+    """Forget what was set aside for other partitions if `.grad` was set to None since, as by model.zero_grad()."""
+    if one.parameter.grad is None and one.name in one.state.grad_of:
+        one.state.grads.pop(one.name, None)
+        del one.state.grad_of[one.name]
 
 
 _switches: WeakKeyDictionary[nn.Module, Switch] = WeakKeyDictionary()
