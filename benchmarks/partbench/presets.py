@@ -46,8 +46,7 @@ class Preset:
         plan: for speed and optim; step takes fewer rounds, because its calls are long.
         linear, conv2d, dtypes, actives, works, compiled: of speed; forward_only, forward_defaults: further dtypes and
             kinds of defaults, for which only the forward pass of linear layers is measured.
-        memory: names in partbench.peers.models and batches; arithmetic: names of models too large to build; fused:
-            names of models that are also measured with Triton's fused plan.
+        memory: names in partbench.peers.models and batches; arithmetic: names of models too large to build.
         step: models, batches, and samples of the augmentation.
         series: whether step also measures growth with width, depth, C and batch.
         paper: whether step also measures the paper's scheme.
@@ -69,7 +68,6 @@ class Preset:
     actives: tuple[int, ...] = (1, 2, 3)
     compiled: tuple[str, ...] = COMPILED
     arithmetic: tuple[str, ...] = ("transformer-1b",)
-    fused: tuple[str, ...] = ()
     processes: bool = True
     series: bool = False
     paper: bool = True
@@ -146,7 +144,6 @@ PRESETS = {
             ("wrn-20", 256),
             ("vit-tiny", 512),
         ),
-        fused=("linear-8192-bfloat16",),
         step=(("mnist-cnn", 200, 20), ("resnet-8", 250, 20), ("resnet-14", 250, 20), ("vit-tiny", 128, 1)),
         optim=("linear-4096", "resnet-14"),
     ),

@@ -151,6 +151,8 @@ def peaks(**backward: float | None) -> list[Record]:
 def test_the_peak_is_held_to_dense_and_the_map(fused, is_met):
     (bar,) = rows(peaks(dense=100, automatic=500, fused=fused)).values()
     assert bar.is_met == is_met
+    (bar,) = rows(peaks(dense=100, automatic=fused)).values()
+    assert bar.is_met == is_met
 
 
 def test_the_preset_has_a_row_for_all_that_is_held_to_something():

@@ -12,11 +12,10 @@ import torch
 
 from partbench import tune
 from partbench.cli import main
-from partbench.measuring.peak import Job, by_allocator
+from partbench.measuring.peak import Job
 from partbench.measuring.timing import Missing
 from partbench.peers import operators
 from partbench.peers.layer import THREE, Division, Layer, Tensors
-from partbench.peers.models import NAMED, linear
 from partbench.presets import PRESETS
 from partbench.report import page, readme
 from partbench.results import Results
@@ -156,32 +155,10 @@ def test_a_process_that_only_compiles_launches_nothing(tuned, tmp_path, monkeypa
     assert list((tmp_path / "scratch").iterdir()) and not tuned.exists()
 
 
-def test_peaks_are_measured_by_the_fused_plan_where_the_preset_says(monkeypatch):
-    seen = []
-    monkeypatch.setattr(memory, "_measured", lambda job, processes: seen.append(job) or {})
+def test_records_are_saved_after_each_job(monkeypatch):
+    monkeypatch.setattr(memory, "_measured", lambda job, processes: {})
     monkeypatch.setattr(memory, "unavailable", dict)
-    jobs = [Job("mnist-cnn"), Job("linear-8192-bfloat16")]
     saved = []
-    memory.measure(jobs, ["triton"], fused=("linear-8192-bfloat16",), save=lambda records: saved.append(len(records)))
-    assert len(saved) == 2 and saved[0] < saved[1], "after each job"
-    plans = [(job.model, job.backend, job.plan) for job in seen if job.scheme == "partkernels"]
-    assert plans == [
-        ("mnist-cnn", "triton", ""),
-        ("linear-8192-bfloat16", "triton", ""),
-        ("linear-8192-bfloat16", "triton", "fused"),
-    ]
-    seen.clear()
-    memory.measure(jobs, ["cpu"], fused=("linear-8192-bfloat16",))
-    assert not [job for job in seen if job.plan]
-
-
-@interpreted
-def test_the_fused_plan_rebuilds_nothing_in_memory_of_its_own(monkeypatch):
-    monkeypatch.setitem(NAMED, "small", linear(64, torch.bfloat16))
-    from partkernels.backend.triton import plans
-
-    chosen = []
-    choose = plans.choose
-    monkeypatch.setattr(plans, "choose", lambda product: chosen.append(choose(product)) or chosen[-1])
-    assert set(by_allocator(Job("small", "partkernels", "triton", plan="fused", batch=2))) >= {"forward", "backward"}
-    assert chosen and all(plan.config for plan in chosen)
+    jobs = [Job("mnist-cnn"), Job("linear-8192-bfloat16")]
+    memory.measure(jobs, ["triton"], save=lambda records: saved.append(len(records)))
+    assert len(saved) == 2 and saved[0] < saved[1]

@@ -11,9 +11,9 @@ import dataclasses
 import gc
 import os
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from multiprocessing import get_context
 from pathlib import Path
@@ -25,7 +25,6 @@ from torch.profiler import ProfilerActivity, profile, record_function
 import partkernels as pk
 from partbench.peers import models
 from partbench.peers.layer import THREE, Division
-from partbench.peers.operators import under_plan
 from partbench.peers.schemes import nested, partitioned
 from partbench.peers.train_step import PHASES, TrainStep, seeded
 
@@ -35,15 +34,11 @@ TUNABLES = "glibc.malloc.mmap_threshold=65536:glibc.malloc.trim_threshold=65536"
 
 @dataclass(frozen=True)
 class Job:
-    """The training step to measure: a model of partbench.peers.models under a scheme, on a backend of ours.
-
-    plan: one of operators.PLANS, for a GPU's backend; empty for the backend's choice.
-    """
+    """The training step to measure: a model of partbench.peers.models under a scheme, on a backend of ours."""
 
     model: str
     scheme: str = "dense"
     backend: str = "auto"
-    plan: str = ""
     batch: int = 32
     division: Division = THREE
     active: int = 2
@@ -74,11 +69,9 @@ class Job:
         step()
         return step
 
-    @contextmanager
-    def using(self) -> Iterator[None]:
-        """Select the backend and its plan within the block."""
-        with pk.use_backend(self.backend), under_plan(self.plan):
-            yield
+    def using(self) -> AbstractContextManager:
+        """Select the backend within the block."""
+        return pk.use_backend(self.backend)
 
     def small(self) -> Job:
         """Return a small job; its first step makes libraries allocate their permanent memory."""

@@ -61,11 +61,8 @@ WEIGHTED = nn.Linear, nn.Conv2d, nn.Embedding
 
 def weighted_layers(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
     """Return the path and the layer, for each layer of a partitioned model that has a weight with a map."""
-    return (
-        (path, layer)
-        for path, layer in model.named_modules()
-        if isinstance(layer, WEIGHTED) and state_of(layer) is not None
-    )
+    layers = ((path, layer) for path, layer in model.named_modules() if isinstance(layer, WEIGHTED))
+    return ((path, layer) for path, layer in layers if "weight" in getattr(state_of(layer), "weights", ()))
 
 
 def under(scheme: str, model: nn.Module, active: int, update: int | None) -> nn.Module:

@@ -40,7 +40,7 @@ Figures = dict[str, float]
 
 def records(options: Options, save: Callable[[list[Record]], None]) -> list[Record]:
     preset, arithmetic = options.preset, [_job(options, name, 1) for name in options.preset.arithmetic]
-    how = {"processes": preset.processes, "fused": preset.fused, "save": save}
+    how = {"processes": preset.processes, "save": save}
     return measure(jobs(options), options.backends, arithmetic=arithmetic, **how)
 
 
@@ -61,7 +61,6 @@ def measure(
     *,
     arithmetic: Sequence[Job] = (),
     processes: bool = True,
-    fused: Sequence[str] = (),
     save: Callable[[list[Record]], None] = lambda records: None,
 ) -> list[Record]:
     """Return records of bytes, for each job, peer and figure.
@@ -71,19 +70,16 @@ def measure(
         backends: of ours.
         arithmetic: jobs with models that are too large to build, only for KEPT.
         processes: whether to measure processes too, if that is possible: on the CPU, under Linux.
-        fused: names of models that are also measured with Triton's fused plan, if Triton is among the backends.
         save: receives the records so far, after each job.
     """
     processes = processes and sys.platform == "linux"
     peers = {scheme: {"scheme": scheme} for scheme in SCHEMES}
     peers |= {f"partkernels {backend}": {"scheme": "partkernels", "backend": backend} for backend in backends}
     of_layers = {"partkernels nested": {"scheme": "nested"}}  # their share is found by runs, not by arithmetic
-    by_plan = {"partkernels triton fused": {"scheme": "partkernels", "backend": "triton", "plan": "fused"}}
     found: list[Record] = []
     for job in tqdm(jobs, disable=None, unit="model", leave=False):
         figures: dict[str, Figures] = {}
-        more = by_plan if job.model in fused and "triton" in backends else {}
-        for name, peer in (peers | of_layers | more).items():
+        for name, peer in (peers | of_layers).items():
             own = dataclasses.replace(job, **peer)
             obstacle = unavailable().get(own.backend)
             try:
