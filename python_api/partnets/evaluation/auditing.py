@@ -179,7 +179,6 @@ class _Trial:
 
     def __init__(self, model: nn.Module, compute: Callable[[Any], tuple[Any, Tensor]], batch: Any) -> None:
         self.model, self.compute, self.batch = model, compute, batch
-        switch_of(model).hook()  # before the snapshot, which has the hooks of parameters
         self.before, self.apart, self.device = Held(model), _Apart(model), device_of(model)
         self.parameters = names_of(model, partitioned_parameters(model))
         self.strange: set[nn.Parameter] = set()
