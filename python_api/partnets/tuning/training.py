@@ -25,8 +25,8 @@ from partnets.evaluation.metrics import total_loss
 from partnets.evaluation.running_statistics import fresh_statistics
 from partnets.hyper import Hyperparameter, InTraining, Learned, hyperparameters
 from partnets.hyper.penalty import penalised
-from partnets.subnetworks.context import subnetwork
 from partnets.optim.entrywise import arguments
+from partnets.subnetworks.context import subnetwork
 from partnets.training.step import clip_gradient, parameters_of, step_weights
 from partnets.tuning.guessing import guessed_nats
 from partnets.tuning.problem import Problem
