@@ -5,10 +5,12 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 
 import torch
 from torch import Tensor, nn
 from torch._C import _is_any_autocast_enabled
+from torch.nn.utils import parametrize
 from torch.utils._pytree import tree_map
 
 from partkernels.arguments import check_live
@@ -111,9 +113,9 @@ def _check(count: int, active: int, update: int | None) -> None:
 @contextmanager
 def _entered(switch: Switch, active: int, update: int | None, masked: bool = True) -> Iterator[None]:
     before = _claimed(switch)
-    still, statistics, kept, written, is_entered = [], [], [], [], False
+    entry, still, statistics, kept, written, is_entered = object(), [], [], [], [], False
     try:
-        if all(thread is None for _, _, thread, _ in before) and all(one.active == one.count for one in switch.states):
+        if all(thread is None for _, _, thread, *_ in before) and all(one.active == one.count for one in switch.states):
             switch.prepare()
         still = [] if update == PER_EXAMPLE else switch.still(update)
         switch.move(active)
@@ -122,13 +124,13 @@ def _entered(switch: Switch, active: int, update: int | None, masked: bool = Tru
         kept = copies(switch.model, switch.stateful) if update is None and switch.stateful else []
         switch.note()
         for state in switch.states:
-            state.update, state.masks = update, masked
+            state.update, state.masks, state.entry = update, masked, entry
             if update not in (None, PER_EXAMPLE):
                 state.learned.add(update)
         for parameter in still:
             parameter.requires_grad_(False)
         switch.fit()
-        _clear_autocast()
+        _clear_caches()
         is_entered = True
         yield
         if not masked and update:
@@ -140,16 +142,24 @@ def _entered(switch: Switch, active: int, update: int | None, masked: bool = Tru
             buffer.copy_(value)
         if kept:
             put_back(switch.stateful, kept)
-        written = switch.written() if is_entered else []
-        if not (switch.is_resident and all(thread is None for _, _, thread, _ in before)):
+        is_crossed = is_entered and any(state.entry is not entry for state in switch.states)
+        if is_crossed:
+            before = [(state.count, state.count, None, True, None) for state in switch.states]
+        written = switch.written() if is_entered and not is_crossed else []
+        if not (switch.is_resident and all(thread is None for _, _, thread, *_ in before)):
             switch.move([was for was, *_ in before])
             switch.fit()
             switch.note()
         for state, (_, *rest) in zip(switch.states, before, strict=True):
-            state.update, state.thread, state.masks = rest
-        _clear_autocast()
+            state.update, state.thread, state.masks, state.entry = rest
+        _clear_caches()
         for one in written:
             one.key = ()  # defaults may have been written into: they are made again
+    if is_crossed:
+        raise RuntimeError(
+            "subnetworks of this model were left in another order than they were entered in, such as by await inside of"
+            " partnets.subnetwork; use a copy of the model for each task."
+        )
     if written:
         names = ", ".join(f"{one.name} of {type(one.module).__name__}" for one in written[:3])
         raise RuntimeError(
@@ -167,7 +177,7 @@ def _claimed(switch: Switch) -> list[tuple]:
                 "another thread is inside of partnets.subnetwork with this model, which can be one subnetwork at a"
                 " time; use a copy of the model in each thread."
             )
-        before = [(state.active, state.update, state.thread, state.masks) for state in switch.states]
+        before = [(state.active, state.update, state.thread, state.masks, state.entry) for state in switch.states]
         for state in switch.states:
             state.thread = thread
     return before
@@ -176,24 +186,26 @@ def _claimed(switch: Switch) -> list[tuple]:
 _claiming = threading.Lock()
 
 
-def _clear_autocast() -> None:
-    """Forget casts of weights that were other ones."""
+def _clear_caches() -> None:
+    """Forget what torch has computed from weights that were other ones."""
     if not torch.compiler.is_compiling() and _is_any_autocast_enabled():
         torch.clear_autocast_cache()
+    if parametrize._cache_enabled:
+        parametrize._cache.clear()
 
 
 @contextmanager
 def _checked(model: nn.Module, state: PartitionState) -> Iterator[None]:
     """Inside, the outputs of model(...) refuse a backward pass while another subnetwork is active."""
-    handle = model.register_forward_hook(lambda module, inputs, output: _guarded(output, state))
+    handle = model.register_forward_hook(partial(_guarded, state))
     try:
         yield
     finally:
         handle.remove()
 
 
-def _guarded(output, state: PartitionState):
-    if torch.compiler.is_compiling() or not torch.is_grad_enabled():
+def _guarded(state: PartitionState, module: nn.Module, inputs: tuple, output):
+    if torch.compiler.is_compiling() or not torch.is_grad_enabled() or torch._C._are_functorch_transforms_active():
         return output
     return tree_map(lambda one: _guard(one, state) if isinstance(one, Tensor) and one.requires_grad else one, output)
 

@@ -55,6 +55,7 @@ class PartitionState:
         active: k, the subnetwork that the module is; C outside of partnets.subnetwork.
         update: the partition that receives gradients, or None; C outside.
         thread: the thread that is inside of partnets.subnetwork; None outside.
+        entry: identifies the innermost partnets.subnetwork that the module is in; None outside.
         masks: whether gradients are masked as they arrive; False where the optimizer's kernel does that.
     """
 
@@ -75,6 +76,7 @@ class PartitionState:
         self.active: int = count
         self.update: int | None = count
         self.thread: int | None = None
+        self.entry: object | None = None
         self.masks = True
         self.starts: dict = {}
         # What Switch exchanges, by the parameter's name: the same for all models that the module is in.
