@@ -246,6 +246,7 @@ class Switch:
         is_kept = before is not None and before[0] == version(one.parameter)  # and only the rows have changed
         # A cast rounds the parameter and each of its rows.
         sizes = one.rows.abs().prod(0) if one.is_product else one.rows.abs().sum(0)
+        sizes = part(sizes, one.parameter).to(parameter.device)
         rounding = max(1e-5, len(one.rows) * torch.finfo(parameter.dtype).eps)
         is_close = (whole - parameter).abs() <= rounding * sizes + 1e-6
         if not is_kept and not (is_close | (whole.isnan() & parameter.isnan())).all():

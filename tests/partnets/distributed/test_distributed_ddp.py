@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
-from training import OPTIMIZERS, PROPORTIONS, gradients, learn, loss, mine, network
+from training import OPTIMIZERS, PROPORTIONS, batch, gradients, learn, loss, mine, network
 
 import partnets
 from partnets import distributed, hyper, optim
@@ -153,6 +153,47 @@ def test_an_evaluation_before_the_backward_pass_changes_no_gradient(two_ranks):
         for without, with_evaluation in zip(found[::2], found[1::2], strict=True):
             torch.testing.assert_close(with_evaluation, without, rtol=0, atol=0)
         assert found[4][0] is not None and all(grad is None for grad in found[4][1:])
+
+
+def statistics_of_rank_0():
+    """Return running statistics after an evaluation, and whether it has written into other buffers than those."""
+    torch.manual_seed(0)
+    model = partnets.partition(nn.Sequential(nn.Linear(6, 5), nn.BatchNorm1d(5), nn.Linear(5, 2)), (0.5, 0.3, 0.2))
+    call = distributed.DDP(model)
+    others = [buffer for name, buffer in model.named_buffers() if "running" not in name and "tracked" not in name]
+    with partnets.subnetwork(model, active=2, update=2):
+        call(torch.randn(8, 6) + dist.get_rank()).sum().backward()
+        before = [buffer._version for buffer in others]
+        with torch.no_grad():
+            call.eval()(torch.randn(8, 6))
+        found = model[1].running_mean.clone(), model[1].num_batches_tracked.clone()
+        return found, before == [buffer._version for buffer in others]
+
+
+def test_a_forward_pass_sends_the_statistics_of_rank_0_and_no_maps_or_vectors(two_ranks):
+    (first, unwritten), (second, also) = two_ranks(statistics_of_rank_0)
+    assert unwritten and also and all(map(torch.equal, first, second)) and first[0].any()
+
+
+def nested_subnetworks():
+    """Return the outputs of subnetwork 3 of the wrapper inside of subnetwork 1 of the model, and of both apart."""
+    model, (x, _) = network().eval(), batch(0)
+    nn.init.normal_(model[6].weight)
+    call, outputs = distributed.DDP(model), []
+    with torch.no_grad():
+        for k in (3, 1):
+            with partnets.subnetwork(call, active=k):
+                outputs.append(call(x))
+        with partnets.subnetwork(model, active=1):
+            with partnets.subnetwork(call, active=3):
+                outputs.append(call(x))
+            outputs.append(model(x))
+    return outputs
+
+
+def test_a_model_and_its_wrapper_are_one_subnetwork_at_a_time(two_ranks):
+    for last, first, inner, outer in two_ranks(nested_subnetworks):
+        assert torch.equal(last, inner) and torch.equal(first, outer) and not torch.equal(first, last)
 
 
 def wrap_with_other_seed():
