@@ -42,8 +42,8 @@ class PartitionedOptimizer(torch.optim.Optimizer):
 
     counts = False
     unserved: tuple[str, ...] = ()
-    # The module of each parameter whose learning rate is learned. This is no class attribute with a value: Lightning's
-    # wrapper derives from this class, and looks up missing attributes in the optimiser.
+    # The hyper.LearningRate of each parameter that has one. The class has no value for it: Lightning's wrapper derives
+    # from this class, and looks up missing attributes in the optimiser.
     _rates: Mapping[nn.Parameter, LearningRate]
     # The initial learning rates of groups.
     _lrs: list[float]
@@ -287,7 +287,7 @@ class PartitionedOptimizer(torch.optim.Optimizer):
         return settings | {name: decay_of(group, update) for name in settings.keys() & {"weight_decay"}}
 
     def owner_of(self, parameter: nn.Parameter) -> PartitionedParameter:
-        """Return what partitions own of a parameter."""
+        """Return the PartitionedParameter of a parameter."""
         return self._owners[parameter]
 
     def as_torchs(
@@ -410,7 +410,7 @@ def check_held(model: nn.Module) -> None:
 
 
 def _learned_rates(model: nn.Module) -> dict[nn.Parameter, LearningRate]:
-    """Return the module of each parameter whose learning rate is learned.
+    """Return the hyper.LearningRate of each parameter that has one.
 
     Raises:
         ValueError: a parameter has two such modules.
@@ -422,8 +422,8 @@ def _learned_rates(model: nn.Module) -> dict[nn.Parameter, LearningRate]:
                 if found.setdefault(parameter, module) is not module:
                     name = next(name for name, one in model.named_parameters() if one is parameter)
                     raise ValueError(
-                        f"{name} has two learning rates, of which {path} is one; let each hyper.LearningRate be of"
-                        " modules of its own."
+                        f"{name} has two learning rates, and one of them is {path}; pass different modules to each"
+                        " hyper.LearningRate."
                     )
     return found
 
@@ -440,7 +440,7 @@ def check_partitioned(optimizer: object, name: str = "optimizer") -> None:
         return
     if isinstance(inner := getattr(optimizer, "optimizer", None), PartitionedOptimizer):  # Accelerate's
         raise ValueError(
-            f"{name} is a {type(optimizer).__name__} around a {type(inner).__name__}, whose step takes no partition;"
+            f"{name} is a {type(optimizer).__name__} around a {type(inner).__name__}, and its step takes no partition;"
             f" pass {name}.optimizer, the {type(inner).__name__} itself."
         )
     raise ValueError(
@@ -497,7 +497,7 @@ def _listed(group: dict) -> list[nn.Parameter]:
 
 
 def owners(model: nn.Module) -> dict[nn.Parameter, PartitionedParameter]:
-    """Return what partitions own of each trainable parameter.
+    """Return the PartitionedParameter of each trainable parameter.
 
     Raises:
         ValueError: a trainable parameter belongs neither to partitions nor to partnets.hyper; entries of a parameter

@@ -1,4 +1,4 @@
-"""Tests whether an optimiser steps each entry of a tensor by itself, so that parts of a tensor can be stepped alone."""
+"""Tests whether an optimiser steps each entry of a tensor by itself, so that it can step parts of a tensor."""
 
 from __future__ import annotations
 

@@ -70,7 +70,7 @@ def part(tensor: Tensor, like: Tensor) -> Tensor:
     shape, offset = compute_local_shape_and_global_offset(like.shape, like.device_mesh, like.placements)
     if shape != tuple(local(like).shape) or len(offset) != len(shape):
         raise ValueError(
-            f"a parameter of shape {tuple(like.shape)} is placed as {like.placements}, of which this rank has"
+            f"a parameter of shape {tuple(like.shape)} is placed as {like.placements}, and this rank has the shape"
             f" {tuple(local(like).shape)}; pass Shard and Replicate placements."
         )
     return tensor[tuple(slice(start, start + size) for start, size in zip(offset, shape, strict=True))]
@@ -89,7 +89,7 @@ def redistributed(tensor: Tensor, like: Tensor) -> Tensor:
 
 
 def sharded_like(tensor: Tensor, like: Tensor) -> Tensor:
-    """Return the DTensor of which this rank has a part, where `like` is one; otherwise the tensor itself.
+    """Return the DTensor with this tensor as this rank's part if `like` is a DTensor; otherwise the tensor itself.
 
     Example:
         >>> sharded_like(torch.ones(1), torch.zeros(1))
@@ -102,10 +102,10 @@ def sharded_like(tensor: Tensor, like: Tensor) -> Tensor:
 
 
 def local_partition(partition: Partition, like: Tensor) -> Partition | None:
-    """Return which entry of this rank's part of a weight is of which partition, without defaults; None if it is empty.
+    """Return the partition of this rank's part of a weight, without defaults; None if the part is empty.
 
     Args:
-        partition: that of the whole weight.
+        partition: the partition of the whole weight.
         like: the weight, or a tensor like it.
 
     Example:

@@ -306,7 +306,7 @@ def test_learned_rates_are_those_of_steps_and_schedules_count():
             before[i] = now.detach().clone()
     assert copy.deepcopy((model, optimizer))[1]._rates.keys().isdisjoint(optimizer._rates)
     model.more = hyper.LearningRate(model.network[0], 0.3)
-    with pytest.raises(ValueError, match=r"network\.0\.\w+ has two learning rates, of which more is one"):
+    with pytest.raises(ValueError, match=r"network\.0\.\w+ has two learning rates, and one of them is more;"):
         optim.SGD(model)
 
 
