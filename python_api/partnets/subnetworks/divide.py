@@ -25,10 +25,12 @@ from partnets.subnetworks.state import (
     bytes_of,
     defaults_of,
     numbers_of,
+    parameter_of,
     text_of,
 )
 from partnets.subnetworks.statistics import hold_statistics
 from partnets.utils import seeds
+from partnets.utils.modules import is_sharded
 from partnets.utils.shards import local
 
 # The stream of a weight's defaults is 0; a bias is drawn from another, so that the two are independent.
@@ -208,8 +210,12 @@ def set_partition(module: nn.Module, name: str, partition: Partition) -> None:
     module.register_buffer(name + MAP, partition.map)
     module.register_buffer(name + DEFAULTS, numbers_of(partition.defaults))
     if is_stored:
-        ids, values = partition.ids(), partition.defaults.stored
-        packed = torch.cat([values[ids == k] for k in range(2, partition.count + 1)])
+        values = partition.defaults.stored
+        if values.is_meta:  # loading a state_dict gives it its size
+            packed = values.new_empty(0)
+        else:
+            ids = partition.ids()
+            packed = torch.cat([values[ids == k] for k in range(2, partition.count + 1)])
         module.register_buffer(name + STORED, packed)
 
 
@@ -220,10 +226,20 @@ def with_rows(vector: Tensor, count: int, neutral: float) -> Tensor:
     return rows
 
 
-def before_loading(module: nn.Module, state_dict: dict, prefix: str, *_) -> None:
-    """Give the buffers of stored defaults the sizes that a state_dict has; it may have other partitions or defaults."""
+def before_loading(module: nn.Module, state_dict: dict, prefix: str, *rest) -> None:
+    """Give the buffers of stored defaults the sizes that a state_dict has; it may have other partitions or defaults.
+
+    Damaged maps are added to the errors that torch's load_state_dict raises.
+    """
     state = vars(module).get(ATTRIBUTE)
+    *_, errors = rest
     for name in () if state is None else state.weights:
+        map, own = state_dict.get(prefix + name + MAP), module._buffers[name + MAP]
+        if isinstance(map, Tensor) and not is_sharded(map) and not is_sharded(own) and map.shape == own.shape:
+            try:
+                Partition(tuple(parameter_of(module, name).shape), state.count, map.contiguous(), Zeros())
+            except ValueError as error:
+                errors.append(f"{prefix}{name}{MAP}: {error}")
         if isinstance(state_dict.get(prefix + name + DEFAULTS), Tensor):
             own, saved = module._buffers.get(name + STORED), state_dict.get(prefix + name + STORED)
             if not isinstance(saved, Tensor):
