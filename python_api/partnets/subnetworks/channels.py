@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -146,7 +147,9 @@ def find_channels(
     with preserved(device_of(model)), evaluating(model), torch.enable_grad():
         try:
             expected = _shapes(_called(model, example))
-            graph = torch_pruning.DependencyGraph().build_dependency(model, example_inputs=example)
+            with warnings.catch_warnings():
+                warnings.filterwarnings("ignore", "Unwrapped parameters detected")  # _narrow leaves their groups whole
+                graph = torch_pruning.DependencyGraph().build_dependency(model, example_inputs=example)
         except Exception as error:
             raise ValueError(
                 f"the model fails with example: {type(error).__name__}: {error}. Pass what it takes: a tensor, a tuple"
