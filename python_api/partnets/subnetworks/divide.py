@@ -12,6 +12,7 @@ from partkernels import Defaults, Normal, Partition, Stored, Uniform, Zeros
 from partkernels.arguments import sizes
 from partnets.subnetworks.initial_values import Start, declared, distribution_of
 from partnets.subnetworks.channels import Narrow
+from partnets.subnetworks.parameters import PartitionedParameter
 from partnets.subnetworks.rules import Rule, known_rule, rule_of
 from partnets.subnetworks.state import (
     ATTRIBUTE,
@@ -29,6 +30,7 @@ from partnets.subnetworks.state import (
     text_of,
 )
 from partnets.subnetworks.statistics import hold_statistics
+from partnets.subnetworks.switch import noted
 from partnets.utils import seeds
 from partnets.utils.modules import is_sharded
 from partnets.utils.shards import local
@@ -157,12 +159,12 @@ class Division:
                     self.values[name] = values.clone().view(vector.shape)
             else:
                 self.starts[name] = Start.of(vector)
-        elif usual is None and self.declared is None and not vector.is_meta and vector.numel():
+        elif usual is None and self.declared is None and self.is_known and not vector.is_meta and vector.numel():
             if not bool((vector == float(is_scale)).all()):
                 self.starts[name] = Start.of(vector)
 
     def _looks_drawn(self, name: str, weight: Tensor) -> bool:
-        if self.declared is not None or weight.is_meta or not weight.numel():
+        if self.declared is not None or not self.is_known or weight.is_meta or not weight.numel():
             return True
         usual = self.rule.distribution(self.module, name)
         return distribution_of(drawn_entries(self.module, weight), usual) is usual
@@ -187,6 +189,7 @@ class Division:
             for name, is_scale in self.vectors.items():
                 state.vectors[name] = is_scale
                 module.register_buffer(name + ROWS, with_rows(module._parameters[name], count, float(is_scale)))
+                noted([PartitionedParameter(module, name)])
             present = [name for name in self.rule.statistics if module._buffers.get(name) is not None]
             state.statistics = tuple(present)
             for name in present:
