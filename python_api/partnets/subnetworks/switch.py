@@ -373,9 +373,9 @@ class Switch:
 
 
 def version_of(one) -> tuple[int, int]:
-    """Return the versions of a parameter and of its vectors; 0 if it is of an inference tensor."""
+    """Return the versions of a parameter and of its vectors; 0 for inference tensors, or if there are no vectors."""
     rows = one.module._buffers.get(one.name + ROWS)
-    return tuple(version(tensor) for tensor in ((one.parameter,) if rows is None else (one.parameter, rows)))
+    return version(one.parameter), 0 if rows is None else version(rows)
 
 
 def noted(parameters) -> None:
