@@ -87,8 +87,7 @@ def subnetwork(
         switch, groups = switch_of(model), grouped(active, update, count)
         with (
             _entered(switch, count, PER_EXAMPLE),
-            frozen(() if hyper else hyperparameters(model)),
-            grouping(model, groups, switch),
+            grouping(model, groups, switch, () if hyper else hyperparameters(model)),
             holding({SEVERAL: True}),
             _checked(model, switch.states[0]),
         ):

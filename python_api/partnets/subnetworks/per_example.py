@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from itertools import groupby
 from typing import Any, NamedTuple
@@ -16,7 +16,7 @@ from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 from partnets.hyper.penalty import penalties, weighed_penalties
 from partnets.subnetworks.computed import computed
 from partnets.subnetworks.switch import Switch
-from partnets.utils.modules import is_sharded, overlapping
+from partnets.utils.modules import frozen, is_sharded, overlapping
 
 # Parts of an output that may be the same for all examples.
 _PLAIN = (int, float, str, type(None))
@@ -80,10 +80,15 @@ def _numbers(name: str, given: Tensor | int | None) -> list[int] | int:
 
 
 @contextmanager
-def grouping(model: nn.Module, groups: list[Group], switch: Switch) -> Iterator[None]:
+def grouping(
+    model: nn.Module, groups: list[Group], switch: Switch, withheld: Iterable[nn.Parameter]
+) -> Iterator[None]:
     """Inside, model(...) computes group by group, each in its own subnetwork.
 
     Of DistributedDataParallel the module inside does: ranks may have other groups, and gradients travel once.
+
+    Args:
+        withheld: parameters without gradients from examples that a partition learns from.
     """
     if any(is_sharded(one.parameter) for one in (*switch.weights, *switch.vectors)):
         raise ValueError(
@@ -92,18 +97,20 @@ def grouping(model: nn.Module, groups: list[Group], switch: Switch) -> Iterator[
     while isinstance(model, nn.parallel.DistributedDataParallel):
         model = model.module
     own, forward = vars(model).get("forward"), model.forward
-    inside = [False]
+    inside, entry = [False], switch.states[0].entry
 
     @torch.compiler.disable
     def compute(*inputs, **options) -> Any:
+        if switch.states[0].entry is not entry:  # another context is the innermost one, or none
+            return forward(*inputs, **options)
         inside[0] = True
         try:
-            return _computed(model, forward, groups, switch, inputs, options)
+            return _computed(model, forward, groups, switch, withheld, inputs, options)
         finally:
             inside[0] = False
 
     def refuse(module: nn.Module, args: tuple) -> None:
-        if not inside[0] and module is not model:
+        if not inside[0] and module is not model and switch.states[0].entry is entry:
             raise RuntimeError(
                 f"a {type(module).__name__} is in several subnetworks here, and its examples are unknown: call the"
                 " model that partnets.subnetwork was given, or enter one subnetwork, with numbers instead of tensors."
@@ -116,14 +123,22 @@ def grouping(model: nn.Module, groups: list[Group], switch: Switch) -> Iterator[
     finally:
         for hook in hooks:
             hook.remove()
-        if own is None:
+        if vars(model).get("forward") is not compute:  # it was wrapped meanwhile
+            pass
+        elif own is None:
             del vars(model)["forward"]
         else:
             vars(model)["forward"] = own
 
 
 def _computed(
-    model: nn.Module, forward: Callable, groups: list[Group], switch: Switch, inputs: tuple, options: dict
+    model: nn.Module,
+    forward: Callable,
+    groups: list[Group],
+    switch: Switch,
+    withheld: Iterable[nn.Parameter],
+    inputs: tuple,
+    options: dict,
 ) -> Any:
     """Return what a model's forward gives for all examples, group by group."""
     count = sum(len(group.rows) for group in groups)
@@ -134,7 +149,7 @@ def _computed(
     for group in groups:
         # A penalty regularises what learns from these examples, beside a loss that is the mean over all.
         counting = weighed_penalties(len(group.rows) / count) if group.update else penalties()
-        with computed(switch, group.active, group.update), counting:
+        with computed(switch, group.active, group.update), frozen(withheld if group.update else ()), counting:
             given, named = tree_map(_taking(group.rows, count), (inputs, options))
             outputs.append(forward(*given, **named))
     return _joined(outputs, groups) if len(outputs) > 1 else outputs[0]
