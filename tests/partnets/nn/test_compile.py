@@ -131,7 +131,7 @@ def test_the_backward_pass_of_another_subnetwork_raises():
     for entered in (compiled, model):
         with partnets.subnetwork(entered, 2, 1):
             y = compiled(images())
-        with pytest.raises(RuntimeError, match="computed by subnetwork active=2|modified by an inplace operation"):
+        with pytest.raises(RuntimeError, match=r"computed by subnetwork active=2|modified by an inplace operation"):
             y.sum().backward()
 
 

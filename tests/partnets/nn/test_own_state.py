@@ -14,10 +14,10 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from partnets.nn.own_state import STATE_OF
 from torch import nn
 
 import partnets
-from partnets.nn.own_state import STATE_OF
 
 PROPORTIONS = (0.5, 0.3, 0.2)
 ALL = pytest.mark.parametrize

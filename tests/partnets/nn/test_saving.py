@@ -129,7 +129,10 @@ def changed(**entries):
     ("change", "message"),
     [
         (changed(weight_partition=torch.zeros(5, 8, dtype=torch.uint8)), "size mismatch for weight_partition"),
-        (changed(weight_partition=lambda map: torch.full_like(map, 255)), "weight_partition: the map holds an id above its count"),
+        (
+            changed(weight_partition=lambda map: torch.full_like(map, 255)),
+            "weight_partition: the map holds an id above its count",
+        ),
         (changed(weight_partition=torch.zeros(5, 16)), "needs a contiguous torch.uint8 map"),
         (changed(weight_defaults=torch.tensor([9, 0, 0, 0])), "defaults are of kind 9; known are 0 to 3"),
         (changed(weight_defaults=torch.zeros(3, dtype=torch.int64)), "size mismatch for weight_defaults"),
@@ -161,7 +164,7 @@ def test_a_state_dict_of_another_number_of_partitions_raises():
 
 
 def test_the_state_dict_of_a_dense_layer_raises():
-    with pytest.raises(RuntimeError, match="Missing key.* \"weight_partition\""):
+    with pytest.raises(RuntimeError, match='Missing key.* "weight_partition"'):
         layer().load_state_dict(nn.Conv2d(3, 5, 3).state_dict())
 
 
@@ -169,7 +172,7 @@ def test_the_state_dict_of_a_dense_layer_raises():
 def test_a_partitioned_state_dict_does_not_fit_a_dense_layer(name):
     sizes = (3, 2) if name == "Linear" else (4,)
     state = getattr(partnets, name)(*sizes, proportions=(0.5, 0.5)).state_dict()
-    with pytest.raises(RuntimeError, match="Unexpected key.* \"bias_rows\""):
+    with pytest.raises(RuntimeError, match='Unexpected key.* "bias_rows"'):
         getattr(nn, name)(*sizes).load_state_dict(state)
 
 

@@ -124,8 +124,8 @@ def test_a_state_dict_is_taken_and_a_model_merged_outside():
     with partnets.subnetwork(model, 2):
         with pytest.raises(RuntimeError, match=r"is subnetwork 2 now, whose state_dict lacks"):
             model.state_dict()
-        with pytest.raises(RuntimeError, match="outside of partnets.subnetwork"):
+        with pytest.raises(RuntimeError, match=r"outside of partnets\.subnetwork"):
             partnets.merge(model, 1)
-        with pytest.raises(RuntimeError, match="outside of partnets.subnetwork"):
+        with pytest.raises(RuntimeError, match=r"outside of partnets\.subnetwork"):
             partnets.finalize(model, "retrain")
     model.state_dict()

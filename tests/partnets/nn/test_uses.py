@@ -95,7 +95,9 @@ def alone():
 
 @pytest.mark.cases(usual=8)
 @pytest.mark.filterwarnings("ignore:The .grad attribute")  # torch's compiler hides it, unless warnings are errors
-@pytest.mark.filterwarnings("ignore:.*torch.nn.utils.stateless|.*lstm.*|.*is using the experimental|.*self._flat_weights")
+@pytest.mark.filterwarnings(
+    "ignore:.*torch.nn.utils.stateless|.*lstm.*|.*is using the experimental|.*self._flat_weights"
+)
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.parametrize("use", USES)
 def test_a_layer_is_used_as_torchs_is(name, use, request):

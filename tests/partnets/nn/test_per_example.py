@@ -1,20 +1,20 @@
 """Per-example subnetworks: one call computes several subnetworks, and nothing passes between them."""
 
-import copy
-import io
-import threading
 import warnings
 from collections import namedtuple
 
 import numpy
 import pytest
 import torch
+from layers import poison
+from small_network import perturbed
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import partnets
 from partnets import hyper
-from partnets.nn.partitioned import partitioned_layers
+from partnets.subnetworks.parameters import partitioned_parameters
+from partnets.subnetworks.state import num_partitions
 
 PROPORTIONS = (0.5, 0.25, 0.25)
 ACTIVE = torch.tensor([3, 1, 2, 1, 3, 2, 1, 1])
@@ -39,10 +39,9 @@ class Network(nn.Module):
         return Pair(scale * self.scores(features), features)
 
 
-def network(scheme="nested", seed=0):
-    torch.manual_seed(seed)
-    example = {"example": torch.randn(2, 1, 6, 6)} if scheme == "nested" else {}
-    model = partnets.partition(Network(), PROPORTIONS, scheme=scheme, **example).double().train()
+def network(scheme="weight"):
+    torch.manual_seed(0)
+    model = perturbed(partnets.partition(Network(), PROPORTIONS, scheme=scheme).double().train(), 0.1)
     model.mask.eval()  # no noise, so that passes can be compared
     return model
 
@@ -56,11 +55,29 @@ def losses(output):
 
 
 def gradients(model):
-    return {name: None if p.grad is None else p.grad.clone() for name, p in model.named_parameters()}
+    """Return what each partition is stepped by, and the gradients of ψ."""
+    found = {}
+    for i, one in enumerate(partitioned_parameters(model)):
+        for k in range(1, num_partitions(model) + 1):
+            if (grad := one.gradient(k)) is not None:
+                found[i, k] = (grad if one.is_vector else grad[one.partition.mask(k)]).clone()
+    psi = [
+        parameter
+        for module in model.modules()
+        if isinstance(module, hyper.Hyperparameter)
+        for parameter in module.parameters()
+    ]
+    return found | {("ψ", i): parameter.grad.clone() for i, parameter in enumerate(psi) if parameter.grad is not None}
+
+
+def forget(model):
+    model.zero_grad()
+    for one in partitioned_parameters(model):
+        one.clear_gradients()
 
 
 @pytest.mark.cases(usual=2)
-@pytest.mark.parametrize("scheme", ["nested", "weight", "node"])
+@pytest.mark.parametrize("scheme", ["weight", "node"])
 @pytest.mark.parametrize("order", [slice(None), ACTIVE.argsort(stable=True)], ids=["mixed", "sorted"])
 def test_a_mixed_batch_has_the_outputs_and_the_gradients_of_passes_apart(scheme, order):
     model, active, update, x = network(scheme), ACTIVE[order], UPDATE[order], images()
@@ -72,47 +89,38 @@ def test_a_mixed_batch_has_the_outputs_and_the_gradients_of_passes_apart(scheme,
                 with partnets.subnetwork(model, active=k, update=learns or None):
                     output = model(x[rows], scale=2.0)
                     losses(output).sum().backward()
+                output = Pair(*(part.detach() for part in output))
                 for row, scores, features in zip(rows, *output, strict=True):
                     expected[row] = torch.cat([scores, features])
     apart = gradients(model)
-    model.zero_grad()
+    forget(model)
     with partnets.subnetwork(model, active=active, update=update):
         output = model(x, scale=2.0)
-    losses(output).sum().backward()
+        losses(output).sum().backward()
     torch.testing.assert_close(torch.cat(output, 1), torch.stack(expected), rtol=1e-12, atol=1e-12)
     assert isinstance(output, Pair)
     torch.testing.assert_close(gradients(model), apart, rtol=1e-12, atol=1e-12)
-    assert not any(gradient is None for gradient in apart.values())
+    assert len(apart) == 3 * 8 + 1
 
 
-@pytest.mark.cases(usual=1)
-@pytest.mark.parametrize("scheme", ["nested", "weight"])
-def test_nothing_passes_from_examples_to_partitions_and_outputs_of_others(scheme):
+def test_nothing_passes_from_examples_to_partitions_and_outputs_of_others():
     found = []
     for seed in (0, 1):
-        model, x = network(scheme), images()
+        model, x = network(), images()
         x[UPDATE > 1] += seed
-        with torch.no_grad():
-            for _, layer in partitioned_layers(model):
-                for name, parameter in layer.owned():
-                    for k in (2, 3) if seed else ():
-                        if (entries := layer.entries(name, [parameter.data], k)) is not None:
-                            (view,), partition = entries
-                            view[... if partition is None else partition.mask(k)] = torch.nan
+        if seed:
+            poison(model, 2)
+        first = ACTIVE == 1
         with partnets.subnetwork(model, active=ACTIVE, update=UPDATE):
             output = model(x)
-        first = ACTIVE == 1
-        losses(output)[first].sum().backward()
+            losses(output)[first].sum().backward()
         found.append([output.scores[first], output.features[first], *of_first(model)])
-    assert all(map(torch.equal, *found))
+    assert all(map(torch.equal, *found)) and found[0][0].isfinite().all()
 
 
 def of_first(model):
-    """Yield the gradients of w_1."""
-    for _, layer in partitioned_layers(model):
-        for name, parameter in layer.owned():
-            (view,), partition = layer.entries(name, [parameter.grad], 1)
-            yield view if partition is None else view[partition.mask(1)]
+    """Return the gradients of w_1."""
+    return [gradient for (_, k), gradient in gradients(model).items() if k == 1]
 
 
 @pytest.mark.full
@@ -121,7 +129,7 @@ def test_psi_learns_from_examples_of_which_no_partition_learns_alone():
     with partnets.subnetwork(model, active=ACTIVE, update=UPDATE):
         losses(model(x)).sum().backward()
     expected = model.mask.logits.grad.clone()
-    model.zero_grad()
+    forget(model)
     with partnets.subnetwork(model, active=ACTIVE, update=UPDATE):
         losses(model(x))[UPDATE == 0].sum().backward()
     torch.testing.assert_close(model.mask.logits.grad, expected, rtol=1e-12, atol=0)
@@ -163,7 +171,7 @@ def test_what_is_wrong_is_told_before_anything_changes(active, update, message):
     model = network()
     with pytest.raises(ValueError, match=message), partnets.subnetwork(model, active=active, update=update):
         pass
-    assert "forward" not in vars(model) and (model.scores.active, model.scores.update) == (3, 3)
+    assert "forward" not in vars(model)
 
 
 class Gives(nn.Module):
@@ -275,9 +283,6 @@ def test_a_layer_called_by_itself_raises():
     model = network()
     with partnets.subnetwork(model, active=ACTIVE), pytest.raises(RuntimeError, match="call the model that"):
         model.scores(torch.ones(8, 8, dtype=torch.float64))
-    with partnets.subnetwork(model, active=ACTIVE), pytest.raises(RuntimeError, match="call the model that"):
-        model.scores.active  # noqa: B018
-    assert model.scores.active == 3
 
 
 @pytest.mark.full
@@ -339,72 +344,6 @@ def test_hooks_of_the_model_see_all_examples():
     assert seen == [(8, 8)]
 
 
-def test_threads_have_subnetworks_of_their_own():
-    model, x, found = network(), images(), {}
-    with torch.no_grad():
-        whole = model(x)
-        with partnets.subnetwork(model, active=ACTIVE):
-            mixed = model(x)
-    inside, leave = threading.Barrier(3), threading.Barrier(3)
-
-    def compute(name, active):
-        with torch.no_grad():
-            if active is None:
-                inside.wait()
-                found[name] = model(x)
-                leave.wait()
-            else:
-                with partnets.subnetwork(model, active=active):
-                    inside.wait()
-                    found[name] = model(x)
-                    leave.wait()
-
-    threads = [
-        threading.Thread(target=compute, args=one)
-        for one in (("whole", None), ("mixed", ACTIVE), ("first", torch.ones(8, dtype=torch.int64)))
-    ]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    with torch.no_grad(), partnets.subnetwork(model, active=1):
-        first = model(x)
-    for name, expected in {"whole": whole, "mixed": mixed, "first": first}.items():
-        assert all(map(torch.equal, found[name], expected)), name
-    assert "forward" not in vars(model)
-
-
-def saved(model):
-    buffer = io.BytesIO()
-    torch.save(model, buffer)
-    buffer.seek(0)
-    return torch.load(buffer, weights_only=False)
-
-
-@pytest.mark.full
-@pytest.mark.parametrize("copied", [copy.deepcopy, saved], ids=["deepcopy", "torch.save"])
-def test_copies_are_in_no_subnetwork_and_compute_by_themselves(copied):
-    model, x = network(), images()
-    with torch.no_grad():
-        expected = model(x)
-        with partnets.subnetwork(model, active=ACTIVE):
-            other = copied(model)
-        model.scores.weight.zero_()
-        assert all(map(torch.equal, other(x), expected))
-
-
-def test_a_layer_alone_is_merged_inside_and_its_copies_are():
-    layer = partnets.partition(nn.Linear(4, 3), PROPORTIONS).double()
-    x = torch.randn(8, 4, dtype=torch.float64)
-    with partnets.subnetwork(layer, active=ACTIVE):
-        merged = [partnets.merge(one, 1) for one in (layer, copy.deepcopy(layer), saved(layer))]
-    with torch.no_grad(), partnets.subnetwork(layer, active=1):
-        expected = layer(x)
-    for one in merged:
-        assert type(one) is nn.Linear and "forward" not in vars(one)
-        torch.testing.assert_close(one(x), expected, rtol=1e-12, atol=1e-12)
-
-
 @pytest.mark.full
 def test_a_compiled_model_computes_each_group_by_its_own_graph():
     model, x = network(), images()
@@ -424,37 +363,24 @@ class Recomputed(nn.Module):
         self.first, self.second, self.options = nn.Linear(4, 4), nn.Linear(4, 2), options
 
     def forward(self, x):
-        options = {name: value() if callable(value) else value for name, value in self.options.items()}
-        return self.second(checkpoint(self.first, x, **options).relu())
+        return self.second(checkpoint(self.first, x, **self.options).relu())
 
 
+@pytest.mark.parametrize("reentrant", [True, False])
 @pytest.mark.parametrize("inside", [True, False])
-def test_activation_checkpoints_recompute_the_subnetwork_of_each_group_or_raise(inside):
-    x = torch.randn(4, 4, dtype=torch.float64, requires_grad=True)
-    active, update = torch.tensor([1, 2, 2, 1]), torch.tensor([1, 2, 1, 0])
-
-    def learned(**options):
-        torch.manual_seed(0)
-        model = partnets.partition(Recomputed(**options), (0.5, 0.5)).double()
-        model.options.update({"context_fn": lambda: partnets.checkpoint_contexts(model)} if "told" in options else {})
-        model.options.pop("told", None)
-        with partnets.subnetwork(model, active=active, update=update):
-            loss = model(x).square().sum()
-            if inside:
-                loss.backward()
-        if not inside:
-            loss.backward()
-        return gradients(model)
-
+def test_activation_checkpoints_are_refused_in_the_backward_pass(reentrant, inside):
     torch.manual_seed(0)
-    model = partnets.partition(Recomputed(use_reentrant=True), (0.5, 0.5)).double()
-    for k, learning, rows in ((1, 1, [0]), (2, 2, [1]), (2, 1, [2])):
-        with partnets.subnetwork(model, active=k, update=learning):
-            model(x[rows]).square().sum().backward()
-    torch.testing.assert_close(learned(use_reentrant=False, told=True), gradients(model), rtol=1e-12, atol=1e-12)
-    for reentrant in (True, False):
-        with pytest.raises(RuntimeError, match="checkpoint_contexts"):
-            learned(use_reentrant=reentrant)
+    model = partnets.partition(Recomputed(use_reentrant=reentrant), (0.5, 0.5)).double()
+    x = torch.randn(4, 4, dtype=torch.float64, requires_grad=True)
+    message = "is in several subnetworks here" if inside else "computed by subnetwork"
+    with partnets.subnetwork(model, active=torch.tensor([1, 2, 2, 1]), update=torch.tensor([1, 2, 1, 0])):
+        loss = model(x).square().sum()
+        if inside:
+            with pytest.raises(RuntimeError, match=message):
+                loss.backward()
+    if not inside:
+        with pytest.raises(RuntimeError, match=message):
+            loss.backward()
 
 
 class Penalised(nn.Module):
