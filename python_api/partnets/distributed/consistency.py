@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from partnets.subnetworks.state import DEFAULTS, MAP, STORED, state_of
+from partnets.subnetworks.state import DEFAULTS, MAP, STORED, inside, state_of
 from partnets.training.state import TrainingState
 from partnets.training.validation import leaves
 from partnets.utils.shards import local
@@ -37,6 +37,12 @@ def check_agreement(facts: dict[str, object], group: dist.ProcessGroup | None = 
             f"the ranks differ in {', '.join(different)}; construct the same model, chunks and trainer on all ranks,"
             " from the same seeds."
         )
+
+
+def check_outside(model: nn.Module) -> None:
+    """Raise RuntimeError if a model is inside of partnets.subnetwork, without the weights of other partitions."""
+    if inside(model):
+        raise RuntimeError("the model is inside of partnets.subnetwork; distribute it before a subnetwork is entered.")
 
 
 def partitions(model: nn.Module) -> dict[str, object]:

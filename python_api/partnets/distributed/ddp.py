@@ -6,7 +6,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from partnets.distributed.consistency import check_agreement, partitions
+from partnets.distributed.consistency import check_agreement, check_outside, partitions
 from partnets.distributed.packing import Packing, all_reduce_packed
 from partnets.subnetworks.state import DEFAULTS, ESTIMATED, LEARNED, MAP, ROWS, STORED, state_of
 
@@ -44,6 +44,7 @@ class DDP(nn.parallel.DistributedDataParallel):
     Raises:
         ValueError: one of these options is passed, or the ranks' partitions differ; and the errors of
             DistributedDataParallel.
+        RuntimeError: the model is inside of partnets.subnetwork.
 
     Example:
         >>> import torch.distributed as dist, partnets
@@ -60,6 +61,7 @@ class DDP(nn.parallel.DistributedDataParallel):
         for name, why in TAKEN.items():
             if options.get(name) is not None:
                 raise ValueError(f"{name}={options[name]!r} cannot be passed: {why}.")
+        check_outside(module)
         check_agreement(partitions(module), options.get("process_group"))
         apart, given = _apart(module), getattr(module, _IGNORED, None)
         setattr(module, _IGNORED, [*(given or ()), *apart])

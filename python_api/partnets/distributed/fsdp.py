@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed import fsdp
 
-from partnets.distributed.consistency import check_agreement, partitions
+from partnets.distributed.consistency import check_agreement, check_outside, partitions
 from partnets.hyper import hyperparameters
 from partnets.subnetworks.state import ROWS, partitioned_modules, state_of
 from partnets.subnetworks.switch import watch
@@ -39,6 +39,7 @@ def fully_shard(model: nn.Module, units: Iterable[nn.Module] | None = None, **op
     Raises:
         ValueError: the ranks' partitions or parameters differ, the model is sharded already, or
             reshard_after_forward is not True; and torch's errors.
+        RuntimeError: the model is inside of partnets.subnetwork.
 
     Example:
         >>> import torch, partnets
@@ -53,6 +54,7 @@ def fully_shard(model: nn.Module, units: Iterable[nn.Module] | None = None, **op
         (Shard(dim=0),)
         >>> dist.destroy_process_group()
     """
+    check_outside(model)
     if sharded := [path for path, module in model.named_modules() if isinstance(module, fsdp.FSDPModule)]:
         raise ValueError(
             f"{sharded[0] or 'the model'} is sharded already; call fully_shard once, on the whole model, and pass the"

@@ -196,6 +196,17 @@ def test_a_model_and_its_wrapper_are_one_subnetwork_at_a_time(two_ranks):
         assert torch.equal(last, inner) and torch.equal(first, outer) and not torch.equal(first, last)
 
 
+def distribute_inside(distribute):
+    model = network()
+    with partnets.subnetwork(model, active=1), pytest.raises(RuntimeError, match="before a subnetwork is entered"):
+        distribute(model)
+
+
+@pytest.mark.parametrize("distribute", [distributed.DDP, distributed.fully_shard])
+def test_a_model_that_is_one_subnetwork_is_not_distributed(distribute, two_ranks):
+    two_ranks(distribute_inside, distribute)
+
+
 def wrap_with_other_seed():
     model = partnets.partition(nn.Sequential(nn.Linear(4, 3), nn.GRU(3, 3)), (0.5, 0.5), seed=dist.get_rank())
     distributed.DDP(model)
