@@ -32,8 +32,9 @@ import transformers
 from timm.models import _registry
 
 import partnets
-from partnets.nn.batch_norm import _BatchNorm
-from partnets.nn.partitioned import Partitioned
+from partnets.subnetworks.parameters import partitioned_parameters
+from partnets.subnetworks.state import ESTIMATED, LEARNED, ROWS, partitioned_modules, state_of
+from partnets.subnetworks.switch import noted
 
 PROPORTIONS = (0.5, 0.3, 0.2)
 LAST = len(PROPORTIONS)
@@ -139,6 +140,9 @@ def attempt(model: nn.Module, given: dict, scheme: str = "weight") -> None:
         for _, values, owned in divided(model, 1):
             if owned is not None and values.is_floating_point():
                 values.masked_fill_(~owned, math.nan)
+        for one in partitioned_parameters(model):
+            one.combine()
+        noted(partitioned_parameters(model))
     if not all(map(torch.equal, output(model, given, 1), outputs[1])):
         raise Failed("subnetwork 1 reads weights of later partitions")
 
@@ -179,19 +183,24 @@ def difference(ours: list[Tensor], theirs: list[Tensor]) -> float:
 
 def divided(model: nn.Module, k: int) -> Iterator[tuple[str, Tensor, Tensor | None]]:
     """Yield name, values and mask of partition k for each parameter and buffer; the mask is None if k owns nothing."""
-    for path, module in model.named_modules():
-        rows = torch.arange(1, LAST + 1) == k
-        for name, parameter in module.owned() if isinstance(module, Partitioned) else ():
-            values = parameter.detach()
-            (view,), partition = module.entries(name, [values], k)
-            if partition is None:
-                yield f"{path}.{name}", values, rows.view(-1, *[1] * (values.dim() - 1))
-            else:
-                yield f"{path}.{name}", view, partition.mask(k)
-        for name, buffer in module._buffers.items():
-            if buffer is not None:
-                of_subnetworks = isinstance(module, _BatchNorm)
-                yield f"{path}.{name}", buffer, rows.view(-1, *[1] * (buffer.dim() - 1)) if of_subnetworks else None
+    paths = {module: path for path, module in model.named_modules()}
+    rows = torch.arange(1, LAST + 1) == k
+    seen = set()
+    for one in partitioned_parameters(model):
+        values = one.stored.detach()
+        owned = rows.view(-1, *[1] * (values.dim() - 1)) if one.partition is None else one.partition.mask(k)
+        seen |= {id(one.stored), id(one.parameter)}
+        yield f"{paths[one.module]}.{one.name}", values, owned
+    for module in partitioned_modules(model):
+        for name in state_of(module).statistics:
+            # Outside of subnetworks the buffer itself has the statistics of the last one.
+            *earlier, _ = buffers = module.get_buffer(name + ROWS)
+            for j, values in enumerate((*earlier, module.get_buffer(name)), 1):
+                yield f"{paths[module]}.{name} of {j}", values, torch.tensor(j == k)
+            seen |= {id(module.get_buffer(name)), id(buffers)}
+    for path, buffer in model.named_buffers():
+        if id(buffer) not in seen and not path.endswith((ESTIMATED, LEARNED)):
+            yield path, buffer, None
 
 
 # Architectures to try -------------------------------------------------------------------------------------------------

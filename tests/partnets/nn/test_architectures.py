@@ -15,7 +15,7 @@ PAGE = Path(__file__).parents[3] / "docs" / "models.md"
 IN_FULL = {
     ("timm", "efficientnet"): "grouped convolutions of a type that timm made merge to fewer groups",
     ("timm", "nfnet"): "weights are standardised in forward",
-    ("timm", "efficientvim"): "refused, since a parameter has a name that partnets uses",
+    ("timm", "efficientvim"): "a parameter is called A",
     ("torchvision", "squeezenet"): "convolutions whose outputs are concatenated",
     ("transformers", "albert"): "one layer is called several times",
     ("transformers", "beit"): "a parent reads its child's table of biases",
@@ -86,12 +86,14 @@ def test_the_page_has_all_families_of_timm_and_at_least_19_of_20_pass():
 
 
 class Reader(nn.Module):
+    """A module that reads the vectors of all partitions."""
+
     def __init__(self):
         super().__init__()
         self.layer = nn.Linear(4, 4)
 
     def forward(self, x):
-        return nn.functional.linear(x, dict(self.layer.named_parameters())["weight"])
+        return self.layer(x) + dict(self.layer.named_buffers()).get("bias_rows", torch.zeros(1, 4)).sum(0)
 
 
 class Drifting(nn.Module):
@@ -108,7 +110,7 @@ class Drifting(nn.Module):
 
 @pytest.mark.parametrize(
     ("make", "message"),
-    [(Reader, "reads weights of later|merged subnetwork 1"), (Drifting, "changes mean, which partition")],
+    [(Reader, "reads weights of later|merged subnetwork"), (Drifting, "changes mean, which partition")],
 )
 def test_a_trial_notices_a_leak(make, message):
     with pytest.raises(Failed, match=message):

@@ -163,10 +163,8 @@ def inputs(make):
 @pytest.mark.parametrize(("active", "update"), CASES)
 def test_a_subnetwork_is_the_module_with_its_parameters(make, active, update):
     model, x = partitioned(make), inputs(make)
-    if make is Kept:  # copies would keep the parameters of the model that they were made of
-        twin = by_hand(model, active)
-    else:
-        twin = dense(model, active)
+    # Copies of Kept would keep parameters of the model that they were made of.
+    twin = by_hand(model, active) if make is Kept else dense(model, active)
     with partnets.subnetwork(model, active, update):
         output = model(x)
         if output.requires_grad:

@@ -164,7 +164,7 @@ def test_a_state_dict_of_another_number_of_partitions_raises():
 
 
 def test_the_state_dict_of_a_dense_layer_raises():
-    with pytest.raises(RuntimeError, match='Missing key.* "weight_partition"'):
+    with pytest.raises(RuntimeError, match=r'Missing key.* "weight_partition"'):
         layer().load_state_dict(nn.Conv2d(3, 5, 3).state_dict())
 
 
@@ -172,7 +172,7 @@ def test_the_state_dict_of_a_dense_layer_raises():
 def test_a_partitioned_state_dict_does_not_fit_a_dense_layer(name):
     sizes = (3, 2) if name == "Linear" else (4,)
     state = getattr(partnets, name)(*sizes, proportions=(0.5, 0.5)).state_dict()
-    with pytest.raises(RuntimeError, match='Unexpected key.* "bias_rows"'):
+    with pytest.raises(RuntimeError, match=r'Unexpected key.* "bias_rows"'):
         getattr(nn, name)(*sizes).load_state_dict(state)
 
 
