@@ -18,7 +18,7 @@ from partnets.data import batch as batches
 from partnets.data.batch import Forward, Loss, call
 from partnets.hyper import penalties
 from partnets.hyper.penalty import with_terms
-from partnets.subnetworks.context import subnetwork, trying
+from partnets.subnetworks.context import subnetwork, trying, whole
 from partnets.subnetworks.parameters import names_of, partitioned_parameters
 from partnets.subnetworks.state import DEFAULTS, ESTIMATED, MAP, ROWS, STORED, state_of
 from partnets.subnetworks.state import num_partitions as count
@@ -115,28 +115,17 @@ def leaks(
         compute: takes a batch on the model's device; both batches are on it.
         last: the last subnetwork that learns; C if None.
     """
-    learning = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
-    if shared := overlapping(learning):  # a pass would exchange entries of one with those of the other
+    if shared := overlapping(_learning(model)):  # a pass would exchange entries of one with those of the other
         return [Leak(one, f"shares memory with {two}", "assign one Parameter to both") for one, two in shared]
-    parts, trial = count(model), _Trial(model, compute, batch)
-    last = last or parts
-    try:
-        with random_state.preserved(trial.device), trying(model):
-            if trial.varies():
-                return [Leak("", "gives a different result each time for the same batch: it has hidden state", APART)]
-            ks = sorted({1, 2, parts // 2, parts - 1} & set(range(1, parts)))
-            reading = list(islice((leak for k in ks for leak in trial.reads_later_weights(k)), 1))
-            found: dict[str, Leak] = {}
-            for trains, first_trains in MODES if last > 1 else ():
-                if not found or trains == first_trains:  # otherwise it is probably the same leak
-                    for leak in trial.remembers(trains, first_trains, other, last):
-                        found.setdefault(leak.path or leak.what, leak)
-            return [*reading, *found.values(), *trial.strangers()]
-    except _WrittenError as error:
-        cure = "compute with the changed value instead, or write into it outside of partnets.subnetwork"
-        return [Leak(path, "is changed in a pass, where other subnetworks would see it", cure) for path in error.args]
-    finally:
-        trial.before.put_back()
+    with whole(model), trying(model), random_state.preserved(device_of(model)):
+        trial = _Trial(model, compute, batch)
+        try:
+            return trial.leaks(other, last or count(model))
+        except _WrittenError as error:
+            cure = "compute with the changed value instead, or write into it outside of partnets.subnetwork"
+            return [Leak(path, "is changed in a pass, and other subnetworks would see it", cure) for path in error.args]
+        finally:
+            trial.before.put_back()
 
 
 class _WrittenError(Exception):
@@ -181,26 +170,32 @@ class _Trial:
         self.model, self.compute, self.batch = model, compute, batch
         self.before, self.apart, self.device = Held(model), _Apart(model), device_of(model)
         self.parameters = names_of(model, partitioned_parameters(model))
-        self.strange: set[nn.Parameter] = set()
+        self.learning, self.strange = _learning(model), set()
 
-    def varies(self) -> bool:
-        """Return whether subnetwork 1 computes something else in a second pass."""
-        return bool(_differing(self._kept(self._both, 1), self._kept(self._both, 1)))
+    def leaks(self, other: Any, last: int) -> list[Leak]:
+        """Return all leaks that passes show; `last` is the last subnetwork that learns."""
+        if _differing(self._kept(self._both, 1), self._kept(self._both, 1)):
+            return [Leak("", "gives a different result each time for the same batch: it has hidden state", APART)]
+        parts, found = count(self.model), {}
+        ks = sorted({1, 2, parts // 2, parts - 1} & set(range(1, parts)))
+        reading = list(islice((leak for k in ks for leak in self._reads_later_weights(k)), 1))
+        for trains, first_trains in MODES if last > 1 else ():
+            if not found or trains == first_trains:  # otherwise it is probably the same leak
+                for leak in self._remembers(trains, first_trains, other, last):
+                    found.setdefault(leak.path or leak.what, leak)
+        shapes = ", ".join(sorted(str(list(parameter.shape)) for parameter in self.strange))
+        what = f"computes with parameters of shape {shapes} that are not in the model"  # which would not be trained
+        cure = "assign their module to an attribute of the model before partnets.partition, or freeze it"
+        return [*reading, *found.values(), *([Leak("", what, cure)] if shapes else [])]
 
-    def reads_later_weights(self, k: int) -> Iterator[Leak]:
+    def _reads_later_weights(self, k: int) -> Iterator[Leak]:
         """Yield a leak if subnetwork k computes anything from the weights of partitions above k."""
-        clean, cure = self._kept(self._both, k), "read parameters, and no buffers that partnets.partition has added"
-        try:
-            differing = _differing(clean, self._kept(self._both, k, torch.nan))
-        except _WrittenError:
-            raise
-        except Exception as error:  # a model may raise anything for NaN weights
-            yield Leak("", f"fails if the weights of inactive partitions are NaN ({error})", cure)
-        else:
-            if differing:
-                yield Leak("", f"computes {differing[0]} from weights of inactive partitions", cure)
+        clean = self._kept(self._both, k)
+        for name in self._changed(clean, self._both, k, torch.nan)[:1]:
+            cure = "read parameters, and no buffers that partnets.partition has added"
+            yield Leak("", f"computes {name} from weights of inactive partitions", cure)
 
-    def remembers(self, trains: bool, first_trains: bool, other: Any, last: int) -> Iterator[Leak]:
+    def _remembers(self, trains: bool, first_trains: bool, other: Any, last: int) -> Iterator[Leak]:
         """Yield leaks if a pass of the last subnetwork changes what the first computes afterwards, in these modes."""
 
         def run(given: Any, factor: float = 1, lost: tuple[str, ...] = ()) -> tuple[dict[str, Tensor], list, Held]:
@@ -219,10 +214,7 @@ class _Trial:
 
         def reads(*lost: str) -> bool:
             """Return whether the first subnetwork computes from these, be it only to keep the larger of two values."""
-            try:
-                return bool(_differing(clean, self._kept(run, self.batch, lost=lost)[0]))
-            except Exception:  # a model may raise anything for NaN
-                return True
+            return bool(self._changed(clean, lambda: run(self.batch, lost=lost)[0]))
 
         clean, drawn, stored = self._kept(run, self.batch)
         later, drawn_later, stored_later = self._kept(run, other, -2)
@@ -240,19 +232,21 @@ class _Trial:
                 what = f"computes another {differing[0]} after later chunks were seen, because of hidden state"
                 yield Leak("", what, APART)
 
-    def strangers(self) -> Iterator[Leak]:
-        """Yield parameters in the loss's graph that are not in the model: these do not leak, but are not trained."""
-        if self.strange:
-            shapes = ", ".join(sorted(str(list(parameter.shape)) for parameter in self.strange))
-            cure = "assign their module to an attribute of the model before partnets.partition, or freeze it"
-            yield Leak("", f"computes with parameters of shape {shapes} that are not in the model", cure)
-
     def _kept(self, run: Callable, *arguments: Any, **options: Any) -> Any:
         """Return the result of run; restore the model's state."""
         try:
             return run(*arguments, **options)
         finally:
             self.before.put_back()
+
+    def _changed(self, clean: dict[str, Tensor], run: Callable, *arguments: Any) -> list[str]:
+        """Return the names of results of run that differ from clean ones; a model may raise anything for NaN."""
+        try:
+            return _differing(clean, self._kept(run, *arguments))
+        except _WrittenError:
+            raise
+        except Exception as error:
+            return [f"{type(error).__name__} ({error})"]
 
     def _both(self, k: int, factor: float = 1) -> dict[str, Tensor]:
         """Return what subnetwork k computes in training mode, then in evaluation mode, with other later weights."""
@@ -292,19 +286,18 @@ class _Trial:
 
     def _learned(self, loss: Tensor) -> dict[str, Tensor]:
         """Return the loss, and its gradients of partition k and of ψ, by name."""
-        learning = {name: parameter for name, parameter in self.model.named_parameters() if parameter.requires_grad}
-        value, sharded = {"loss": loss.detach().clone()}, any(map(is_sharded, learning.values()))
+        value, parameters = {"loss": loss.detach().clone()}, [*self.learning.values()]
+        sharded = any(map(is_sharded, parameters))
         if not sharded:  # FSDP computes with gathered parameters
-            leaves = {leaf for leaf in reached([loss]) if isinstance(leaf, nn.Parameter)}
-            self.strange |= leaves.difference(learning.values())
-        for parameter in learning.values():
+            self.strange |= {leaf for leaf in reached([loss]) if isinstance(leaf, nn.Parameter)}.difference(parameters)
+        for parameter in parameters:
             parameter.grad = None
-        if learning and loss.requires_grad:
+        if parameters and loss.requires_grad:
             if dist.is_available() and dist.is_initialized() and not sharded:
-                _differentiate(loss, list(learning.values()))
+                _differentiate(loss, [parameter for parameter in parameters if parameter.requires_grad])
             else:
                 loss.backward()
-        return value | {f"gradient of {name}": p.grad for name, p in learning.items() if p.grad is not None}
+        return value | {f"gradient of {name}": p.grad for name, p in self.learning.items() if p.grad is not None}
 
     @contextmanager
     def _later_weights(self, k: int, factor: float) -> Iterator[None]:
@@ -346,6 +339,10 @@ class _Trial:
 
         pairs = zip(calls(one), calls(two), strict=False)
         return next((path for (path, first), (_, second) in pairs if not all(map(same, first, second))), "")
+
+
+def _learning(model: nn.Module) -> dict[str, nn.Parameter]:
+    return {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
 
 
 def _differing(one: dict[str, Tensor], two: dict[str, Tensor]) -> list[str]:

@@ -498,7 +498,7 @@ READERS = [Parameters, Entries, Gradient, InEvaluation, Bound]
 
 @pytest.mark.parametrize("around", READERS, ids=lambda around: around.__name__)
 def test_parameters_are_those_of_the_active_subnetwork_however_they_are_read(around):
-    model, (x, y) = perturbed(model_of(around)), batch()
+    model, (x, y) = perturbed(model_of(around), 0.25), batch()
     assert partnets.audit(model, (x, y), F.cross_entropy) == []
     for k in (1, 2, 3):
         twin = dense(model, k)
@@ -700,7 +700,7 @@ WRITERS = {
 
 @pytest.mark.parametrize("around", WRITERS, ids=lambda around: around.__name__)
 def test_writing_into_a_parameter_is_found_and_the_model_stays_as_it_was(around):
-    model = perturbed(model_of(around))
+    model = perturbed(model_of(around), 0.25)
     before, twin = Held(model), dense(model, 1)
     (leak,) = partnets.audit(model, batch(), F.cross_entropy)
     assert leak.path == WRITERS[around] and leak.what.startswith("is changed in a pass")
