@@ -13,7 +13,7 @@ from partkernels.arguments import check_seed
 from partnets.convert.deploying import deployed
 from partnets.subnetworks.divide import padding_of
 from partnets.subnetworks.initial_values import declared, fill
-from partnets.subnetworks.merging import merge, remove
+from partnets.subnetworks.merging import merge, remove, without_ensembles
 from partnets.subnetworks.rules import known_rule
 from partnets.hyper import Hyperparameter, hyperparameters
 from partnets.subnetworks.state import PartitionState, partitioned_modules, state_of
@@ -90,7 +90,7 @@ def finalize(model: nn.Module, mode: str, *, seed: int = 0, draws: int = 0) -> n
 
 def _fresh(model: nn.Module, seed: int) -> nn.Module:
     """A copy with ordinary layers in place of the partitioned ones, and initial values in them."""
-    count(model)
+    last = count(model)
     model, stuck = copy.deepcopy(model), _unpartitioned(model)
     modules = {path: module for path, module in model.named_modules() if state_of(module) is not None}
     states = {module: state_of(module) for module in modules.values()}
@@ -119,7 +119,7 @@ def _fresh(model: nn.Module, seed: int) -> nn.Module:
     if stuck:
         listed = "\n".join(f"  {path or 'the model itself'}: {why}" for path, why in stuck.items())
         raise ValueError(f"this model cannot start again:\n{listed}")
-    return model
+    return without_ensembles(model, last)
 
 
 @torch.no_grad()
@@ -129,7 +129,7 @@ def _start_again(module: nn.Module, state: PartitionState, drawn: dict[str, Defa
     padding = {name: padding_of(module, module._parameters[name]) for name in drawn}
     reset = getattr(module, "reset_parameters", None) or getattr(module, "_reset_parameters", None)
     start = declared(module, seeds.random())
-    if reset is None and start is None:
+    if before and reset is None and start is None:
         raise ValueError(
             f"its {', '.join(before)} have no initial values; give {type(module).__name__} a reset_parameters() that"
             " sets them."

@@ -58,11 +58,15 @@ def merge(model: nn.Module, active: int | None = None) -> nn.Module:
                 _narrow(module, active)
     for module in partitioned_modules(new):
         remove(module)
-    # An Ensemble is one of its networks.
-    chosen = {one: one.merged_subnetwork(active) for one in new.modules() if hasattr(one, "merged_subnetwork")}
-    for module in new.modules():
+    return without_ensembles(new, active)
+
+
+def without_ensembles(model: nn.Module, active: int) -> nn.Module:
+    """Return a model with the network of subnetwork `active` in place of each Ensemble, which may be the model."""
+    chosen = {one: one.merged_subnetwork(active) for one in model.modules() if hasattr(one, "merged_subnetwork")}
+    for module in model.modules():
         module._modules.update({name: chosen[one] for name, one in module._modules.items() if one in chosen})
-    return chosen.get(new, new)
+    return chosen.get(model, model)
 
 
 def _narrow(module: nn.Module, active: int) -> None:
