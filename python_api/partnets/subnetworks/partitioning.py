@@ -219,12 +219,14 @@ def _obstacle(module: nn.Module, own: list[nn.Parameter], is_kept: bool = False)
         return Obstacle(kind, what, "remove the spectral normalisation first")
     if not own:
         return None
+    if isinstance(module, torch.jit.ScriptModule):
+        return Obstacle(kind, "that is compiled code", "take the module that it was made of")
     if any(map(is_lazy, own)):
         return Obstacle(kind, "whose parameters are made by its first call", "call it first")
     rule = rule_of(type(module))
     if why := rule.refuses(module):
         return Obstacle(kind, why, "leave these out")
-    if unreal := [name for name, p in module.named_parameters(recurse=False) if not p.is_floating_point()]:
+    if unreal := [name for name, p in module._parameters.items() if p in set(own) and not p.is_floating_point()]:
         return Obstacle(kind, f"with a {unreal[0]} that is not of real numbers", "keep real and imaginary parts apart")
     running = [name for name, b in module._buffers.items() if name.startswith("running_") and b is not None]
     if running and not is_kept and not set(running) <= set(rule.statistics):

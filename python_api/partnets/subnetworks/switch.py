@@ -39,6 +39,7 @@ class Weight:
         starts: where each partition 2..C begins in these two, and where the last one ends.
         key: what all of this was made of.
         made: how often it was made.
+        whole: the parameter's memory, to see whether it was replaced.
     """
 
     module: nn.Module
@@ -51,6 +52,7 @@ class Weight:
     starts: list[int] = field(default_factory=list)
     key: tuple = ()
     made: int = 0
+    whole: Tensor = None
     _map: tuple[tuple, Tensor | None] = ((), None)
 
     @property
@@ -126,6 +128,7 @@ class Vector:
     state: PartitionState
     parameter: nn.Parameter
     is_product: bool
+    whole: Tensor = None
 
     @property
     def rows(self) -> Tensor:
@@ -210,6 +213,8 @@ class Switch:
         if made_of != self._made_of:
             self._check_apart()
             self._made_of = made_of
+            for one in (*self.weights, *self.vectors):
+                one.whole = local(one.parameter).detach()
             self._lists.clear()
             self._factors.clear()
         if self.stateful:
@@ -368,8 +373,15 @@ class Switch:
         noted([*self.weights, *self.vectors])
 
     def written(self) -> list[Weight | Vector]:
-        """Return what was written into since the last `note`, but by partnets' own optimizers."""
-        return [one for one in (*self.weights, *self.vectors) if version_of(one) != one.state.versions.get(one.name)]
+        """Return what was written into since the last `note`, but by partnets' own optimizers; undo replacements."""
+        found = []
+        for one in (*self.weights, *self.vectors):
+            is_replaced = local(one.parameter).data_ptr() != one.whole.data_ptr() and not is_sharded(one.parameter)
+            if is_replaced:  # such as by parameter.data = ...
+                one.parameter.data = one.whole
+            if is_replaced or version_of(one) != one.state.versions.get(one.name):
+                found.append(one)
+        return found
 
 
 def version_of(one) -> tuple[int, int]:
