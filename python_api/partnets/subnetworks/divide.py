@@ -16,6 +16,7 @@ from partnets.subnetworks.parameters import PartitionedParameter
 from partnets.subnetworks.rules import Rule, known_rule, rule_of
 from partnets.subnetworks.state import (
     ATTRIBUTE,
+    BATCHES,
     DEFAULTS,
     ESTIMATED,
     LEARNED,
@@ -195,14 +196,14 @@ class Division:
             for name in present:
                 buffer = module._buffers[name]
                 module.register_buffer(name + ROWS, buffer.expand(count, *buffer.shape).clone())
-            if present:
+            if BATCHES in present:
                 module.register_buffer(ESTIMATED, torch.zeros(2, dtype=torch.int64, device="cpu"))
             module.register_buffer(LEARNED, bytes_of(None))
             module.register_load_state_dict_pre_hook(before_loading)
             module.register_load_state_dict_post_hook(after_loading)
             module.register_state_dict_pre_hook(before_saving)
         vars(module)[ATTRIBUTE] = state
-        if "running_mean" in state.statistics:
+        if BATCHES in state.statistics:
             hold_statistics(module)
 
 

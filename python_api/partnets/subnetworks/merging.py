@@ -64,7 +64,7 @@ def merge(model: nn.Module, active: int | None = None) -> nn.Module:
 def without_ensembles(model: nn.Module, active: int) -> nn.Module:
     """Return a model with the network of subnetwork `active` in place of each Ensemble, which may be the model."""
     chosen = {one: one.merged_subnetwork(active) for one in model.modules() if hasattr(one, "merged_subnetwork")}
-    for module in model.modules():
+    for module in list(model.modules()) if chosen else ():
         module._modules.update({name: chosen[one] for name, one in module._modules.items() if one in chosen})
     return chosen.get(model, model)
 

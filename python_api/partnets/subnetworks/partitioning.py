@@ -219,6 +219,9 @@ def _obstacle(module: nn.Module, own: list[nn.Parameter], is_kept: bool = False)
         return Obstacle(kind, what, "remove the spectral normalisation first")
     if not own:
         return None
+    if isinstance(module, torch.fx.GraphModule):
+        what = "that torch.fx has made, with parameters of which its copies lose the partitions"
+        return Obstacle(kind, what, "take the model that it was made of")
     if isinstance(module, torch.jit.ScriptModule):
         return Obstacle(kind, "that is compiled code", "take the module that it was made of")
     if any(map(is_lazy, own)):
@@ -260,7 +263,9 @@ def _check_found(model: nn.Module, found: dict[str, nn.Module], skipped: set[nn.
         for name, parameter in module.named_parameters(recurse=False)
         if frozen or parameter.requires_grad
     }
-    unique = {id(p): name for name, p in reversed(partitioned.items())}
+    unique: dict[int, str] = {}
+    for name, parameter in partitioned.items():
+        unique.setdefault(id(parameter), name)
     if shared := overlapping({name: partitioned[name] for name in unique.values()}):
         first, second = shared[0]
         raise ValueError(

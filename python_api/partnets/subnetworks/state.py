@@ -36,6 +36,8 @@ PER_EXAMPLE = 0
 # The fingerprint of chunks that nobody has reported.
 UNKNOWN = ""
 MAP, DEFAULTS, STORED, ROWS = "_partition", "_defaults", "_stored", "_rows"
+# The buffer of modules whose running statistics follow batches.
+BATCHES = "num_batches_tracked"
 # The buffer that says at which number of batches running statistics were estimated, and with which weights.
 ESTIMATED = "statistics_estimated"
 # The buffer with the fingerprint of chunks: uint8 [LEARNED_BYTES], see bytes_of.
@@ -142,7 +144,8 @@ def partitioned_modules(model: nn.Module) -> list[nn.Module]:
         own = module.__dict__
         if ATTRIBUTE in own:
             found.append(module)
-        waiting.extend(child for child in reversed(own["_modules"].values()) if child is not None)
+        children = own["_modules"].values() if "_modules" in own else list(module.children())  # of compiled code
+        waiting.extend(child for child in reversed(children) if child is not None)
     return found
 
 

@@ -10,7 +10,7 @@ from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.parameter import is_lazy
 
 from partnets.subnetworks.parameters import partitioned_parameters
-from partnets.subnetworks.state import ESTIMATED, ROWS, inside, partitioned_modules, state_of
+from partnets.subnetworks.state import BATCHES, ESTIMATED, ROWS, inside, partitioned_modules, state_of
 from partnets.utils.modules import is_sharded
 
 # Integer dtypes by their size in bytes.
@@ -22,7 +22,7 @@ SUM_BITS = 44
 
 def partitioned_norms(model: nn.Module) -> list[nn.Module]:
     """Return the modules of a model with running statistics for each subnetwork."""
-    return [module for module in partitioned_modules(model) if "running_mean" in state_of(module).statistics]
+    return [module for module in partitioned_modules(model) if BATCHES in state_of(module).statistics]
 
 
 def other_norms(model: nn.Module) -> list[nn.Module]:
@@ -50,12 +50,12 @@ def following_norms(model: nn.Module) -> list[nn.Module]:
 
 def batches_of(norm: nn.Module) -> int:
     """Return how many batches the statistics of all subnetworks have followed."""
-    batches, state = norm._buffers["num_batches_tracked"], state_of(norm)
+    batches, state = norm._buffers[BATCHES], state_of(norm)
     if batches is None or batches.is_meta:
         return UNKNOWN_AT
     if state.count == 1:
         return int(batches)
-    rows = norm._buffers["num_batches_tracked" + ROWS]
+    rows = norm._buffers[BATCHES + ROWS]
     return int(rows.sum() - rows[state.active - 1] + batches)
 
 
@@ -76,7 +76,7 @@ def hold_statistics(norm: nn.Module, weights: int = 0) -> None:
 
 def stale_norms(model: nn.Module) -> dict[str, nn.Module]:
     """Return the modules whose running statistics are older than the weights, by their paths."""
-    norms = {path: m for path, m in model.named_modules() if (state := state_of(m)) and "running_mean" in state.statistics}
+    norms = {path: m for path, m in model.named_modules() if (state := state_of(m)) and BATCHES in state.statistics}
     norms = {path: norm for path, norm in norms.items() if state_of(norm).count > 1}
     known = {path: int(norm._buffers[ESTIMATED][1]) for path, norm in norms.items()}
     # Inside of a subnetwork the parameters are others than those of which the sum is.
