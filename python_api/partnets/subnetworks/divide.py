@@ -30,7 +30,7 @@ from partnets.subnetworks.state import (
     parameter_of,
     text_of,
 )
-from partnets.subnetworks.statistics import hold_statistics
+from partnets.subnetworks.statistics import UNKNOWN_AT, hold_statistics
 from partnets.subnetworks.switch import noted
 from partnets.utils import seeds
 from partnets.utils.modules import is_sharded
@@ -251,6 +251,10 @@ def before_loading(module: nn.Module, state_dict: dict, prefix: str, *rest) -> N
             elif own is None or own.shape != saved.shape:
                 room = local(module._parameters[name]).new_empty(saved.shape, requires_grad=False)
                 module.register_buffer(name + STORED, room)
+    names = [] if state is None else [prefix + name + end for name in state.statistics for end in ("", ROWS)]
+    if prefix + ESTIMATED in state_dict and any(name not in state_dict for name in names):
+        del state_dict[prefix + ESTIMATED]  # the statistics that stay are of other weights
+        module._buffers[ESTIMATED].fill_(UNKNOWN_AT)
     if state is not None and prefix + LEARNED not in state_dict:
         local(module._buffers[LEARNED]).copy_(bytes_of(state.learned_from))
 
