@@ -18,9 +18,9 @@ from partnets.data.examples import Collate, as_dataset, refuse_separate
 from partnets.data.fetching import batches, check_options
 from partnets.evaluation.running_statistics import fresh_statistics
 from partnets.evaluation.same_chunks import adopt_chunks, check_same_chunks
-from partnets.subnetworks.statistics import warn_of_stale
 from partnets.subnetworks.context import subnetwork
 from partnets.subnetworks.state import num_partitions as count
+from partnets.subnetworks.statistics import warn_of_stale
 from partnets.utils.likelihood import IGNORED, check_mean, no_classes, plain
 from partnets.utils.modules import device_of, evaluating, to_device
 

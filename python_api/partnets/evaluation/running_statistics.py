@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import closing, contextmanager
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from partnets.data.batch import Forward, call
 from partnets.data.chunks import Chunks, check_chunks
 from partnets.data.fetching import batches, check_options
 from partnets.evaluation.same_chunks import check_same_chunks
-from partnets.subnetworks.statistics import hold_statistics, stale_norms, sum_of_weights
 from partnets.subnetworks.context import subnetwork
+from partnets.subnetworks.state import ESTIMATED, ROWS, state_of
+from partnets.subnetworks.statistics import hold_statistics, stale_norms, sum_of_weights
 from partnets.utils.checks import check_at_least
 from partnets.utils.modules import device_of, evaluating, to_device
 from partnets.utils.random_state import preserved
@@ -53,14 +54,15 @@ def estimate_statistics(
 
     Example:
         >>> import partnets
+        >>> from partnets.subnetworks.statistics import is_stale
         >>> model = partnets.partition(nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Linear(8, 2)), (0.8, 0.2))
         >>> chunks = partnets.chunk((torch.randn(60, 4), torch.randint(2, (60,))), (0.8, 0.2))
         >>> with partnets.subnetwork(model, 1, 1):
         ...     _ = model(torch.randn(16, 4))
-        >>> model[1].is_stale
+        >>> is_stale(model[1])
         True
         >>> partnets.estimate_statistics(model, chunks)
-        >>> model[1].is_stale
+        >>> is_stale(model[1])
         False
     """
     check_chunks(chunks)
@@ -72,7 +74,7 @@ def estimate_statistics(
     if not stale:
         return
     before = [(norm, norm.training, norm.momentum) for norm in stale]
-    statistics = [(buffer, buffer.clone()) for norm in stale for buffer in norm.buffers()]
+    statistics = _copied(stale)
     device = device_of(model)
     try:
         with preserved(device), torch.no_grad(), evaluating(model):
@@ -100,17 +102,20 @@ def estimate_statistics(
 @contextmanager
 def fresh_statistics(model: nn.Module, chunks: Chunks, **options) -> Iterator[None]:
     """Use the running statistics of estimate_statistics inside this context, and restore them afterwards."""
-    before = [
-        (norm, [b.clone() for b in norm.buffers()])
-        for norm in stale_norms(model).values()
-    ]
+    before = _copied(stale_norms(model).values())
     try:
         estimate_statistics(model, chunks, **options)
         yield
     finally:
-        for norm, values in before:
-            for buffer, value in zip(norm.buffers(), values, strict=True):
-                buffer.copy_(value)
+        for buffer, value in before:
+            buffer.copy_(value)
+
+
+def _copied(norms: Collection[nn.Module]) -> list[tuple[Tensor, Tensor]]:
+    """Return the running statistics of all subnetworks, with copies of them."""
+    names = ((norm, name + end) for norm in norms for name in state_of(norm).statistics for end in ("", ROWS))
+    buffers = [norm.get_buffer(name) for norm, name in names] + [norm.get_buffer(ESTIMATED) for norm in norms]
+    return [(buffer, buffer.clone()) for buffer in buffers]
 
 
 def _batches(chunks: Chunks, k: int, batch_size: int, examples: int, loading: Mapping[str, Any]) -> Iterator:

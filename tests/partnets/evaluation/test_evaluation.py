@@ -13,6 +13,8 @@ from torch.utils.data import Dataset, Subset, TensorDataset
 import partnets
 from partnets.evaluation.metrics import accuracy, loss_matrix, mean_loss, per_subnetwork
 from partnets.evaluation.out_of_chunk import lml
+from partnets.subnetworks.parameters import partitioned_parameters
+from partnets.subnetworks.state import state_of
 from partnets.utils.modules import evaluating
 
 PROPORTIONS = (0.5, 0.3, 0.2)
@@ -71,8 +73,9 @@ def network():
 
 def partitioned():
     model = partnets.partition(nn.Sequential(nn.Linear(3, 7), nn.Dropout(0.5), nn.Linear(7, 4)), PROPORTIONS)
-    for parameter in model.parameters():
-        nn.init.normal_(parameter)
+    for one in partitioned_parameters(model):
+        nn.init.normal_(one.stored)
+        one.combine()
     return model
 
 
@@ -165,7 +168,7 @@ def test_a_metric_of_each_subnetwork_is_that_of_the_merged_ones_in_turn():
     assert len(set(expected)) > 1
     model.train()
     assert per_subnetwork(model, lambda model: accuracy(model, data)) == pytest.approx(expected)
-    assert model[0].active == model[0].update == 3
+    assert state_of(model[0]).active == state_of(model[0]).update == 3
 
 
 def test_afterwards_the_subnetwork_is_the_one_before_also_by_an_exception():
@@ -177,7 +180,7 @@ def test_afterwards_the_subnetwork_is_the_one_before_also_by_an_exception():
     with partnets.subnetwork(model, active=2, update=1):
         with pytest.raises(RuntimeError, match="no metric"):
             per_subnetwork(model, metric)
-        assert (model[0].active, model[0].update) == (2, 1)
+        assert (state_of(model[0]).active, state_of(model[0]).update) == (2, 1)
 
 
 @pytest.mark.parametrize("batch_size", [4, 256])
