@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import weakref
 from collections import defaultdict
-from dataclasses import dataclass, field
 from weakref import WeakKeyDictionary
 
 import torch
@@ -27,8 +26,35 @@ from partnets.utils.shards import local, local_partition, part, sharded_like, ve
 INT32_MAX = 2**31 - 1
 
 
-@dataclass(eq=False)
-class Weight:
+class Exchanged:
+    """A parameter that differs between subnetworks; it keeps nothing alive but memory.
+
+    Attributes:
+        module, name: where the parameter is; of a tied one the first place.
+        state: the module's.
+        parameter: that of the whole network.
+        whole: the parameter's memory, to see whether it was replaced.
+    """
+
+    def __init__(self, module: nn.Module, name: str, state: PartitionState, parameter: nn.Parameter) -> None:
+        self.name = name
+        self.whole: Tensor | None = None
+        self._module, self._state, self._parameter = weakref.ref(module), weakref.ref(state), weakref.ref(parameter)
+
+    @property
+    def module(self) -> nn.Module:
+        return self._module()
+
+    @property
+    def state(self) -> PartitionState | None:
+        return self._state()
+
+    @property
+    def parameter(self) -> nn.Parameter:
+        return self._parameter()
+
+
+class Weight(Exchanged):
     """One partitioned weight, and what is exchanged with it.
 
     Attributes:
@@ -39,21 +65,17 @@ class Weight:
         starts: where each partition 2..C begins in these two, and where the last one ends.
         key: what all of this was made of.
         made: how often it was made.
-        whole: the parameter's memory, to see whether it was replaced.
     """
 
-    module: nn.Module
-    name: str
-    state: PartitionState
-    parameter: nn.Parameter
-    memory: Tensor = None
-    places: Tensor = None
-    others: Tensor = None
-    starts: list[int] = field(default_factory=list)
-    key: tuple = ()
-    made: int = 0
-    whole: Tensor = None
-    _map: tuple[tuple, Tensor | None] = ((), None)
+    def __init__(self, *of) -> None:
+        super().__init__(*of)
+        self.memory: Tensor | None = None
+        self.places: Tensor | None = None
+        self.others: Tensor | None = None
+        self.starts: list[int] = []
+        self.key: tuple = ()
+        self.made = 0
+        self._map: tuple[tuple, Tensor | None] = (), None
 
     @property
     def is_narrow(self) -> bool:
@@ -119,16 +141,12 @@ def in_memory(tensor: Tensor, like: Tensor) -> Tensor | None:
     return permuted.reshape(-1) if tensor.data_ptr() != like.data_ptr() else permuted.view(-1)
 
 
-@dataclass(eq=False)
-class Vector:
+class Vector(Exchanged):
     """A parameter with a vector for each partition, added or multiplied."""
 
-    module: nn.Module
-    name: str
-    state: PartitionState
-    parameter: nn.Parameter
-    is_product: bool
-    whole: Tensor = None
+    def __init__(self, *of, is_product: bool) -> None:
+        super().__init__(*of)
+        self.is_product = is_product
 
     @property
     def rows(self) -> Tensor:
@@ -150,26 +168,24 @@ class Switch:
     """
 
     def __init__(self, model: nn.Module, modules: list[nn.Module]) -> None:
-        self._model = weakref.ref(model)
-        self.modules = modules
+        self._model, self._modules = weakref.ref(model), [weakref.ref(module) for module in modules]
         self.states = [state_of(module) for module in modules]
         self._ids = {id(state) for state in self.states}
         found: dict[int, Weight | Vector] = {}
-        self.aliases: list[tuple[nn.Module, str, nn.Parameter]] = []
+        self._aliases: list[tuple[weakref.ref, str, nn.Parameter]] = []
         self.wholes: list[tuple[nn.Parameter, int]] = []
         for module, state in zip(modules, self.states, strict=True):
             for name, owner in state.wholes.items():
                 self.wholes.append((parameter_of(module, name), owner))
             for name in (*state.weights, *state.vectors):
                 parameter = parameter_of(module, name)
-                self.aliases.append((module, name, parameter))
+                self._aliases.append((weakref.ref(module), name, parameter))
                 if id(parameter) not in found:
                     found[id(parameter)] = self._exchanged_of(module, name, parameter)
                 state.exchanged[name] = found[id(parameter)]
         self.weights = [one for one in found.values() if isinstance(one, Weight)]
         self.vectors = [one for one in found.values() if isinstance(one, Vector)]
-        self.statistics = [(module, state) for module, state in zip(modules, self.states, strict=True) if state.statistics]
-        self.stateful = stateful_modules(modules)
+        self._stateful = [weakref.ref(module) for module in stateful_modules(modules)]
         # Whether the model stays in a subnetwork that is left, until the next one is entered.
         self.is_resident = False
         self._lists: dict[tuple[int, int], tuple] = {}
@@ -189,15 +205,35 @@ class Switch:
             )
         if name in state.weights:
             return Weight(module, name, state, parameter)
-        return Vector(module, name, state, parameter, state.vectors[name])
+        return Vector(module, name, state, parameter, is_product=state.vectors[name])
 
     @property
     def model(self) -> nn.Module:
         return self._model()
 
+    @property
+    def modules(self) -> list[nn.Module]:
+        """The modules with a PartitionState; one of them may be the model, which is not kept alive."""
+        return [module() for module in self._modules]
+
+    @property
+    def aliases(self) -> list[tuple[nn.Module, str, nn.Parameter]]:
+        """Each place of a partitioned parameter."""
+        return [(module(), name, parameter) for module, name, parameter in self._aliases]
+
+    @property
+    def statistics(self) -> list[tuple[nn.Module, PartitionState]]:
+        """The modules with statistics for each subnetwork."""
+        return [(module(), state) for module, state in zip(self._modules, self.states, strict=True) if state.statistics]
+
+    @property
+    def stateful(self) -> list[nn.Module]:
+        """The modules that keep something for each subnetwork."""
+        return [module() for module in self._stateful]
+
     def is_of(self, modules: list[nn.Module]) -> bool:
         """Return whether this is still the switch of these modules and their parameters."""
-        if len(modules) != len(self.modules) or any(a is not b for a, b in zip(modules, self.modules, strict=True)):
+        if len(modules) != len(self._modules) or any(a is not b for a, b in zip(modules, self.modules, strict=True)):
             return False
         return all(parameter_of(module, name) is parameter for module, name, parameter in self.aliases) and all(
             state_of(module) is state for module, state in zip(modules, self.states, strict=True)
@@ -408,7 +444,7 @@ def watch(one: Weight | Vector, parameter: nn.Parameter) -> None:
 def mask_weight(one: Weight, grad: Tensor) -> Tensor | None:
     """Return the gradient with zeros outside of the partition that learns."""
     state = one.state
-    if not state.masks or state.count == 1 or state.update == PER_EXAMPLE:
+    if state is None or not state.masks or state.count == 1 or state.update == PER_EXAMPLE:
         return None
     if state.update is None:
         return torch.zeros_like(grad)
@@ -420,9 +456,10 @@ def mask_weight(one: Weight, grad: Tensor) -> Tensor | None:
 
 def mask_vector(one: Vector, grad: Tensor) -> Tensor | None:
     """Return the gradient by the vector of the partition that learns; `.grad` is of one partition at a time."""
-    state, update = one.state, one.state.update
-    if state.count == 1 or update == PER_EXAMPLE:
+    state = one.state
+    if state is None or state.count == 1 or state.update == PER_EXAMPLE:
         return None
+    update = state.update
     if update is None:
         return torch.zeros_like(grad)
     turn_gradient(one, update)
@@ -437,7 +474,7 @@ def mask_vector(one: Vector, grad: Tensor) -> Tensor | None:
 
 
 def _accumulated(one: Vector) -> None:
-    if one.state.update not in (None, PER_EXAMPLE):
+    if one.state is not None and one.state.update not in (None, PER_EXAMPLE):
         one.state.grad_of[one.name] = one.state.update
 
 
