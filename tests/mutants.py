@@ -623,23 +623,28 @@ MUTANTS = [
     *_of(
         "python_api/partnets/evaluation/auditing.py",
         f"{NETS}/evaluation/test_auditing.py",
-        ("no poison", "    entries.fill_(torch.nan)", "    pass", "an audit misses reads of inactive weights"),
+        (
+            "no poison",
+            "self._changed(clean, self._both, k, torch.nan)",
+            "self._changed(clean, self._both, k)",
+            "an audit misses reads of inactive weights",
+        ),
         (
             "what is kept",
-            "        for path in changed:",
-            "        for path in ():",
+            "if differing or (changed and reads(*changed)):",
+            "if False:",
             "an audit misses state that follows the data",
         ),
         (
             "draws of the audit",
-            "if trains and is_one and not all(map(same, *map(tree_leaves, drawn[:2]))):",
+            "if trains and first_trains and not all(map(same, drawn, drawn_later)):",
             "if False:",
             "an audit misses draws that depend on the data",
         ),
         (
-            "evaluation of the audit",
-            "within.append(self._held())",
-            "within.append(self.before)",
+            "mode of the audit",
+            "if first_trains != trains:",
+            "if True:",
             "an audit misses values that are kept until the mode changes",
         ),
         (
@@ -650,9 +655,15 @@ MUTANTS = [
         ),
         (
             "maxima in the audit",
-            "behind[-1].set(path, torch.nan)",
-            "behind[-1].set(path, 0.0)",
+            "stored.spoil(path)",
+            "pass",
             "an audit misses a running maximum that subnetwork 1 exceeds",
+        ),
+        (
+            "writes in the audit",
+            " or not same(one.parameter.detach(), before[one])",
+            "",
+            "an audit misses passes that write into a parameter's data",
         ),
     ),
     *_of(
@@ -928,7 +939,7 @@ MUTANTS = [
         ),
         (
             "old statistics count",
-            "norm.num_batches_tracked[k - 1] = 0",
+            "norm.num_batches_tracked.zero_()",
             "pass",
             "an estimate includes statistics of old weights",
         ),

@@ -224,12 +224,12 @@ class _Trial:
             yield Leak(path, what, "draw as many for each batch: dropout before packing or selecting, not RReLU")
         differing, changed = _differing(clean, later), stored.changed(stored_later)
         if differing or (changed and reads(*changed)):
-            paths = list(islice(filter(reads, changed), MOST))
-            for path in paths:
-                what = "follows the data: it carries information about later chunks to earlier subnetworks"
-                yield Leak(path, what, APART)
+            what = "follows the data: it carries information about later chunks to earlier subnetworks"
+            paths = [*islice(filter(reads, changed), MOST)]
+            yield from (Leak(path, what, APART) for path in paths)
             if not paths:
-                what = f"computes another {differing[0]} after later chunks were seen, because of hidden state"
+                name = differing[0] if differing else "result"
+                what = f"computes another {name} after later chunks were seen, because of hidden state"
                 yield Leak("", what, APART)
 
     def _kept(self, run: Callable, *arguments: Any, **options: Any) -> Any:
