@@ -101,7 +101,8 @@ def _fresh(model: nn.Module, seed: int) -> nn.Module:
         if isinstance(defaults, Uniform | Normal) and getattr(module, "seed_defaults", None) is None
     }
     for path, module in modules.items():
-        if None in states[module].weights.values() and known_rule(type(module)) is not None:
+        rule = known_rule(type(module))
+        if rule is not None and any(d is None and rule.knows(name) for name, d in states[module].weights.items()):
             stuck[path] = (
                 "its defaults are stored: it started at weights that were given, and of its bias they are lost; start"
                 " from those weights instead."
@@ -126,7 +127,6 @@ def _fresh(model: nn.Module, seed: int) -> nn.Module:
 def _start_again(module: nn.Module, state: PartitionState, drawn: dict[str, Defaults]) -> None:
     """Give a module's own parameters initial values, and its buffers those before any data."""
     before = {name: p.detach().clone() for name, p in module.named_parameters(recurse=False)}
-    padding = {name: padding_of(module, module._parameters[name]) for name in drawn}
     reset = getattr(module, "reset_parameters", None) or getattr(module, "_reset_parameters", None)
     start = declared(module, seeds.random())
     if before and reset is None and start is None:
@@ -141,12 +141,13 @@ def _start_again(module: nn.Module, state: PartitionState, drawn: dict[str, Defa
             parameter.copy_(before[name])
         elif start is not None:
             fill(parameter, start if parameter.dim() > 1 else Zeros())
-        elif name in drawn:
-            fill(parameter, dataclasses.replace(drawn[name], seed=seeds.random()))
-            if padding[name] is not None:
-                parameter[padding[name]] = 0
-        elif name in state.starts:
-            state.starts[name].fill(parameter)
+        elif name in drawn or name in state.starts:
+            if name in state.starts:
+                state.starts[name].fill(parameter)
+            else:
+                fill(parameter, dataclasses.replace(drawn[name], seed=seeds.random()))
+            if (padding := padding_of(module, parameter)) is not None:
+                parameter[padding] = 0
         elif torch.equal(parameter, before[name]) and (parameter != parameter.flatten()[0]).any():
             raise ValueError(
                 f"its reset_parameters() leaves {name} as it is, which has learned; let it set all that learns."

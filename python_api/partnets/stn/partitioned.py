@@ -38,7 +38,13 @@ class ResponseRule(Rule):
                 return rule.outputs(module, base, weight.t()).t()
             return rule.outputs(module, base, weight)
 
-        return cls(rule.weights, rule.scales, (), distribution, outputs, _refuse if rule.statistics else rule.refuses)
+        refuses = _refuse if rule.statistics else rule.refuses
+        return cls(
+            rule.weights, rule.scales, (), distribution, outputs, refuses, rule.vectors, lambda name: rule.alike(_base(name))
+        )
+
+    def knows(self, name: str) -> bool:
+        return super().knows(_base(name))
 
     def is_weight(self, name: str, parameter: Tensor) -> bool:
         return name.endswith("_scale") or super().is_weight(_base(name), parameter)

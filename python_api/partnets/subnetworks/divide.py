@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from partkernels import Defaults, Normal, Partition, Stored, Uniform, Zeros
 from partkernels.arguments import sizes
-from partnets.subnetworks.initial_values import Start, declared, distribution_of
+from partnets.subnetworks.initial_values import Start, declared, distribution_of, is_of_few_kinds
 from partnets.subnetworks.channels import Narrow
 from partnets.subnetworks.parameters import PartitionedParameter
 from partnets.subnetworks.rules import Rule, known_rule, rule_of
@@ -113,8 +113,12 @@ class Division:
             usual = self.rule.distribution(self.module, name)
             looks = distribution_of(drawn_entries(self.module, weight), usual) is usual and usual is not None
             self.redrawn[name] = weight.is_meta or not weight.any() or (weight.requires_grad and looks)
-        if (not has_values or isinstance(resolved, Zeros)) and not self._looks_drawn(name, weight):
-            self.starts[name] = Start.of(drawn_entries(self.module, weight))
+        if self.declared is not None or not self._knows(name) or weight.is_meta or not weight.numel():
+            return
+        entries, stays = drawn_entries(self.module, weight), not has_values or isinstance(resolved, Zeros)
+        was_set = weight.numel() > 1 and entries.shape == weight.shape and is_of_few_kinds(entries)
+        if was_set or (stays and not self._looks_drawn(name, weight)):
+            self.starts[name] = Start.of(entries)
 
     def _partition(self, name: str, weight: Tensor, seed: int) -> Partition:
         if self.scheme == "weight":
@@ -134,7 +138,7 @@ class Division:
         if self.defaults == "seed":
             if self.declared is not None:
                 return declared(self.module, seed)
-            if not self.is_known:
+            if not self._knows(name):
                 return Stored(weight.detach().clone())
             usual = self.rule.distribution(self.module, name)
             return distribution_of(drawn_entries(self.module, weight), usual)(seed=seed)
@@ -151,7 +155,8 @@ class Division:
 
     def _divide_vector(self, name: str, vector: nn.Parameter) -> None:
         self.vectors[name] = is_scale = name in self.rule.scales
-        usual = None if is_scale or self.declared is not None else self.rule.distribution(self.module, name)
+        is_drawn = self._knows(name) and not is_scale and self.declared is None
+        usual = self.rule.distribution(self.module, name) if is_drawn else None
         if usual is not None and not vector.is_meta and vector.numel():
             if distribution_of(vector, usual) is usual:
                 if self.defaults == "seed":
@@ -160,13 +165,15 @@ class Division:
                     self.values[name] = values.clone().view(vector.shape)
             else:
                 self.starts[name] = Start.of(vector)
-        elif usual is None and self.declared is None and self.is_known and not vector.is_meta and vector.numel():
+        elif usual is None and self.declared is None and self._knows(name) and not vector.is_meta and vector.numel():
             if not bool((vector == float(is_scale)).all()):
                 self.starts[name] = Start.of(vector)
 
+    def _knows(self, name: str) -> bool:
+        """Return whether it is known how a parameter starts: not so of one that a subclass has added."""
+        return self.is_known and self.rule.knows(name)
+
     def _looks_drawn(self, name: str, weight: Tensor) -> bool:
-        if self.declared is not None or not self.is_known or weight.is_meta or not weight.numel():
-            return True
         usual = self.rule.distribution(self.module, name)
         return distribution_of(drawn_entries(self.module, weight), usual) is usual
 

@@ -57,6 +57,13 @@ def distribution_of(parameter: Tensor, usual: Distribution | None) -> Distributi
     return functools.partial(Normal, std)
 
 
+def is_of_few_kinds(parameter: Tensor) -> bool:
+    """Return whether a parameter has so few different values that they were set, such as those of an identity."""
+    values = parameter.detach().flatten()
+    most = max(1, min(KINDS, len(values) // 2))
+    return len(values[:PROBED].unique()) <= most and len(values.unique()) <= most
+
+
 @dataclass(frozen=True)
 class Start:
     """How a parameter started, to start so again.
@@ -84,11 +91,9 @@ class Start:
     @classmethod
     def of(cls, parameter: Tensor) -> Start:
         values = parameter.detach().double().flatten()
-        most = max(1, min(KINDS, len(values) // 2))
-        is_of_kinds = len(values[:PROBED].unique()) <= most and len(values.unique()) <= most
         mean, std = float(values.mean()), float(values.std(correction=0))
         kurtosis = float(((values - mean) / std).pow(4).mean()) if std else 0.0
-        kept = parameter.detach().clone() if is_of_kinds else None
+        kept = parameter.detach().clone() if is_of_few_kinds(values) else None
         return cls(kept, mean, std, kurtosis < BETWEEN_UNIFORM_AND_NORMAL)
 
     def fits(self, parameter: Tensor) -> bool:

@@ -42,31 +42,37 @@ class Rule:
     """How a type of module is partitioned.
 
     Attributes:
-        weights: the names of parameters whose entries belong to partitions, or the beginnings of such names; None:
-            all that are no vectors.
-        scales: the names of vectors that are multiplied, s_1 * ... * s_k; others are added, b_1 + ... + b_k.
+        weights: the names of parameters whose entries belong to partitions, or the beginnings of such names.
+        scales: the names of vectors that are multiplied, s_1 * ... * s_k.
         statistics: the names of buffers that each subnetwork has of its own.
         distribution: distribution(module, name): what the module's own initialisation draws a parameter from; None if
             it is not drawn.
         outputs: outputs(module, name, weight): which output each entry of a weight depends on, int64, broadcast to the
             weight's shape, for the scheme 'node'.
-        alike: alike(name): the name of the weight whose outputs have the same owners in the scheme 'node'.
         refuses: refuses(module): why a module of this type cannot be partitioned, or None.
+        vectors: the names of vectors that are added, b_1 + ... + b_k, or the beginnings of such names. A parameter that
+            is none of these, such as one of a subclass, is an added vector if is_vector says so, and else a weight.
+        alike: alike(name): the name of the weight whose outputs have the same owners in the scheme 'node'.
     """
 
-    weights: Sequence[str] | None = None
+    weights: Sequence[str] = ()
     scales: Sequence[str] = ()
     statistics: Sequence[str] = ()
     distribution: Callable[[nn.Module, str], Distribution | None] = _no_distribution
     outputs: Callable[[nn.Module, str, Tensor], Tensor] = _outputs
-    alike: Callable[[str], str] = lambda name: name
     refuses: Callable[[nn.Module], str | None] = lambda module: None
+    vectors: Sequence[str] = ()
+    alike: Callable[[str], str] = lambda name: name
+
+    def knows(self, name: str) -> bool:
+        """Return whether the rule names a parameter."""
+        return name in self.scales or name.startswith((*self.weights, *self.vectors))
 
     def is_weight(self, name: str, parameter: Tensor) -> bool:
         """Return whether the entries of a parameter belong to partitions."""
-        if name in self.scales:
-            return False
-        return not is_vector(parameter) if self.weights is None else name.startswith(tuple(self.weights))
+        if self.knows(name):
+            return name not in self.scales and name.startswith(tuple(self.weights))
+        return not is_vector(parameter)
 
     def map_of(self, name: str) -> str:
         """Return the name of the weight whose map a weight has, if their shapes agree; its own by default."""
@@ -125,27 +131,30 @@ def _gpt2(module: nn.Module, name: str) -> Distribution | None:
     return functools.partial(Normal, 0.02) if name == "weight" else None
 
 
-_norm = Rule(weights=(), scales=("weight",))
-_table_rule = Rule(("weight",), distribution=_table, outputs=_columns, refuses=_refuse_table)
+_layer = functools.partial(Rule, ("weight",), vectors=("bias",))
+_norm = Rule(scales=("weight",), vectors=("bias",))
+_table_rule = _layer(distribution=_table, outputs=_columns, refuses=_refuse_table)
 
 RULES: dict[type[nn.Module], Rule] = {
-    nn.Linear: Rule(("weight",), distribution=_fan_in),
-    nn.Bilinear: Rule(("weight",), distribution=_bilinear),
-    _ConvNd: Rule(("weight",), distribution=_fan_in),
-    _ConvTransposeNd: Rule(("weight",), distribution=_fan_in, outputs=_transposed_outputs),
+    nn.Linear: _layer(distribution=_fan_in),
+    nn.Bilinear: _layer(distribution=_bilinear),
+    _ConvNd: _layer(distribution=_fan_in),
+    _ConvTransposeNd: _layer(distribution=_fan_in, outputs=_transposed_outputs),
     nn.Embedding: _table_rule,
     nn.EmbeddingBag: _table_rule,
-    nn.MultiheadAttention: Rule(("in_proj_weight", "q_proj", "k_proj", "v_proj"), distribution=_attention),
-    nn.RNNBase: Rule(("weight",), distribution=_recurrent, outputs=_recurrent_outputs, alike=_of_hidden_state),
+    nn.MultiheadAttention: Rule(
+        ("in_proj_weight", "q_proj", "k_proj", "v_proj"), distribution=_attention, vectors=("in_proj_bias", "bias")
+    ),
+    nn.RNNBase: _layer(distribution=_recurrent, outputs=_recurrent_outputs, alike=_of_hidden_state),
     nn.LayerNorm: _norm,
     nn.GroupNorm: _norm,
     nn.RMSNorm: _norm,
-    _NormBase: Rule((), ("weight",), ("running_mean", "running_var", "num_batches_tracked")),
+    _NormBase: Rule((), ("weight",), ("running_mean", "running_var", "num_batches_tracked"), vectors=("bias",)),
 }
 
 # Types of other libraries, by their names: their rules are looked up without an import.
 FOREIGN: dict[str, Rule] = {
-    "transformers.pytorch_utils.Conv1D": Rule(("weight",), distribution=_gpt2, outputs=_columns),
+    "transformers.pytorch_utils.Conv1D": _layer(distribution=_gpt2, outputs=_columns),
 }
 
 
