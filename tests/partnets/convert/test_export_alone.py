@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from small_network import perturbed
 from torch import nn
 
 import partnets
@@ -68,10 +69,7 @@ def deployed(name):
     make, draws = MODELS[name]
     torch.manual_seed(0)
     model, x = make()
-    partnets.partition(model, PROPORTIONS)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.add_(torch.randn_like(parameter), alpha=0.05)
+    perturbed(partnets.partition(model, PROPORTIONS), 0.05)
     return partnets.finalize(model, "deploy", draws=draws), [x, x[:3]]
 
 

@@ -8,12 +8,14 @@ import random
 import pytest
 import torch
 import torch.nn.functional as F
+from small_network import perturbed
 from torch import nn
 
 import partkernels
 import partnets
 from partnets import baselines, hyper, models
-from partnets.nn.partitioned import Partitioned
+from partnets.subnetworks.parameters import partitioned_parameters
+from partnets.subnetworks.state import partitioned_modules
 
 PROPORTIONS = (0.6, 0.3, 0.1)
 MODES = ("finetune", "retrain")
@@ -53,7 +55,7 @@ def test_the_model_is_ordinary_has_the_found_hyperparameters_and_shares_nothing(
     model = trained()
     before = copy.deepcopy(model)
     ordinary = partnets.finalize(model, mode)
-    assert not any(isinstance(module, Partitioned) for module in ordinary.modules())
+    assert not partitioned_modules(ordinary)
     assert ordinary.augmentation.values() == model.augmentation.values() != hyper.Affine(rotation=20.0).values()
     assert not any(parameter.requires_grad for parameter in ordinary.augmentation.parameters())
     assert all(parameter.requires_grad for parameter in ordinary.network.parameters())
@@ -98,8 +100,9 @@ def test_weights_stay_tied_and_start_as_their_author_draws_them(scheme, defaults
     example = {"example": ids} if scheme == "nested" else {}
     model = partnets.partition(Language(), PROPORTIONS, scheme=scheme, defaults=defaults, **example)
     with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.add_(0.1)
+        for one in partitioned_parameters(model):
+            one.stored.add_(0.1)
+            one.combine()
     for mode in MODES:
         new = partnets.finalize(copy.deepcopy(model), mode)
         assert new.head.weight is new.embedding.weight, mode
@@ -168,10 +171,7 @@ def test_layers_start_as_they_started(make, defaults):
     torch.manual_seed(0)
     model = nn.ModuleList([make()])
     start = copy.deepcopy(model)
-    partnets.partition(model, PROPORTIONS, defaults=defaults)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.add_(torch.randn_like(parameter))
+    perturbed(partnets.partition(model, PROPORTIONS, defaults=defaults), 1.0)
     fresh = partnets.finalize(model, "retrain", seed=1)
     for (name, one), (_, other) in zip(fresh.named_parameters(), start.named_parameters(), strict=True):
         if len(other.unique()) <= 4:
@@ -298,7 +298,7 @@ def test_what_was_frozen_keeps_its_values(mode):
     model[1].bias.requires_grad_(False)
     ordinary = partnets.finalize(model, mode)
     assert same(ordinary[0], model[0]) and not any(p.requires_grad for p in ordinary[0].parameters())
-    torch.testing.assert_close(ordinary[1].bias, model[1].bias.sum(0))
+    torch.testing.assert_close(ordinary[1].bias, model[1].bias)
     assert not ordinary[1].bias.requires_grad
 
 
@@ -349,11 +349,12 @@ def test_modules_without_initial_values_are_all_named_and_nothing_changes():
         }
     )
     before = copy.deepcopy(model)
-    with pytest.raises(ValueError, match="cannot start anew") as raised:
+    with pytest.raises(ValueError, match="cannot start again") as raised:
         partnets.finalize(model, "retrain")
     message = str(raised.value)
     assert "  norm: a LayerNorm that trains without being partitioned" in message
-    assert "  networks: no initial values for 0 (Token), 2 (Token); give the class a reset_parameters()" in message
+    for i in (0, 2):
+        assert f".{i}: its token have no initial values; give Token a reset_parameters()" in message
     assert "  stored: its defaults are stored" in message
     assert same(model, before)
 
@@ -405,7 +406,7 @@ def test_wrong_arguments_raise(arguments, error, message):
 
 @pytest.mark.parametrize("mode", MODES)
 def test_a_model_without_partitions_raises(mode):
-    with pytest.raises(ValueError, match="has no partitioned layer"):
+    with pytest.raises(ValueError, match="has no partitions"):
         partnets.finalize(nn.Linear(4, 2), mode)
 
 
@@ -430,7 +431,7 @@ class LowRank(nn.Linear):
 
 def test_a_frozen_base_in_a_module_of_ones_own_keeps_its_values():
     model = partnets.partition(nn.Sequential(LowRank(6, 5), nn.Linear(5, 3)), PROPORTIONS)
-    base = model[0]._parameters["weight"].clone()
+    base = model[0].weight.clone()
     fresh = partnets.finalize(model, "retrain", seed=1)
     assert torch.equal(fresh[0].weight, base) and not fresh[0].weight.requires_grad
     assert not fresh[0].up.any() and fresh[0].down.std() < 0.5
