@@ -8,10 +8,10 @@ from collections import OrderedDict
 import torch
 from torch import nn
 
-from partnets.subnetworks.merging import merge
 from partnets.hyper import Averaged, Hyperparameter, Learned, hyperparameters
 from partnets.hyper.augmentation import Augmentation, FixedDraws
 from partnets.hyper.tracing import CURE, traced
+from partnets.subnetworks.merging import merge
 from partnets.subnetworks.state import partitioned_modules
 from partnets.utils.seeds import derived
 

@@ -11,11 +11,11 @@ from torch import nn
 from partkernels import Defaults, Normal, Uniform, Zeros
 from partkernels.arguments import check_seed
 from partnets.convert.deploying import deployed
+from partnets.hyper import Hyperparameter, hyperparameters
 from partnets.subnetworks.divide import padding_of
 from partnets.subnetworks.initial_values import declared, fill
 from partnets.subnetworks.merging import merge, remove, without_ensembles
 from partnets.subnetworks.rules import known_rule
-from partnets.hyper import Hyperparameter, hyperparameters
 from partnets.subnetworks.state import PartitionState, partitioned_modules, state_of
 from partnets.subnetworks.state import num_partitions as count
 from partnets.utils import seeds

@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
 
-from partkernels import Partition
+from partkernels import Partition, Stored
 from partkernels.arguments import check_seed, sizes
 from partnets.evaluation.same_chunks import has_learned
 from partnets.optim import PartitionedOptimizer
 from partnets.optim.base import check_partitioned
 from partnets.subnetworks.divide import set_partition
 from partnets.subnetworks.parameters import PartitionedParameter, partitioned_parameters
+from partnets.subnetworks.partitioning import share
 from partnets.subnetworks.rules import rule_of
+from partnets.subnetworks.state import inside, partition_of, partitioned_modules, state_of
 from partnets.subnetworks.state import num_partitions as count
-from partnets.subnetworks.state import partition_of
 from partnets.subnetworks.statistics import outdate_statistics
 from partnets.utils.modules import is_sharded
 from partnets.utils.seeds import derived
@@ -54,8 +56,9 @@ def reassign(
         How many entries have moved: {'later': n, 'earlier': n}.
 
     Raises:
-        ValueError: the proportions are not C that sum to 1, by or seed is none of these, weights
-            are sharded, or the optimiser is missing; nothing has changed then.
+        ValueError: the proportions are not C that sum to 1, by or seed is none of these, partitions are nested,
+            weights are sharded, or the optimiser is missing; nothing has changed then.
+        RuntimeError: the model is inside of partnets.subnetwork.
 
     Example:
         >>> import partnets
@@ -70,7 +73,9 @@ def reassign(
     check_seed("seed", seed)
     if optimizer is not None:
         check_partitioned(optimizer)
-    weights = [one for one in partitioned_parameters(model) if one.partition is not None and one.parameter.requires_grad]
+    weights = [
+        one for one in partitioned_parameters(model) if one.partition is not None and one.parameter.requires_grad
+    ]
     paths = {module: path for path, module in model.named_modules()}
     _check(model, weights, proportions, paths)
     if optimizer is None and has_learned(model):
@@ -78,11 +83,19 @@ def reassign(
             "the model has learned, and moments of its entries may tell earlier partitions of chunks that they must not"
             " know; pass optimizer, that which has stepped it."
         )
+    aliases = defaultdict(list)
+    for module in partitioned_modules(model):
+        for name in state_of(module).weights:
+            aliases[id(module._parameters[name])].append((module, name))
     groups = {p: group for group in (optimizer.param_groups if optimizer else ()) for p in group["params"]}
     moved = {"later": 0, "earlier": 0}
     for one in weights:
         parameter, partition, old = one.parameter, partition_of(one.module, one.name), one.partition.ids()
-        values = partition.defaults.values(parameter.shape, parameter.dtype, parameter.device)
+        defaults = partition.defaults
+        values = defaults.values(parameter.shape, parameter.dtype, parameter.device)
+        if isinstance(defaults, Stored):  # partition 1 has none: subnetwork 1 goes on as it is
+            values = torch.where(old == 1, parameter, values)
+            defaults = Stored(values)
         distance = (parameter - values).abs() if by == "magnitude" else None
         generator = torch.Generator().manual_seed(derived(derived(seed, paths[one.module]), one.name))
         outputs, of_outputs = _outputs(one, old)
@@ -100,7 +113,10 @@ def reassign(
         state = (
             optimizer.whole_state(parameter, groups[parameter]) if optimizer and optimizer.state[parameter] else None
         )
-        set_partition(one.module, one.name, Partition.from_ids(new, count=partition.count, defaults=partition.defaults))
+        set_partition(one.module, one.name, Partition.from_ids(new, count=partition.count, defaults=defaults))
+        for module, name in aliases[id(parameter)]:
+            if (module, name) != (one.module, one.name):
+                share(one.module, one.name, module, name)
         if state is not None:
             for like in (each for each in state.values() if isinstance(each, Tensor) and each.shape == parameter.shape):
                 _start_anew(like, old, new)
@@ -124,6 +140,10 @@ def _check(
     model: nn.Module, weights: list[PartitionedParameter], proportions: Sequence[float], paths: dict[nn.Module, str]
 ) -> None:
     sizes(0, proportions)
+    if inside(model):
+        raise RuntimeError("the model is one of its subnetworks now; call reassign outside of partnets.subnetwork.")
+    if nested := [paths[one.module] for one in weights if one.state.narrow is not None]:
+        raise ValueError(f"{nested[0]} is nested, with its channels in order; use schemes 'weight' and 'node'.")
     if len(proportions) != count(model):
         raise ValueError(f"there are {len(proportions)} proportions and {count(model)} partitions; pass one for each.")
     if sharded := [paths[one.module] for one in weights if is_sharded(one.parameter)]:

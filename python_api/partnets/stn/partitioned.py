@@ -40,7 +40,14 @@ class ResponseRule(Rule):
 
         refuses = _refuse if rule.statistics else rule.refuses
         return cls(
-            rule.weights, rule.scales, (), distribution, outputs, refuses, rule.vectors, lambda name: rule.alike(_base(name))
+            rule.weights,
+            rule.scales,
+            (),
+            distribution,
+            outputs,
+            refuses,
+            rule.vectors,
+            lambda name: rule.alike(_base(name)),
         )
 
     def knows(self, name: str) -> bool:

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
 
-from partkernels import Defaults, Normal, Partition, Stored, Uniform, Zeros
+from partkernels import Defaults, Partition, Stored, Zeros
 from partkernels.arguments import sizes
-from partnets.subnetworks.initial_values import Start, declared, distribution_of, is_of_few_kinds
 from partnets.subnetworks.channels import Narrow
+from partnets.subnetworks.initial_values import Start, declared, distribution_of, is_of_few_kinds
 from partnets.subnetworks.parameters import PartitionedParameter
 from partnets.subnetworks.rules import Rule, known_rule, rule_of
 from partnets.subnetworks.state import (
@@ -87,7 +87,9 @@ class Division:
             if parameter is None or not (frozen or parameter.requires_grad):
                 continue
             if not parameter.is_floating_point():
-                raise TypeError(f"the {name} is {parameter.dtype}; pass a dtype of real numbers, such as torch.float32.")
+                raise TypeError(
+                    f"the {name} is {parameter.dtype}; pass a dtype of real numbers, such as torch.float32."
+                )
             if narrow is not None and name in narrow.owners:
                 ids = narrow.partition(name, parameter.shape)
                 self.partitions[name] = Partition.from_ids(ids, count=self.count).to(parameter.device)
@@ -165,9 +167,8 @@ class Division:
                     self.values[name] = values.clone().view(vector.shape)
             else:
                 self.starts[name] = Start.of(vector)
-        elif usual is None and self.declared is None and self._knows(name) and not vector.is_meta and vector.numel():
-            if not bool((vector == float(is_scale)).all()):
-                self.starts[name] = Start.of(vector)
+        elif self.declared is None and self._knows(name) and not vector.is_meta and (vector != float(is_scale)).any():
+            self.starts[name] = Start.of(vector)
 
     def _knows(self, name: str) -> bool:
         """Return whether it is known how a parameter starts: not so of one that a subclass has added."""

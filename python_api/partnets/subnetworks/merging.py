@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from partnets.subnetworks.context import subnetwork
+from partnets.subnetworks.divide import after_loading, before_loading, before_saving
 from partnets.subnetworks.state import (
     ATTRIBUTE,
     DEFAULTS,
@@ -21,7 +22,6 @@ from partnets.subnetworks.state import (
     state_of,
 )
 from partnets.subnetworks.statistics import warn_of_stale
-from partnets.subnetworks.divide import after_loading, before_loading, before_saving
 from partnets.utils.modules import frozen, is_sharded
 
 

@@ -19,8 +19,8 @@ from partnets.hyper import Hyperparameter
 from partnets.subnetworks.channels import MEASURES, Narrow, find_channels
 from partnets.subnetworks.divide import SCHEMES, Division
 from partnets.subnetworks.rules import known_rule, rule_of
-from partnets.subnetworks.stateful import keep_for_each, keeps_something
 from partnets.subnetworks.state import DEFAULTS, MAP, ROWS, STORED, state_of
+from partnets.subnetworks.stateful import keep_for_each, keeps_something
 from partnets.utils import seeds
 from partnets.utils.modules import is_frozen, overlapping
 
@@ -139,9 +139,7 @@ def partition(
     chosen = "seed" if defaults is None else defaults
     options = {"defaults": chosen, "scheme": scheme, "frozen": frozen}
     divisions = {
-        path: Division(
-            module, proportions, seed=seeds.derived(seed, path), narrow=channels.get(module), **options
-        )
+        path: Division(module, proportions, seed=seeds.derived(seed, path), narrow=channels.get(module), **options)
         for path, module in found.items()
     }
     tied = _tied(divisions)
@@ -156,9 +154,7 @@ def partition(
     return model
 
 
-def _check_scheme(
-    scheme: str, proportions: Sequence[float], defaults: Any, example: Any, proportions_of: str
-) -> None:
+def _check_scheme(scheme: str, proportions: Sequence[float], defaults: Any, example: Any, proportions_of: str) -> None:
     if scheme not in (*SCHEMES, "nested"):
         raise ValueError(f"scheme={scheme!r}; pass 'weight', 'node' or 'nested'.")
     if proportions_of not in MEASURES:
@@ -178,7 +174,9 @@ def _check_scheme(
             " be above 0."
         )
     if defaults not in (None, "zero") and not isinstance(defaults, partkernels.Zeros):
-        raise ValueError(f"defaults={defaults!r} with scheme='nested', whose inactive channels are left out; pass None.")
+        raise ValueError(
+            f"defaults={defaults!r} with scheme='nested', whose inactive channels are left out; pass None."
+        )
 
 
 def find(
@@ -307,7 +305,9 @@ def _tied(divisions: dict[str, Division]) -> list[tuple[Division, str, Division,
                 first[key] = path, division, name
                 continue
             first_path, other, other_name = first[key]
-            kinds = [(name in one.partitions, one.vectors.get(of)) for one, of in ((other, other_name), (division, name))]
+            kinds = [
+                (name in one.partitions, one.vectors.get(of)) for one, of in ((other, other_name), (division, name))
+            ]
             if kinds[0] != kinds[1]:
                 raise ValueError(
                     f"modules share a parameter: {first_path}.{other_name} = {path}.{name}. As what these are, they"
@@ -367,9 +367,7 @@ def _refusal(obstacles: dict[str, Obstacle]) -> str:
     )
 
 
-def without_rule(
-    model: nn.Module, *, skip: Iterable[str | nn.Module] = (), frozen: bool = False
-) -> dict[str, str]:
+def without_rule(model: nn.Module, *, skip: Iterable[str | nn.Module] = (), frozen: bool = False) -> dict[str, str]:
     """Return the path of each module that `partition` would refuse, and why.
 
     Args:

@@ -7,12 +7,15 @@ import copy
 import pytest
 import torch
 import torch.nn.functional as F
+from small_network import perturbed
 from torch import nn
 
 import partnets
 from partkernels.arguments import sizes
 from partnets import optim
-from partnets.nn.partitioned import partitioned_layers
+from partnets.subnetworks.parameters import partitioned_parameters
+from partnets.subnetworks.state import partition_of
+from partnets.subnetworks.switch import noted
 
 BEFORE = (0.6, 0.2, 0.2)
 SHARES = {
@@ -52,7 +55,13 @@ def step(model, optimizer, times):
 
 
 def weights(model):
-    return [(layer, name) for _, layer in partitioned_layers(model) for name in layer.partitions]
+    """Return each partitioned weight with its partition."""
+    owners = [one for one in partitioned_parameters(model) if not one.is_vector]
+    return [(one.parameter, partition_of(one.module, one.name)) for one in owners]
+
+
+def ids_of(model):
+    return partnets.partitions(model)["3.weight"].ids()
 
 
 def whole(optimizer):
@@ -64,27 +73,26 @@ def whole(optimizer):
 @pytest.mark.parametrize("shares", SHARES)
 def test_entries_keep_what_they_may_and_start_anew_where_they_may_not(shares, by, make):
     model, optimizer = trained("weight", OPTIMIZERS[make])
-    before = [(layer.partitions[name].ids(), layer._parameters[name].clone()) for layer, name in weights(model)]
+    before = [(partition.ids(), weight.detach().clone()) for weight, partition in weights(model)]
     states = copy.deepcopy(list(whole(optimizer).values()))
     moved = partnets.reassign(model, SHARES[shares], optimizer, by=by, seed=3)
     found = {"later": 0, "earlier": 0}
     places = {parameter: i for i, parameter in enumerate(optimizer.parameters())}
-    for (layer, name), (old, value) in zip(weights(model), before, strict=True):
-        partition, parameter = layer.partitions[name], layer._parameters[name]
-        new, view = partition.ids(), layer.seen_by_partition(name, parameter)
+    for (parameter, partition), (old, value) in zip(weights(model), before, strict=True):
+        new = partition.ids()
         assert partition.sizes() == sizes(new.numel(), SHARES[shares])
-        later, earlier, value = new > old, new < old, layer.seen_by_partition(name, value)
+        later, earlier = new > old, new < old
         found["later"] += int(later.sum())
         found["earlier"] += int(earlier.sum())
-        defaults = partition.defaults.values(view.shape, view.dtype, view.device)
-        assert torch.equal(view, torch.where(earlier, defaults, value))
+        defaults = partition.defaults.values(parameter.shape, parameter.dtype, parameter.device)
+        assert torch.equal(parameter, torch.where(earlier, defaults, value))
         for key, moment in whole(optimizer)[parameter].items():
             if moment.shape == parameter.shape:
-                seen, was = (layer.seen_by_partition(name, one) for one in (moment, states[places[parameter]][key]))
+                was = states[places[parameter]][key]
                 for k in (1, 2):
                     own = was[old == k]
                     was = torch.where(earlier & (new == k), own.mean(), was)
-                torch.testing.assert_close(seen, was)
+                torch.testing.assert_close(moment, was)
         # The number of moves is minimal, and each border is crossed in one direction only.
         kept = sum(min(int((old == k).sum()), size) for k, size in enumerate(partition.sizes(), 1))
         assert int((new == old).sum()) == kept
@@ -105,29 +113,20 @@ def test_nothing_of_later_partitions_reaches_earlier_subnetworks(shares, by, sch
         for change in (False, True):
             model, optimizer = trained(scheme, OPTIMIZERS["momentum"])
             if change:
-                for _, layer in partitioned_layers(model):
-                    for name, parameter in layer.owned():
-                        for j in range(k + 1, 4):
-                            tensors, part = layer.entries(
-                                name, [parameter.data, optimizer.state[parameter]["momentum"]], j
-                            )
-                            for one in tensors:
-                                mask = (
-                                    torch.ones_like(one, dtype=torch.bool)
-                                    if part is None
-                                    else part.mask(j).view(one.shape)
-                                )
-                                one[mask] = torch.randn(int(mask.sum()))
+                for one in partitioned_parameters(model):
+                    for j in range(k + 1, 4):
+                        for tensor in (one.stored.data, optimizer.state[one.parameter]["momentum"]):
+                            one.put(tensor, j, torch.randn(one.numel(j)))
+                    with torch.no_grad():
+                        one.combine()
+                noted(partitioned_parameters(model))
             partnets.reassign(model, SHARES[shares], optimizer, by=by, seed=3)
             torch.manual_seed(5)
             with torch.no_grad(), partnets.subnetwork(model, k):
                 y = model(x)
-            maps = [(layer.partitions[name].ids() <= k) for layer, name in weights(model)]
+            maps = [partition.ids() <= k for _, partition in weights(model)]
             state = whole(optimizer)
-            moments = [
-                layer.seen_by_partition(name, state[layer._parameters[name]]["momentum"])[mask]
-                for (layer, name), mask in zip(weights(model), maps, strict=True)
-            ]
+            moments = [state[weight]["momentum"][mask] for (weight, _), mask in zip(weights(model), maps, strict=True)]
             found.append([y, *maps, *moments])
         assert all(map(torch.equal, *found))
 
@@ -135,18 +134,18 @@ def test_nothing_of_later_partitions_reaches_earlier_subnetworks(shares, by, sch
 def test_outputs_that_have_one_owner_move_as_a_whole():
     model, optimizer = trained("node")
     partnets.reassign(model, (0.2, 0.2, 0.6), optimizer, by="magnitude")
-    for layer, name in weights(model):
-        ids = layer.partitions[name].ids().flatten(1)
+    for _, partition in weights(model):
+        ids = partition.ids().flatten(1)
         assert (ids == ids[:, :1]).all()
-    assert torch.bincount(model[3].partition.ids()[:, 0].long(), minlength=4)[1:].tolist() == [4, 4, 12]
+    assert torch.bincount(ids_of(model)[:, 0].long(), minlength=4)[1:].tolist() == [4, 4, 12]
 
 
 def test_the_smallest_go_first():
     model, optimizer = trained("weight", defaults="zero")
-    old = model[3].partition.ids()
+    old = ids_of(model)
     distance = model[3].weight.detach().abs()
     partnets.reassign(model, (0.3, 0.5, 0.2), optimizer, by="magnitude")
-    new = model[3].partition.ids()
+    new = ids_of(model)
     stayed, went = distance[(old == 1) & (new == 1)], distance[(old == 1) & (new > 1)]
     assert went.max() <= stayed.min()
 
@@ -158,9 +157,10 @@ def test_it_is_saved_merged_and_trained_on_as_before(tmp_path):
     again.load_state_dict(model.state_dict())
     x = torch.randn(4, 1, 6, 6)
     for k in (1, 2, 3):
+        merged = partnets.merge(model, active=k)
         with torch.no_grad(), partnets.subnetwork(model, k), partnets.subnetwork(again, k):
             torch.testing.assert_close(again(x), model(x))
-            torch.testing.assert_close(partnets.merge(model, active=k)(x), model(x))
+            torch.testing.assert_close(merged(x), model(x))
     loaded = optim.Adam(again)
     loaded.load_state_dict(copy.deepcopy(optimizer.state_dict()))
     torch.manual_seed(7)
@@ -212,7 +212,8 @@ def test_a_weight_that_two_layers_share_has_one_partition():
 
     model = partnets.partition(Tied(), BEFORE, defaults="zero")
     partnets.reassign(model, (0.1, 0.1, 0.8))
-    assert model.table.partition is model.head.partition and model.head.partition.sizes() == [6, 5, 43]
+    assert model.table.weight_partition is model.head.weight_partition
+    assert [one.sizes() for one in partnets.partitions(model).values()] == [[6, 5, 43]] * 2
     model = partnets.partition(Tied(), BEFORE, seed=1)
     optimizer = optim.PerPartition(torch.optim.NAdam, model)
 
@@ -238,15 +239,38 @@ def test_a_weight_that_two_layers_share_has_one_partition():
 )
 def test_bad_input_is_named_and_nothing_moves(options, message):
     model, _ = trained("weight")
-    before = [layer.partitions[name] for layer, name in weights(model)]
+    before = copy.deepcopy(model.state_dict())
     with pytest.raises(ValueError, match=message):
         partnets.reassign(model, **{"proportions": BEFORE, **options})
-    assert all(layer.partitions[name] is old for (layer, name), old in zip(weights(model), before, strict=True))
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
 
 
 def test_nested_partitions_are_refused():
     model = partnets.partition(
         nn.Sequential(nn.Linear(4, 8), nn.Linear(8, 2)), BEFORE, scheme="nested", example=torch.ones(2, 4)
     )
-    with pytest.raises(ValueError, match=r"0 is nested: .* schemes 'weight' and 'node'"):
+    with pytest.raises(ValueError, match=r"0 is nested, .* schemes 'weight' and 'node'"):
         partnets.reassign(model, (0.1, 0.1, 0.8))
+
+
+def test_inside_of_a_subnetwork_it_is_refused():
+    model = partnets.partition(network(), BEFORE)
+    refused = pytest.raises(RuntimeError, match=r"call reassign outside of partnets\.subnetwork")
+    with refused, partnets.subnetwork(model, 1):
+        partnets.reassign(model, (0.1, 0.1, 0.8))
+
+
+def test_stored_defaults_stay_and_those_of_partition_1_are_its_values():
+    torch.manual_seed(0)
+    model = perturbed(partnets.partition(nn.Linear(8, 8), BEFORE, defaults="stored"), 1.0)
+    before, old = (
+        partnets.partitions(model)["weight"].defaults.values((8, 8)),
+        partnets.partitions(model)["weight"].ids(),
+    )
+    value = model.weight.detach().clone()
+    partnets.reassign(model, (0.2, 0.5, 0.3))
+    partition = partnets.partitions(model)["weight"]
+    later = partition.ids() > 1
+    found = partition.defaults.values((8, 8))
+    assert torch.equal(found[later & (old > 1)], before[later & (old > 1)])
+    assert torch.equal(found[later & (old == 1)], value[later & (old == 1)])
