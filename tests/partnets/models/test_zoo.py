@@ -209,7 +209,7 @@ def test_a_compiled_model_computes_the_same(name):
 def test_tied_layers_keep_one_parameter_and_one_partition():
     model = partnets.partition(LanguageModel(), PROPORTIONS)
     assert model.decoder.weight is model.embedding.weight
-    assert model.decoder.partition is model.embedding.partition
+    assert model.decoder.weight_partition is model.embedding.weight_partition
     again = copy.deepcopy(model)
     assert again.decoder.weight is again.embedding.weight
     again.load_state_dict(model.state_dict())
