@@ -15,6 +15,7 @@ def convolutional():
     return nn.Sequential(*layers).double()
 
 
+@pytest.mark.cases(usual=6)
 @pytest.mark.parametrize("when", ["before", "after"])
 @pytest.mark.parametrize(("active", "update"), CASES)
 def test_channels_last_models_keep_their_strides_and_compute_the_same(active, update, when):

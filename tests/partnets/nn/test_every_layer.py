@@ -65,6 +65,7 @@ def test_a_subnetwork_and_its_gradients_are_those_of_the_dense_layer(name, activ
     assert_learns(layer, twin, active, update)
 
 
+@pytest.mark.cases(usual=10)
 @every_layer
 def test_a_product_of_scales_has_a_gradient_where_one_is_zero(name):
     case = CASES[name]
@@ -84,6 +85,7 @@ def test_a_product_of_scales_has_a_gradient_where_one_is_zero(name):
         assert_learns(layer, twin, 3, update)
 
 
+@pytest.mark.cases(usual=10)
 @every_layer
 def test_the_output_does_not_depend_on_what_is_updated(name):
     case = CASES[name]
@@ -96,6 +98,7 @@ def test_the_output_does_not_depend_on_what_is_updated(name):
             assert torch.equal(computed(layer, case), expected)
 
 
+@pytest.mark.cases(usual=15)
 @every_layer
 def test_after_each_subnetwork_all_bits_are_as_before(name):
     layer = CASES[name].partitioned()
@@ -115,7 +118,7 @@ def test_after_each_subnetwork_all_bits_are_as_before(name):
     assert same(state(layer), before)
 
 
-@pytest.mark.cases(usual=40)
+@pytest.mark.cases(usual=30)
 @every_layer
 @pytest.mark.parametrize("k", [1, 2])
 def test_nothing_of_later_partitions_reaches_a_subnetwork(name, k):
@@ -129,7 +132,7 @@ def test_nothing_of_later_partitions_reaches_a_subnetwork(name, k):
     assert all(map(torch.equal, *found)) and found[0][0].isfinite().all()
 
 
-@pytest.mark.cases(usual=40)
+@pytest.mark.cases(usual=30)
 @every_layer
 @pytest.mark.parametrize(("active", "update"), [(1, 1), (2, 1), (3, 3)])
 def test_a_step_changes_what_its_partition_owns_and_nothing_else(name, active, update):
@@ -145,6 +148,7 @@ def test_a_step_changes_what_its_partition_owns_and_nothing_else(name, active, u
         assert changed <= (values.keys() if k == update else set()) and bool(changed) == (k == update)
 
 
+@pytest.mark.cases(usual=30)
 @every_layer
 @pytest.mark.parametrize("active", [1, 2, 3])
 def test_merging_gives_the_dense_layer(name, active):
@@ -159,6 +163,7 @@ def test_merging_gives_the_dense_layer(name, active):
     case.make().load_state_dict(merged.state_dict())
 
 
+@pytest.mark.cases(usual=6)
 @every_layer
 def test_a_merged_layer_shares_no_memory(name):
     layer = CASES[name].partitioned()
@@ -167,6 +172,7 @@ def test_a_merged_layer_shares_no_memory(name):
     assert all(map(torch.equal, layer.parameters(), before))
 
 
+@pytest.mark.cases(usual=15)
 @every_layer
 @pytest.mark.parametrize("duplicate", [copy.deepcopy, lambda layer: pickle.loads(pickle.dumps(layer))])
 def test_copies_compute_the_same_and_share_nothing(name, duplicate):
@@ -181,6 +187,7 @@ def test_copies_compute_the_same_and_share_nothing(name, duplicate):
     assert same(state(layer), before) and not torch.equal(computed(twin, case), computed(layer, case))
 
 
+@pytest.mark.cases(usual=15)
 @every_layer
 def test_a_state_dict_has_tensors_only_and_keeps_torchs_names(name):
     layer = CASES[name].partitioned()
@@ -210,6 +217,7 @@ def test_a_file_restores_every_subnetwork_also_on_the_meta_device(name):
                 assert torch.equal(computed(loaded, case), computed(saved, case))
 
 
+@pytest.mark.cases(usual=15)
 @every_layer
 def test_class_dtype_mode_hooks_and_frozen_parameters_stay(name):
     ordinary = CASES[name].make().double().eval()
@@ -226,6 +234,7 @@ def test_class_dtype_mode_hooks_and_frozen_parameters_stay(name):
     assert not any(parameter.requires_grad for parameter in partnets.merge(layer).parameters())
 
 
+@pytest.mark.cases(usual=6)
 @every_layer
 def test_replaced_parameters_compute_and_those_of_the_subnetwork_give_its_output(name):
     case = CASES[name]
@@ -243,6 +252,7 @@ def test_replaced_parameters_compute_and_those_of_the_subnetwork_give_its_output
     assert torch.equal(tree_leaves(found)[0], computed(merged, case))
 
 
+@pytest.mark.cases(usual=15)
 @every_layer
 def test_a_fresh_layer_starts_at_its_defaults_in_every_subnetwork(name):
     case, outputs = CASES[name], []

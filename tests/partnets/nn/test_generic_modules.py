@@ -159,6 +159,7 @@ def inputs(make):
     return torch.randn(shape, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
 
 
+@pytest.mark.cases(usual=20)
 @each
 @pytest.mark.parametrize(("active", "update"), CASES)
 def test_a_subnetwork_is_the_module_with_its_parameters(make, active, update):

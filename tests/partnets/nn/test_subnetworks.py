@@ -35,6 +35,7 @@ def now(model):
     return {(state.active, state.update) for state in map(state_of, partitioned_modules(model))}
 
 
+@pytest.mark.cases(usual=12)
 @pytest.mark.parametrize("defaults", ["seed", "zero", "stored"])
 @pytest.mark.parametrize(("active", "update"), CASES)
 @pytest.mark.parametrize("scheme", ["weight", "node"])

@@ -58,7 +58,7 @@ def called(layer, one):
     return [x.detach() for x in outputs], [x.grad for x in copies.values()]
 
 
-@pytest.mark.cases(usual=60, full=170)
+@pytest.mark.cases(usual=20, full=170)
 @inputs(modes=[True, False], most=99)
 def test_with_one_partition_a_drop_in_layer_is_torchs(name, training, one):
     theirs, ours = (made(getattr(where, name), training, one) for where in (nn, partnets))
@@ -71,7 +71,7 @@ def test_with_one_partition_a_drop_in_layer_is_torchs(name, training, one):
     torch.testing.assert_close(dict(ours.state_dict()), dict(theirs.state_dict()), **exact)
 
 
-@pytest.mark.cases(usual=80, full=200)
+@pytest.mark.cases(usual=60, full=200)
 @inputs(modes=[True, False], most=8)
 @pytest.mark.parametrize(("active", "update"), [(1, 1), (2, 1), (3, None), (3, 2)])
 def test_a_subnetwork_is_the_dense_layer(name, training, one, active, update):
