@@ -160,7 +160,7 @@ def _entered(switch: Switch, active: int, update: int | None, masked: bool = Tru
             " partnets.subnetwork; use a copy of the model for each task."
         )
     if written:
-        names = ", ".join(f"{one.name} of {type(one.module).__name__}" for one in written[:3])
+        names = ", ".join([*dict.fromkeys(f"{one.name} of {type(one.module).__name__}" for one in written)][:3])
         raise RuntimeError(
             f"{names} was written into inside of partnets.subnetwork; write into parameters outside of it, and step"
             " them by partnets.optim."
