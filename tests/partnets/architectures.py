@@ -419,7 +419,7 @@ model's inputs or asked for its outputs. Then comes how many layers with weights
 
 Made by `python tests/partnets/architectures.py > docs/models.md` on {date}, with PyTorch {torch}, timm {timm}, torchvision
 {torchvision} and transformers {transformers}, on a CPU. Nothing is downloaded. `make test WEEKLY=1` tries every row again, some nested. How it
-works, and what is refused: [layers](layers.md#what-is-not-in-the-table)."""  # noqa: E501
+works, and what is refused: [layers](layers.md#what-partition-refuses)."""  # noqa: E501
 
 
 def rows(library: str, architectures: Iterable[Architecture]) -> tuple[list[str], int]:
