@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from partkernels import Defaults, Partition, Stored, Zeros
 from partkernels.arguments import sizes
 from partnets.subnetworks.channels import Narrow
-from partnets.subnetworks.initial_values import Start, declared, distribution_of, is_of_few_kinds
+from partnets.subnetworks.initial_values import Distribution, Start, declared, distribution_of, is_of_few_kinds
 from partnets.subnetworks.parameters import PartitionedParameter
 from partnets.subnetworks.rules import Rule, known_rule, rule_of
 from partnets.subnetworks.state import (
@@ -93,6 +93,10 @@ class Division:
             if narrow is not None and name in narrow.owners:
                 ids = narrow.partition(name, parameter.shape)
                 self.partitions[name] = Partition.from_ids(ids, count=self.count).to(parameter.device)
+                if self.rule.is_weight(name, parameter):
+                    self._note_start(name, parameter, stays=True)
+                else:
+                    self._note_start_of_vector(name, parameter)
             elif self.rule.is_weight(name, parameter):
                 self._divide_weight(name, parameter)
             else:
@@ -115,9 +119,13 @@ class Division:
             usual = self.rule.distribution(self.module, name)
             looks = distribution_of(drawn_entries(self.module, weight), usual) is usual and usual is not None
             self.redrawn[name] = weight.is_meta or not weight.any() or (weight.requires_grad and looks)
+        self._note_start(name, weight, stays=not has_values or isinstance(resolved, Zeros))
+
+    def _note_start(self, name: str, weight: nn.Parameter, stays: bool) -> None:
+        """Note how a weight started, if it was set to few values, or stays and was not drawn as usual."""
         if self.declared is not None or not self._knows(name) or weight.is_meta or not weight.numel():
             return
-        entries, stays = drawn_entries(self.module, weight), not has_values or isinstance(resolved, Zeros)
+        entries = drawn_entries(self.module, weight)
         was_set = weight.numel() > 1 and entries.shape == weight.shape and is_of_few_kinds(entries)
         if was_set or (stays and not self._looks_drawn(name, weight)):
             self.starts[name] = Start.of(entries)
@@ -156,19 +164,24 @@ class Division:
         )
 
     def _divide_vector(self, name: str, vector: nn.Parameter) -> None:
-        self.vectors[name] = is_scale = name in self.rule.scales
-        is_drawn = self._knows(name) and not is_scale and self.declared is None
-        usual = self.rule.distribution(self.module, name) if is_drawn else None
-        if usual is not None and not vector.is_meta and vector.numel():
-            if distribution_of(vector, usual) is usual:
-                if self.defaults == "seed":
-                    drawn = dataclasses.replace(usual(seed=self.seed_of(name)), stream=BIAS_STREAM)
-                    values = drawn.values((1, vector.numel()), vector.dtype, vector.device)
-                    self.values[name] = values.clone().view(vector.shape)
-            else:
-                self.starts[name] = Start.of(vector)
-        elif self.declared is None and self._knows(name) and not vector.is_meta and (vector != float(is_scale)).any():
+        self.vectors[name] = name in self.rule.scales
+        usual = self._note_start_of_vector(name, vector)
+        if usual is not None and self.defaults == "seed":
+            drawn = dataclasses.replace(usual(seed=self.seed_of(name)), stream=BIAS_STREAM)
+            values = drawn.values((1, vector.numel()), vector.dtype, vector.device)
+            self.values[name] = values.clone().view(vector.shape)
+
+    def _note_start_of_vector(self, name: str, vector: nn.Parameter) -> Distribution | None:
+        """Note how a vector started, if not as usual; return the distribution that it was drawn from, if it was."""
+        if not self._knows(name) or self.declared is not None or vector.is_meta or not vector.numel():
+            return None
+        is_scale = name in self.rule.scales
+        usual = None if is_scale else self.rule.distribution(self.module, name)
+        if usual is not None and distribution_of(vector, usual) is usual:
+            return usual
+        if usual is not None or (vector != float(is_scale)).any():
             self.starts[name] = Start.of(vector)
+        return None
 
     def _knows(self, name: str) -> bool:
         """Return whether it is known how a parameter starts: not so of one that a subclass has added."""
