@@ -539,7 +539,7 @@ def test_what_only_looks_like_a_batch_is_found_before_training():
         training = trainer(*baselines.held_out(model, data, validation=0.25))  # batches of 8
         if error:
             with pytest.raises(
-                ValueError, match=r"HyperEmbedding\(9, 4, hyper=1\) is \[8, 8\], and each of 2 examples"
+                ValueError, match=r"HyperEmbedding\(9, 4, hyper=1\) is \[8, 8\], but each of 2 examples"
             ):
                 training.fit(2)
             assert training.steps == 0
