@@ -193,7 +193,11 @@ WRONG = [
     ({"shuffle": True}, TypeError, "Trainer takes no shuffle: batches are drawn from the chunks"),
     ({"collate_fn": list}, TypeError, "pass collate= to partnets.chunk"),
     ({"persistent_workers": True}, TypeError, "as long as fit"),
-    ({"nun_workers": 2}, TypeError, "Trainer has no option 'nun_workers'; .* it takes num_workers"),
+    (
+        {"nun_workers": 2},
+        TypeError,
+        "Trainer has no option 'nun_workers'; of a DataLoader's options it takes num_workers",
+    ),
     ({"num_workers": -1}, ValueError, "num_workers=-1; pass an int, at least 0"),
     ({"prefetch_factor": 2}, ValueError, "prefetch_factor option could only be"),
 ]
