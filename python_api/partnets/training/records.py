@@ -194,7 +194,7 @@ class Records:
 
     def _check_name(self, name: str) -> None:
         if name in STEP_COLUMNS or name == "lml" or name in self.values or name in self.metrics:
-            raise ValueError(f"{name!r} is already a column of History.frame; choose another name.")
+            raise ValueError(f"{name!r} is already a column of History.frame; give it another name.")
 
 
 def _check_columns(name: str, columns: dict[str, list]) -> None:
