@@ -18,6 +18,7 @@ from partkernels.partition import NestedPartition, Partition
 WHOLE = None, 1
 # The entries to step: those of partition `update`, or all if there is no map.
 _ENTRIES = "Tensor?[] maps, int[] counts, int update"
+_ADAM = "float lr, float beta1, float beta2, float eps, float weight_decay, bool decoupled"
 _sgd = define_in_place(
     "sgd_steps",
     f"Tensor(a!)[] parameters, Tensor[] grads, Tensor(b!)[] momentum_buffers, {_ENTRIES},"
@@ -27,7 +28,12 @@ _sgd = define_in_place(
 _adam = define_in_place(
     "adam_steps",
     f"Tensor(a!)[] parameters, Tensor[] grads, Tensor(b!)[] exp_avgs, Tensor(c!)[] exp_avg_sqs, {_ENTRIES},"
-    " SymInt[] steps, float lr, float beta1, float beta2, float eps, float weight_decay, bool decoupled",
+    f" SymInt[] steps, {_ADAM}",
+)
+_counted_adam = define_in_place(
+    "counted_adam_steps",
+    f"Tensor(a!)[] parameters, Tensor[] grads, Tensor(b!)[] exp_avgs, Tensor(c!)[] exp_avg_sqs, {_ENTRIES},"
+    f" Tensor(d!)[] counters, int place, {_ADAM}",
 )
 
 
@@ -210,21 +216,26 @@ def adam_steps(
         check_step(step)
     _check(parameters, grads, {"exp_avg": exp_avgs, "exp_avg_sq": exp_avg_sqs}, partitions, update, steps=steps)
     numbers = lr, *betas, eps, weight_decay, decoupled
-    run_adam(parameters, grads, exp_avgs, exp_avg_sqs, partitions, update, steps, numbers)
+    lists = parameters, grads, exp_avgs, exp_avg_sqs, steps
+    for maps, counts, (*tensors, own_steps) in _alike(partitions, update, *lists):
+        _adam(*tensors, maps, counts, _number(update), own_steps, *numbers, dispatch.requested())
 
 
 def run_adam(
     parameters: Sequence[Tensor], grads: Sequence[Tensor], exp_avgs: Sequence[Tensor], exp_avg_sqs: Sequence[Tensor],
-    partitions: Sequence[Partition | None], update: int | None, steps: Sequence[int], numbers: tuple,
+    partitions: Sequence[Partition | None], update: int, counters: Sequence[Tensor], numbers: tuple,
 ) -> None:  # fmt: skip
-    """Run adam_steps without checks, for an optimizer that made the tensors itself.
+    """Count steps and run adam_steps without checks, for an optimizer that made the tensors itself.
 
     Args:
+        partitions: none of them nested, as each tensor's step is counted once.
+        counters: the number of steps of each partition, int64 [C] for each parameter, on its device. Triton reads them
+            from there, so that the host does not wait, and a CUDA graph can replay the step.
         numbers: lr, the two betas, eps, weight_decay and decoupled.
     """
-    lists = parameters, grads, exp_avgs, exp_avg_sqs, steps
-    for maps, counts, (*tensors, own_steps) in _alike(partitions, update, *lists):
-        _adam(*tensors, maps, counts, _number(update), own_steps, *numbers, dispatch.requested())
+    lists = parameters, grads, exp_avgs, exp_avg_sqs, counters
+    for maps, counts, (*tensors, own) in _alike(partitions, update, *lists):
+        _counted_adam(*tensors, maps, counts, update, own, update - 1, *numbers, dispatch.requested())
 
 
 def _number(update: int | None) -> int:

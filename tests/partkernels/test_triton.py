@@ -26,6 +26,7 @@ from partkernels.backend.triton.packed_map import SPREAD, threshold
 from partkernels.backend.triton.plans import Config, Product
 from partkernels.backend.triton.rebuild import SELECT
 from partkernels.formats.packed_map import pack
+from partkernels.operators.optimizers import run_adam
 
 pytestmark = pytest.mark.skipif(not TRITON, reason="neither a GPU nor Triton's interpreter")
 DEVICE = TRITON[0].device if TRITON else "cpu"
@@ -192,7 +193,7 @@ def test_a_step_over_more_entries_than_32_bits_count(last_program):
 
 @pytest.fixture
 def launched(monkeypatch) -> list[str]:
-    """Return the list in which the names of launched optimiser kernels are recorded."""
+    """Return the list in which launched optimizer kernels and copies to the GPU are recorded."""
     found = []
 
     class Noting:
@@ -203,24 +204,27 @@ def launched(monkeypatch) -> list[str]:
             found.append(self.name)
             return self.kernel[grid]
 
-    for name in ("sgd_kernel", "sgd_together_kernel", "adam_kernel", "adam_together_kernel"):
+    for name in ("sgd_kernel", "adam_kernel", "counting_kernel"):
         monkeypatch.setattr(optimizers, name, Noting(name))
+    copy = launch.to_gpu
+    monkeypatch.setattr(launch, "to_gpu", lambda *of: found.append("copy") or copy(*of))
     return found
 
 
-# More tensors than one launch takes, some with one program and some with several.
-SHARING = [(), (1,), (1, 1), *((2 + i, 1 + 2 * i) for i in range(15)), (66, 520), (6, 5, 3), (2, 3, 1, 2), (2, 3, 4, 2)]
-SHARING += [(4, 3, 2, 2), (2, 3, 4, 2, 2)]
+# Tensors with one program and with several.
+SHAPES = [(), (1,), (1, 1), (0, 3), *((2 + i, 1 + 2 * i) for i in range(15)), (66, 520), (6, 5, 3), (2, 3, 1, 2)]
+SHAPES += [(2, 3, 4, 2), (4, 3, 2, 2), (2, 3, 4, 2, 2)]
 
 
 @pytest.mark.cases(usual=1, full=2)
 @pairwise(work=["adam_steps", "sgd_steps"], dtype=[torch.bfloat16, torch.float64], has_map=[True, False])
-def test_tensors_that_share_a_launch_are_stepped_as_if_each_had_its_own(work, dtype, has_map, launched, monkeypatch):
+def test_all_tensors_of_a_dtype_take_one_launch_and_are_stepped_as_one_by_one(work, dtype, has_map, launched):
     generator = torch.Generator().manual_seed(3)
     each, partitions, steps = [], [], []
-    for i, shape in enumerate(SHARING):
-        divides = has_map and len(shape) > 1
-        partition = pk.Partition.random(shape, (0.5, 0.3, 0.2), seed=i).to(DEVICE) if divides else None
+    for i, shape in enumerate(SHAPES):
+        divides = has_map and len(shape) > 1 and 0 not in shape
+        proportions = (0.5, 0.3, 0.2) if i % 3 else (0.125,) * 8  # maps of 2 and of 4 bits
+        partition = pk.Partition.random(shape, proportions, seed=i).to(DEVICE) if divides else None
         values = torch.rand(4, math.prod(shape) + i, generator=generator).to(DEVICE, dtype)
         # The tensors are unaligned, some are channels last, and one gradient has another layout.
         tensors = [row[i:].view(shape) for row in values]
@@ -230,23 +234,54 @@ def test_tensors_that_share_a_launch_are_stepped_as_if_each_had_its_own(work, dt
             tensors[1] = tensors[1].mT.contiguous().mT
         each.append(tensors)
         partitions.append(partition)
-        steps.append(7 if i % 4 else 2)
+        steps.append(1000 if i % 4 else 2)
 
-    def stepped() -> list[Tensor]:
-        parameters, grads, *moments = ([tensor.clone() for tensor in column] for column in zip(*each, strict=True))
+    def stepped(*which: int) -> list[Tensor]:
+        columns = zip(*(each[i] for i in which), strict=True)
+        parameters, grads, *moments = ([tensor.clone() for tensor in column] for column in columns)
+        own = [partitions[i] for i in which]
         if work == "sgd_steps":
             numbers = {"lr": 0.1, "momentum": 0.9, "nesterov": True, "weight_decay": 0.1}
-            pk.sgd_steps(parameters, grads, moments[0], partitions, 2, **numbers)
+            pk.sgd_steps(parameters, grads, moments[0], own, 2, **numbers)
         else:
-            pk.adam_steps(parameters, grads, *moments, partitions, 2, steps=steps, lr=0.1, weight_decay=0.1)
+            counts = [steps[i] for i in which]
+            pk.adam_steps(parameters, grads, *moments, own, 2, steps=counts, lr=0.1, weight_decay=0.1)
         return [*parameters, *moments[0], *moments[1]]
 
-    together = stepped()
-    assert len(launched) < len(SHARING) / 2 and len(set(launched)) == 2
+    together = stepped(*range(len(each)))
+    kernels = [name for name in launched if name != "copy"]
+    assert kernels == (["sgd_kernel"] if work == "sgd_steps" else ["counting_kernel", "adam_kernel"])
+    one_by_one = zip(*(stepped(i) for i in range(len(each))), strict=True)
+    assert all(map(torch.equal, together, itertools.chain(*one_by_one)))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_steps_are_counted_on_the_gpu_and_nothing_is_copied_there_again(dtype, launched):
+    partition = pk.Partition.random((9, 40), (0.5, 0.3, 0.2), seed=1).to(DEVICE)
+    each = [[torch.rand(shape, device=DEVICE).to(dtype) for _ in range(4)] for shape in ((9, 40), (5,))]
+    partitions, numbers = [partition, None], (0.1, 0.9, 0.999, 1e-8, 0.0, False)
+    counters = [torch.tensor([3, 2000, 0], device=DEVICE), torch.tensor([1, 0, 5], device=DEVICE)]
+    expected = [[tensor.clone() for tensor in tensors] for tensors in each]
+
+    def step() -> None:
+        run_adam(*map(list, zip(*each, strict=True)), partitions, 2, counters, numbers)
+
+    for taken in (1, 2):
+        step()
+        with pk.use_backend("reference"):
+            for tensors, own, before in zip(expected, partitions, (2000, 0), strict=True):
+                pk.adam_step(*tensors, own, 2, step=before + taken, lr=0.1)
+    for tensors, others in zip(each, expected, strict=True):
+        for one, other in zip(tensors, others, strict=True):
+            torch.testing.assert_close(one, other, rtol=8 * torch.finfo(dtype).eps, atol=8 * torch.finfo(dtype).eps)
+    assert [counter.tolist() for counter in counters] == [[3, 2002, 0], [1, 2, 5]]
     launched.clear()
-    monkeypatch.setattr(optimizers, "_FEW", 0)
-    assert all(map(torch.equal, together, stepped()))
-    assert len(launched) == len(SHARING) and len(set(launched)) == 1
+    step()
+    assert launched == ["counting_kernel", "adam_kernel"]
+    each[0][1] = each[0][1].clone()
+    launched.clear()
+    step()
+    assert launched.count("copy") == 1  # of the table, as a gradient is elsewhere
 
 
 def test_entries_of_a_row_that_takes_64_bits(last_program):

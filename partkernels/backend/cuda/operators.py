@@ -27,12 +27,16 @@ from partkernels.backend.reference.linear import empty_linear
 
 try:
     from partkernels.backend.triton.exchange import prepared
+    from partkernels.backend.triton.optimizers import adam_steps, counted_adam_steps, sgd_steps
 except ImportError:  # without Triton each tensor has launches of its own
+    from partkernels.backend.reference.optimizers import adam_steps, counted_adam_steps, sgd_steps
+
     prepared = None
 
 __all__ = [
-    "combine_rows", "conv2d", "conv2d_grad_input", "conv2d_grad_weight", "exchange_entries", "gather_entries", "grad_bias", "linear",
-    "linear_grad_input", "linear_grad_weight", "scatter_entries",
+    "adam_steps", "combine_rows", "conv2d", "conv2d_grad_input", "conv2d_grad_weight", "counted_adam_steps",
+    "exchange_entries", "gather_entries", "grad_bias", "linear", "linear_grad_input", "linear_grad_weight",
+    "scatter_entries", "sgd_steps",
 ]  # fmt: skip
 
 _cuda = torch.ops.partkernels_cuda

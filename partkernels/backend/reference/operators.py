@@ -6,7 +6,7 @@ from partkernels.backend.reference.defaults import drawn
 from partkernels.backend.reference.embedding import embedding
 from partkernels.backend.reference.entries import combine_rows, exchange_entries, gather_entries, scatter_entries
 from partkernels.backend.reference.linear import linear, linear_grad_input, linear_grad_weight
-from partkernels.backend.reference.optimizers import adam_steps, sgd_steps
+from partkernels.backend.reference.optimizers import adam_steps, counted_adam_steps, sgd_steps
 from partkernels.backend.reference.random_map import random_map
 from partkernels.backend.reference.subnetwork_weight import subnetwork_weight, subnetwork_weight_grad
 
@@ -16,6 +16,7 @@ __all__ = [
     "conv2d",
     "conv2d_grad_input",
     "conv2d_grad_weight",
+    "counted_adam_steps",
     "drawn",
     "embedding",
     "exchange_entries",

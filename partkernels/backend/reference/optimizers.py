@@ -44,6 +44,23 @@ def adam_steps(
         _adam_step(*each, update, step, *rest)
 
 
+def counted_adam_steps(
+    parameters: list[Tensor], grads: list[Tensor], exp_avgs: list[Tensor], exp_avg_sqs: list[Tensor],
+    maps: list[Tensor | None], counts: list[int], update: int, counters: list[Tensor], place: int, *rest,
+) -> None:  # fmt: skip
+    """Count a step of each parameter, and apply adam_steps; on a GPU, this waits for the numbers of steps."""
+    steps = count_steps(counters, place)
+    adam_steps(parameters, grads, exp_avgs, exp_avg_sqs, maps, counts, update, steps, *rest)
+
+
+def count_steps(counters: list[Tensor], place: int) -> list[int]:
+    """Add 1 to an item of each counter, and return the new numbers."""
+    one = torch.zeros_like(counters[0])
+    one[place] = 1
+    torch._foreach_add_(counters, [one] * len(counters))
+    return [counter.tolist()[place] for counter in counters]
+
+
 def _sgd_step(
     parameter: Tensor,
     grad: Tensor,

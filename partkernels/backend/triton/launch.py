@@ -57,6 +57,27 @@ def on(tensor: Tensor) -> AbstractContextManager:
     return nullcontext()
 
 
+def place(tensor: Tensor) -> tuple:
+    """Return a key of the memory in which a copy for launches with this tensor can be kept: its device and stream."""
+    if not tensor.is_cuda:
+        return (tensor.device,)
+    return tensor.device, torch.cuda.current_stream(tensor.device).cuda_stream, torch.cuda.is_current_stream_capturing()
+
+
+def to_gpu(tensor: Tensor, device: torch.device) -> Tensor:
+    """Copy a new tensor of the CPU to a device without waiting for it."""
+    if device.type != "cuda":
+        return tensor.to(device)
+    pinned = tensor.pin_memory()
+    if torch.cuda.is_current_stream_capturing():
+        _captured.append(pinned)
+    return pinned.to(device, non_blocking=True)
+
+
+# Memory that CUDA graphs copy from whenever they are replayed.
+_captured: list[Tensor] = []
+
+
 def index_type(*spans: int) -> tl.dtype:
     """Return the dtype for offsets and counts up to the largest of these spans."""
     return tl.int64 if max(spans) + _BEYOND >= 1 << 31 else tl.int32

@@ -11,7 +11,7 @@ from partkernels.backend.triton.embedding import embedding
 from partkernels.backend.triton.entries import gather_entries, scatter_entries
 from partkernels.backend.triton.exchange import combine_rows, exchange_entries, prepared
 from partkernels.backend.triton.linear import linear, linear_grad_input, linear_grad_weight
-from partkernels.backend.triton.optimizers import adam_steps, sgd_steps
+from partkernels.backend.triton.optimizers import adam_steps, counted_adam_steps, sgd_steps
 from partkernels.backend.triton.plans import Config, tuning
 from partkernels.backend.triton.subnetwork_weight import subnetwork_weight, subnetwork_weight_grad
 
@@ -22,6 +22,7 @@ __all__ = [
     "conv2d",
     "conv2d_grad_input",
     "conv2d_grad_weight",
+    "counted_adam_steps",
     "embedding",
     "exchange_entries",
     "gather_entries",

@@ -1,14 +1,13 @@
-"""Optimizer steps over the entries of one partition, in one pass that reads and writes only those entries.
+"""Optimizer steps over the entries of one partition, in one launch for all tensors of a dtype.
 
-Large tensors, and tensors that have to be copied first, have a launch each. All others share launches.
+A table in the GPU's memory says where the tensors are. It is made again only if one of them has moved. Settings and
+numbers of steps are in the GPU's memory too, so that a CUDA graph can replay a step.
 """
 
 from __future__ import annotations
 
-import math
-import struct
-from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
+from functools import lru_cache
 
 import torch
 import triton
@@ -16,63 +15,52 @@ import triton.language as tl
 from torch import Tensor
 
 from partkernels.arguments import bits_for
-from partkernels.backend.triton import launch, together
+from partkernels.backend.triton import launch
 from partkernels.backend.triton.arithmetic import round_to
-from partkernels.backend.triton.packed_map import ids
-from partkernels.backend.triton.passes import TILE, over, tile_of_pass, tiles_in
-from partkernels.backend.triton.together import own, own_pointer
+from partkernels.backend.triton.passes import TILE, tile_of_pass, tiles_in
 
 # 4 entries per thread, with adjacent threads on adjacent entries. If Triton knew that pointers are aligned, it would
 # give each thread 4 neighbours and write them one by one. On an H200, 4096×4096 in float32, Adam's step takes 113 to
 # 129 us; with 8 entries it took 131 to 143. SGD's step over a tenth of the entries takes 72 us; with 8 entries and
 # known alignment it took 110.
 _TILE = TILE if launch.INTERPRETED else {"DOWN": 4, "ACROSS": 128, "num_warps": 4}
-# For tensors without a map, which are one long row.
-_ROW = {"DOWN": 1, "ACROSS": 1024, "num_warps": 4}
-# Entries that a GPU steps in the time that Python takes for a launch: 30 us, at 28 bytes each and 4 TB/s. Larger
-# tensors gain nothing from sharing a launch.
-_FEW = 1 << 22
 _TYPES = {torch.float32: tl.float32, torch.float64: tl.float64, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
+# Numbers in a row of the table: the address of the map (0 without one), rows, cols, taps, the map's stride, entries,
+# log2 of the map's bits, the first program, and the addresses of parameter, gradient and moments.
+_WIDTH = tl.constexpr(12)
+_PARAMETER, _GRAD, _FIRST, _SECOND = (tl.constexpr(place) for place in range(8, 12))
+# Tensors per program of the kernel that counts steps.
+_COUNTED = 128
+# Tables that are kept: gradients may be at other addresses after each backward pass, of which there are few.
+_MOST = 64
 
 
 @triton.jit
-def _owned(
-    program, map, rows, cols, taps, map_stride, update,
-    BITS: tl.constexpr, INDEX: tl.constexpr, DOWN: tl.constexpr, ACROSS: tl.constexpr,
-):  # fmt: skip
-    """Return a program's offsets in a weight's memory, [DOWN, ACROSS], and which of them the partition owns.
+def _owned(table, programs, update, INDEX: tl.constexpr, DOWN: tl.constexpr, ACROSS: tl.constexpr):
+    """Return this program's tensor, its row of the table, offsets in its memory [DOWN, ACROSS], and which are stepped.
 
     taps: 1 if memory has the order of the map's columns, otherwise the number of taps, which memory has innermost.
     """
+    tensor = tl.load(programs + tl.program_id(0))
+    row = table + tensor * _WIDTH
+    map = tl.load(row)
+    rows, cols, taps = tl.load(row + 1).to(INDEX), tl.load(row + 2).to(INDEX), tl.load(row + 3).to(INDEX)
+    map_stride, entries, log = tl.load(row + 4), tl.load(row + 5), tl.load(row + 6).to(tl.int32)
+    program = tl.program_id(0) - tl.load(row + 7).to(tl.int32)
     first_row, first = tile_of_pass(program, rows, cols, INDEX, DOWN, ACROSS)
-    row = first_row + tl.arange(0, DOWN)[:, None]
+    line = first_row + tl.arange(0, DOWN)[:, None]
     lies = first + tl.arange(0, ACROSS)[None, :]
-    owned = (row < rows) & (lies < cols)
-    if BITS > 0:
-        column = lies % taps * (cols // taps) + lies // taps
-        owned &= ids(map, row, column, map_stride, BITS, owned) == update - 1
-    return row * cols + lies, owned
-
-
-@triton.jit
-def _own_owned(
-    maps, rows, cols, taps, map_strides, firsts, update,
-    BITS: tl.constexpr, INDEX: tl.constexpr, DOWN: tl.constexpr, ACROSS: tl.constexpr,
-):  # fmt: skip
-    """Return _owned for this program's tensor among several weights."""
-    program = tl.program_id(0) - own(firsts, firsts)
-    map = None if maps is None else own_pointer(maps, firsts, tl.uint8)
-    lies = own(rows, firsts), own(cols, firsts), own(taps, firsts), own(map_strides, firsts)
-    return _owned(program, map, *lies, update, BITS, INDEX, DOWN, ACROSS)
-
-
-@triton.jit
-def _scalar(number, like):
-    """Cast a float32, or the bits of a float64 (see _numbers), to like's dtype."""
-    if number.dtype == tl.float32:
-        return number
-    else:
-        return number.to(tl.int64).to(tl.float64, bitcast=True).to(like.dtype)
+    i = line * cols + lies
+    owned = (line < rows) & (lies < cols) & (i < entries)
+    if map != 0:
+        column = lies
+        if taps != 1:
+            column = lies % taps * (cols // taps) + lies // taps
+        byte = map.to(tl.pointer_type(tl.uint8)) + line.to(tl.int64) * map_stride + (column >> (3 - log))
+        shift = (column & ((8 >> log) - 1)) << log
+        id = (tl.load(byte, owned, 0).to(tl.int32) >> shift.to(tl.int32)) & ((1 << (1 << log)) - 1)
+        owned &= id == update - 1
+    return tensor, row, i, owned
 
 
 @triton.jit
@@ -97,203 +85,187 @@ def _quotient(a, b):
     return a / b if a.dtype == tl.float64 else tl.div_rn(a, b)
 
 
-_TENSORS = ("parameter", "grad", "momentum_buffer", "exp_avg", "exp_avg_sq")
-_SGD = ("lr", "momentum", "weight_decay")
-_ADAM = ("rate", "beta1", "beta2", "rest1", "rest2", "root_correction", "eps", "weight_decay", "shrink")
-
-
-@triton.jit
-def _sgd(
-    parameter, grad, momentum_buffer, i, owned, lr, momentum, weight_decay, DECAY: tl.constexpr, NESTEROV: tl.constexpr
+@triton.jit(do_not_specialize=("update",))
+def sgd_kernel(
+    table, programs, numbers, update, MOMENTUM: tl.constexpr, DECAY: tl.constexpr, NESTEROV: tl.constexpr,
+    TYPE: tl.constexpr, INDEX: tl.constexpr, DOWN: tl.constexpr, ACROSS: tl.constexpr,
 ):  # fmt: skip
+    """Step one tile by numbers: lr, momentum, weight_decay."""
+    _, row, i, owned = _owned(table, programs, update, INDEX, DOWN, ACROSS)
+    parameter = tl.load(row + _PARAMETER).to(tl.pointer_type(TYPE))
     p = _load(parameter, i, owned)
-    g = _load(grad, i, owned)
+    g = _load(tl.load(row + _GRAD).to(tl.pointer_type(TYPE)), i, owned)
+    lr, momentum = tl.load(numbers).to(p.dtype), tl.load(numbers + 1).to(p.dtype)
     if DECAY:
-        g += _scalar(weight_decay, p) * p
-    if momentum_buffer is not None:
-        buffer = _scalar(momentum, p) * _load(momentum_buffer, i, owned) + g
+        g += tl.load(numbers + 2).to(p.dtype) * p
+    if MOMENTUM:
+        momentum_buffer = tl.load(row + _FIRST).to(tl.pointer_type(TYPE))
+        buffer = momentum * _load(momentum_buffer, i, owned) + g
         _store(momentum_buffer, i, buffer, owned)
-        g = g + _scalar(momentum, p) * buffer if NESTEROV else buffer
-    _store(parameter, i, p - _scalar(lr, p) * g, owned)
+        g = g + momentum * buffer if NESTEROV else buffer
+    _store(parameter, i, p - lr * g, owned)
 
 
-@triton.jit
-def _adam(
-    parameter, grad, exp_avg, exp_avg_sq, i, owned,
-    rate, beta1, beta2, rest1, rest2, root_correction, eps, weight_decay, shrink, DECAY: tl.constexpr,
+@triton.jit(do_not_specialize=("update",))
+def adam_kernel(
+    table, programs, numbers, factors, update, DECAY: tl.constexpr,
+    TYPE: tl.constexpr, INDEX: tl.constexpr, DOWN: tl.constexpr, ACROSS: tl.constexpr,
 ):  # fmt: skip
-    """Step one tile: rate is lr / (1 - beta1^t), root_correction 1 / sqrt(1 - beta2^t), shrink AdamW's factor."""
+    """Step one tile.
+
+    numbers: lr, the two betas, 1 minus each, eps, weight_decay, and AdamW's factor of the parameter.
+    factors: [tensors, 2], as counting_kernel computes them.
+    """
+    tensor, row, i, owned = _owned(table, programs, update, INDEX, DOWN, ACROSS)
+    parameter = tl.load(row + _PARAMETER).to(tl.pointer_type(TYPE))
+    exp_avg = tl.load(row + _FIRST).to(tl.pointer_type(TYPE))
+    exp_avg_sq = tl.load(row + _SECOND).to(tl.pointer_type(TYPE))
     p = _load(parameter, i, owned)
-    g = _load(grad, i, owned)
+    g = _load(tl.load(row + _GRAD).to(tl.pointer_type(TYPE)), i, owned)
+    beta1, beta2 = tl.load(numbers + 1).to(p.dtype), tl.load(numbers + 2).to(p.dtype)
+    rest1, rest2 = tl.load(numbers + 3).to(p.dtype), tl.load(numbers + 4).to(p.dtype)
+    rate, root_correction = tl.load(factors + 2 * tensor).to(p.dtype), tl.load(factors + 2 * tensor + 1).to(p.dtype)
     if DECAY:
-        g += _scalar(weight_decay, p) * p
-    p *= _scalar(shrink, p)
+        g += tl.load(numbers + 6).to(p.dtype) * p
+    p *= tl.load(numbers + 7).to(p.dtype)
     mean = _load(exp_avg, i, owned)
     # Like torch.lerp, which is exact at both ends.
-    change, rest1 = g - mean, _scalar(rest1, p)
-    mean = tl.where(rest1 < 0.5, mean + rest1 * change, g - _scalar(beta1, p) * change)
-    square = _scalar(beta2, p) * _load(exp_avg_sq, i, owned) + _scalar(rest2, p) * g * g
-    denominator = _root(square) * _scalar(root_correction, p) + _scalar(eps, p)
-    _store(parameter, i, p - _scalar(rate, p) * _quotient(mean, denominator), owned)
+    change = g - mean
+    mean = tl.where(rest1 < 0.5, mean + rest1 * change, g - beta1 * change)
+    square = beta2 * _load(exp_avg_sq, i, owned) + rest2 * g * g
+    denominator = _root(square) * root_correction + tl.load(numbers + 5).to(p.dtype)
+    _store(parameter, i, p - rate * _quotient(mean, denominator), owned)
     _store(exp_avg, i, mean, owned)
     _store(exp_avg_sq, i, square, owned)
 
 
-@triton.jit(do_not_specialize=("update", *_SGD), do_not_specialize_on_alignment=_TENSORS)
-def sgd_kernel(
-    parameter, grad, momentum_buffer, map, rows, cols, taps, map_stride, update,
-    lr, momentum, weight_decay, DECAY: tl.constexpr, NESTEROV: tl.constexpr,
-    BITS: tl.constexpr, INDEX: tl.constexpr, DOWN: tl.constexpr, ACROSS: tl.constexpr,
-):  # fmt: skip
-    i, owned = _owned(tl.program_id(0), map, rows, cols, taps, map_stride, update, BITS, INDEX, DOWN, ACROSS)
-    _sgd(parameter, grad, momentum_buffer, i, owned, lr, momentum, weight_decay, DECAY, NESTEROV)
+@triton.jit
+def _power(base, exponent):
+    """Return base**exponent in float64, for int64 exponents of 0 or more."""
+    power = tl.full(exponent.shape, 1, tl.float64)
+    while tl.max(exponent, 0) > 0:
+        power = tl.where(exponent % 2 == 1, power * base, power)
+        base = base * base
+        exponent = exponent // 2
+    return power
 
 
-@triton.jit(do_not_specialize=("update", *_SGD))
-def sgd_together_kernel(
-    parameters, grads, momentum_buffers, maps, rows, cols, taps, map_strides, firsts, update,
-    lr, momentum, weight_decay, DECAY: tl.constexpr, NESTEROV: tl.constexpr,
-    TYPE: tl.constexpr, BITS: tl.constexpr, INDEX: tl.constexpr, DOWN: tl.constexpr, ACROSS: tl.constexpr,
-):  # fmt: skip
-    """Run sgd_kernel on several tensors, given as tuples (see together)."""
-    i, owned = _own_owned(maps, rows, cols, taps, map_strides, firsts, update, BITS, INDEX, DOWN, ACROSS)
-    parameter, grad = own_pointer(parameters, firsts, TYPE), own_pointer(grads, firsts, TYPE)
-    momentum_buffer = None if momentum_buffers is None else own_pointer(momentum_buffers, firsts, TYPE)
-    _sgd(parameter, grad, momentum_buffer, i, owned, lr, momentum, weight_decay, DECAY, NESTEROV)
+@triton.jit(do_not_specialize=("tensors", "place"))
+def counting_kernel(counters, factors, numbers, tensors, place, BLOCK: tl.constexpr):
+    """Count a step of each tensor, and compute the factors of Adam's step: lr / (1 - beta1^t), 1 / sqrt(1 - beta2^t).
 
+    Float64 takes a consumer GPU 64 times as long as float32; so these are computed here, once for each tensor.
 
-@triton.jit(do_not_specialize=("update", *_ADAM), do_not_specialize_on_alignment=_TENSORS)
-def adam_kernel(
-    parameter, grad, exp_avg, exp_avg_sq, map, rows, cols, taps, map_stride, update,
-    rate, beta1, beta2, rest1, rest2, root_correction, eps, weight_decay, shrink, DECAY: tl.constexpr,
-    BITS: tl.constexpr, INDEX: tl.constexpr, DOWN: tl.constexpr, ACROSS: tl.constexpr,
-):  # fmt: skip
-    i, owned = _owned(tl.program_id(0), map, rows, cols, taps, map_stride, update, BITS, INDEX, DOWN, ACROSS)
-    numbers = rate, beta1, beta2, rest1, rest2, root_correction, eps, weight_decay, shrink
-    _adam(parameter, grad, exp_avg, exp_avg_sq, i, owned, *numbers, DECAY)
-
-
-@triton.jit(do_not_specialize=("update", *_ADAM))
-def adam_together_kernel(
-    parameters, grads, exp_avgs, exp_avg_sqs, maps, rows, cols, taps, map_strides, firsts, update,
-    rate, beta1, beta2, rest1, rest2, root_correction, eps, weight_decay, shrink, DECAY: tl.constexpr,
-    TYPE: tl.constexpr, BITS: tl.constexpr, INDEX: tl.constexpr, DOWN: tl.constexpr, ACROSS: tl.constexpr,
-):  # fmt: skip
-    """Run adam_kernel on several tensors at the same step, given as tuples (see together)."""
-    i, owned = _own_owned(maps, rows, cols, taps, map_strides, firsts, update, BITS, INDEX, DOWN, ACROSS)
-    parameter, grad = own_pointer(parameters, firsts, TYPE), own_pointer(grads, firsts, TYPE)
-    exp_avg, exp_avg_sq = own_pointer(exp_avgs, firsts, TYPE), own_pointer(exp_avg_sqs, firsts, TYPE)
-    numbers = rate, beta1, beta2, rest1, rest2, root_correction, eps, weight_decay, shrink
-    _adam(parameter, grad, exp_avg, exp_avg_sq, i, owned, *numbers, DECAY)
-
-
-def _numbers(dtype: torch.dtype, **numbers: float) -> dict[str, float | int]:
-    """Return numbers as kernel arguments; float64 as raw bits, since Triton truncates Python floats to float32."""
-    if dtype != torch.float64 and not launch.INTERPRETED:
-        return numbers
-    return {name: struct.unpack("<q", struct.pack("<d", number))[0] for name, number in numbers.items()}
+    counters: addresses of int64 vectors [C], of which the item at `place` is counted.
+    numbers: those of adam_kernel.
+    """
+    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    inside = i < tensors
+    counter = tl.load(counters + i, inside, 0).to(tl.pointer_type(tl.int64)) + place
+    step = tl.load(counter, inside, 0) + 1
+    tl.store(counter, step, inside)
+    tl.store(factors + 2 * i, tl.load(numbers) / (1 - _power(tl.load(numbers + 1), step)), inside)
+    tl.store(factors + 2 * i + 1, 1 / tl.sqrt(1 - _power(tl.load(numbers + 2), step)), inside)
 
 
 def sgd_steps(
     parameters: list[Tensor], grads: list[Tensor], momentum_buffers: list[Tensor], maps: list[Tensor | None],
     counts: list[int], update: int, lr: float, momentum: float, weight_decay: float, nesterov: bool,
 ) -> None:  # fmt: skip
-    numbers = _numbers(parameters[0].dtype, lr=lr, momentum=momentum, weight_decay=weight_decay)
-    arguments = {"DECAY": weight_decay != 0, "NESTEROV": nesterov, **numbers}
-    none = [None] * len(parameters)
-    tensors = zip(parameters, grads, momentum_buffers or none, strict=True)
-    _steps((sgd_kernel, sgd_together_kernel), tensors, maps, counts, update, none, {None: arguments})
+    has_momentum = bool(momentum_buffers)
+    flags = {"MOMENTUM": has_momentum, "DECAY": weight_decay != 0, "NESTEROV": nesterov}
+    tensors = parameters, grads, *([momentum_buffers] if has_momentum else [])
+    arguments = _in_memory((lr, momentum, weight_decay), torch.float64, *launch.place(parameters[0])), update
+    _step(sgd_kernel, tensors, maps, counts, arguments, flags)
 
 
 def adam_steps(
     parameters: list[Tensor], grads: list[Tensor], exp_avgs: list[Tensor], exp_avg_sqs: list[Tensor],
     maps: list[Tensor | None], counts: list[int], update: int, steps: list[int], *rest,
 ) -> None:  # fmt: skip
-    arguments = {step: _adam_arguments(parameters[0].dtype, step, *rest) for step in set(steps)}
-    tensors = zip(parameters, grads, exp_avgs, exp_avg_sqs, strict=True)
-    _steps((adam_kernel, adam_together_kernel), tensors, maps, counts, update, steps, arguments)
+    earlier = tuple([step - 1 for step in steps])
+    counters = launch.to_gpu(torch.tensor(earlier, dtype=torch.int64, device="cpu"), parameters[0].device).unbind()
+    counted_adam_steps(parameters, grads, exp_avgs, exp_avg_sqs, maps, counts, update, counters, 0, *rest)
 
 
-def _adam_arguments(
-    dtype: torch.dtype,
-    step: int, lr: float, beta1: float, beta2: float, eps: float, weight_decay: float, decoupled: bool,
-) -> dict:  # fmt: skip
-    numbers = _numbers(
-        dtype,
-        rate=lr / (1 - beta1**step),
-        beta1=beta1,
-        beta2=beta2,
-        rest1=1 - beta1,
-        rest2=1 - beta2,
-        root_correction=1 / math.sqrt(1 - beta2**step),
-        eps=eps,
-        weight_decay=weight_decay,
-        shrink=1 - lr * weight_decay if decoupled else 1.0,
-    )
-    return {"DECAY": weight_decay != 0 and not decoupled, **numbers}
-
-
-def _steps(
-    kernels: tuple, each: Iterable[Sequence[Tensor | None]], maps: list[Tensor | None], counts: list[int],
-    update: int, steps: Sequence[int | None], arguments: dict[int | None, dict],
+def counted_adam_steps(
+    parameters: list[Tensor], grads: list[Tensor], exp_avgs: list[Tensor], exp_avg_sqs: list[Tensor],
+    maps: list[Tensor | None], counts: list[int], update: int, counters: Sequence[Tensor], place: int,
+    lr: float, beta1: float, beta2: float, eps: float, weight_decay: float, decoupled: bool,
 ) -> None:  # fmt: skip
+    like, number = parameters[0], len(parameters)
+    shrink = 1 - lr * weight_decay if decoupled else 1.0
+    values = lr, beta1, beta2, 1 - beta1, 1 - beta2, eps, weight_decay, shrink
+    here = launch.place(like)
+    numbers = _in_memory(values, torch.float64, *here)
+    addresses = _in_memory(tuple([counter.data_ptr() for counter in counters]), torch.int64, *here)
+    factors = torch.empty(number, 2, dtype=torch.float64, device=like.device)
+    with launch.on(like):
+        grid = (-(-number // _COUNTED),)
+        counting_kernel[grid](addresses, factors, numbers, number, place, BLOCK=_COUNTED)
+    tensors = parameters, grads, exp_avgs, exp_avg_sqs
+    flags = {"DECAY": weight_decay != 0 and not decoupled}
+    _step(adam_kernel, tensors, maps, counts, (numbers, factors, update), flags)
+
+
+def _step(
+    kernel, tensors: Sequence[list[Tensor]], maps: list[Tensor | None], counts: list[int], arguments: tuple, flags: dict
+) -> None:
     """Step each parameter with its gradient and moments.
 
     Args:
-        kernels: the kernel for one parameter, and the kernel for several.
-        steps, arguments: each parameter's step number, and the kernel arguments for each step number.
+        kernel: sgd_kernel or adam_kernel.
+        tensors: parameters, gradients and moments.
+        arguments: those between programs and the constants.
+        flags: constants of the kernel.
     """
-    sharing: dict[tuple, list[tuple]] = defaultdict(list)
-    for tensors, map, count, step in zip(each, maps, counts, steps, strict=True):
-        size = tensors[0].numel()
-        if size == 0:
-            continue
-        tensors, matrix = _as_matrices(tensors, map)
-        bits = 0 if map is None else bits_for(count)
-        if size <= _FEW and all(tensor is None or tensor.is_contiguous() for tensor in tensors):
-            in_order = matrix[-2] == 1
-            sharing[bits, in_order, step].append((*tensors, *matrix))
-            continue
-        used = [None if tensor is None else tensor.contiguous() for tensor in tensors]
-        _step_one(kernels[0], (*used, *matrix), bits, update, arguments[step])
-        for i, (tensor, one) in enumerate(zip(tensors, used, strict=True)):
-            if one is not tensor and i != 1:
-                tensor.copy_(one)
-    for (bits, _, step), members in sharing.items():
-        for i in range(0, len(members), together.MOST):
-            some = members[i : i + together.MOST]
-            if len(some) >= together.LEAST:
-                _step_several(kernels[1], some, bits, update, arguments[step])
-                continue
-            for one in some:
-                _step_one(kernels[0], one, bits, update, arguments[step])
+    rows, tiles, alive, copies = [], [], [], []
+    first = longest = 0
+    for *each, map, count in zip(*tensors, maps, counts, strict=True):
+        each, matrix = _as_matrices(each, map)
+        used = [tensor if tensor.is_contiguous() else tensor.contiguous() for tensor in each]
+        copies += [(each[i], used[i]) for i in range(len(used)) if used[i] is not each[i] and i != 1]
+        alive.append(used)
+        entries, addresses = each[0].numel(), [tensor.data_ptr() for tensor in used]
+        rows.append((*matrix, entries, bits_for(count).bit_length() - 1, first, *addresses, *[0] * (4 - len(used))))
+        tiles.append(tiles_in(*matrix[1:3], _TILE))
+        first, longest = first + tiles[-1], max(longest, entries)
+    if first == 0:
+        return
+    like = tensors[0][0]
+    here = launch.place(like)
+    table, programs = _in_memory(tuple(rows), torch.int64, *here), _programs(tuple(tiles), *here)
+    constants = {"TYPE": _TYPES[like.dtype], "INDEX": launch.index_type(longest), **_TILE, **flags}
+    with launch.on(like):
+        kernel[(first,)](table, programs, *arguments, **constants)
+    for tensor, copy in copies:
+        tensor.copy_(copy)
 
 
-def _as_matrices(tensors: Sequence[Tensor | None], map: Tensor | None) -> tuple[Sequence[Tensor | None], tuple]:
-    """Return views that must be contiguous for a step, and _owned's map, rows, cols, taps and map_stride."""
+def _as_matrices(tensors: Sequence[Tensor], map: Tensor | None) -> tuple[Sequence[Tensor], tuple[int, ...]]:
+    """Return views that must be contiguous for a step, and the table's map, rows, cols, taps and map_stride."""
     parameter = tensors[0]
+    entries = parameter.numel()
     # channels_last memory has the order of the map; any other is made contiguous.
     channels_last = parameter.dim() > 2 and parameter.movedim(1, -1).is_contiguous()
     if channels_last:
-        tensors = [None if tensor is None else tensor.movedim(1, -1) for tensor in tensors]
-    if map is None:  # all entries are treated alike: one long row
-        return tensors, (None, 1, parameter.numel(), 1, 0)
+        tensors = [tensor.movedim(1, -1) for tensor in tensors]
+    if map is None or entries == 0:  # all entries are treated alike
+        return tensors, (0, -(-entries // _TILE["ACROSS"]), _TILE["ACROSS"], 1, 0)
     rows = parameter.shape[0]
-    cols = parameter.numel() // rows
+    cols = entries // rows
     taps = 1 if channels_last or parameter.dim() < 3 else cols // parameter.shape[1]
-    return tensors, (map, rows, cols, taps, map.stride(0))
+    return tensors, (map.data_ptr(), rows, cols, taps, map.stride(0))
 
 
-def _step_one(kernel, one: tuple, bits: int, update: int, arguments: dict) -> None:
-    *_, rows, cols, _, _ = one
-    grid, tiles = over(rows, cols, _TILE if bits else _ROW)
-    with launch.on(one[0]):
-        kernel[grid](*one, update, BITS=bits, **tiles, **arguments)
+@lru_cache(maxsize=_MOST)
+def _in_memory(numbers: tuple, dtype: torch.dtype, device: torch.device, *_) -> Tensor:
+    """Return numbers in a device's memory; kept, so that equal ones are copied there once."""
+    return launch.to_gpu(torch.tensor(numbers, dtype=dtype, device="cpu"), device)
 
 
-def _step_several(kernel, some: list[tuple], bits: int, update: int, arguments: dict) -> None:
-    parameter, tile = some[0][0], _TILE if bits else _ROW
-    tuples, programs = together.in_tuples(some, [tiles_in(rows, cols, tile) for *_, rows, cols, _, _ in some])
-    constants = {"TYPE": _TYPES[parameter.dtype], "BITS": bits, "INDEX": tl.int32, **tile}
-    with launch.on(parameter):
-        kernel[(programs,)](*tuples, update, **constants, **arguments)
+@lru_cache(maxsize=_MOST)
+def _programs(tiles: tuple[int, ...], device: torch.device, *_) -> Tensor:
+    """Return the tensor of each program, in a device's memory."""
+    repeats = torch.tensor(tiles, dtype=torch.int64, device="cpu")
+    return launch.to_gpu(torch.repeat_interleave(repeats).int(), device)

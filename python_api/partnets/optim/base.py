@@ -247,8 +247,13 @@ class PartitionedOptimizer(torch.optim.Optimizer):
                     f"{moment} of {_described(self._owners[parameter])} is {of}, and the parameter {by}: the model was"
                     " moved or converted after a step. Make a new optimiser, or load its state_dict into a new one."
                 )
-        if self.counts and "step" not in state:
-            state["step"] = torch.zeros(self.count, dtype=torch.int64, device="cpu")
+        if self.counts:
+            # On the parameter's device, where kernels count; torch loads them where they were saved.
+            steps = state.get("step")
+            if steps is None:
+                state["step"] = torch.zeros(self.count, dtype=torch.int64, device=parameter.device)
+            elif steps.device != parameter.device:
+                state["step"] = steps.to(parameter.device)
         return state
 
     def check(self, settings: dict) -> None:

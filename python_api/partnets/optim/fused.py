@@ -131,14 +131,10 @@ class Adam(PartitionedOptimizer):
         return super().state_shapes(parameter, group) | {"step": (self.count,)}
 
     def step_all(self, entries, update, group):
-        counted = [state["step"] for _, state, _ in entries]
-        steps = [steps.tolist()[update - 1] + 1 for steps in counted]
+        counters = [state["step"] for _, state, _ in entries]
         numbers = group["lr"], *group["betas"], group["eps"], decay_of(group, update), self.decoupled
         tensors = zip(*(tensors for tensors, _, _ in entries), strict=True)
-        run_adam(*tensors, [partition for _, _, partition in entries], update, steps, numbers)
-        one = torch.zeros(self.count, dtype=torch.int64, device="cpu")
-        one[update - 1] = 1
-        torch._foreach_add_(counted, [one] * len(counted))
+        run_adam(*tensors, [partition for _, _, partition in entries], update, counters, numbers)
 
     def torchs(self, moments, state, update, group):
         optimizer = torch.optim.AdamW if self.decoupled else torch.optim.Adam
