@@ -22,6 +22,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils.flop_counter import FlopCounterMode
 
 if torch.version.cuda is None:  # see the tests' conftest.py
     sys.modules.setdefault("torchvision._meta_registrations", types.ModuleType("torchvision._meta_registrations"))
@@ -81,19 +82,24 @@ def trial(architecture: Architecture) -> str | None:
     return outcome(lambda: attempt(*architecture.accepted()))
 
 
-def nested_trial(architecture: Architecture) -> tuple[str | None, str, str]:
-    """Run a trial with nested partitions; return the failure, the share `skipped`, and the number of narrow layers."""
+def nested_trial(architecture: Architecture) -> tuple[str | None, str]:
+    """Run a trial with nested partitions; return the failure, and the share of multiply-adds that `skipped` returns."""
     model, given = architecture.accepted()
     if what := outcome(lambda: attempt(model, given, "nested")):
-        return what, "", ""
-    explained = partnets.explain_partition(model, given)
-    narrow = sum(layer.narrow for layer in explained.layers)
-    return None, f"{skipped(explained):.0%}", f"{narrow} of {len(explained.layers)}"
+        return what, ""
+    return None, f"{skipped(model, given):.0%}"
 
 
-def skipped(explained: partnets.Explanation) -> float:
+def skipped(model: nn.Module, given: dict) -> float:
     """Return subnetwork 1's skipped multiply-adds, divided by those skipped if all layers had only active channels."""
-    return (1 - explained.computed(1)) / (1 - PROPORTIONS[0] ** 2)
+    return (1 - multiply_adds(model, given, 1) / multiply_adds(model, given)) / (1 - PROPORTIONS[0] ** 2)
+
+
+def multiply_adds(model: nn.Module, given: dict, active: int | None = None) -> int:
+    """Return the multiply-adds of the products in a forward pass."""
+    with FlopCounterMode(display=False) as counter:
+        output(model, given, active)
+    return counter.get_total_flops()
 
 
 def outcome(trial: Callable[[], None]) -> str | None:
@@ -113,7 +119,8 @@ def attempt(model: nn.Module, given: dict, scheme: str = "weight") -> None:
     try:
         partnets.partition(model, PROPORTIONS, **options)
     except ValueError as error:
-        raise Failed("refused: " + "; ".join(line.strip() for line in str(error).splitlines()[1:-1])) from error
+        lines = str(error).splitlines()
+        raise Failed("refused: " + "; ".join(line.strip() for line in lines[1:-1] or lines)) from error
     optimizer = partnets.optim.SGD(model, lr=1e-3)
     output(model, given)  # some models create tables for the size of their first input
     for k in (LAST, 1):
@@ -408,18 +415,21 @@ TRIED = {
 }
 HEAD = """# Models
 
-Architectures of other libraries, with random weights, in three partitions. **yes** means: `partnets.partition` takes the model as it
-is; a step of w_3 and one of w_1 change nothing that belongs to others, buffers included; subnetworks 3 and 1, merged, compute the
-same in evaluation mode in float32, up to {tolerance:g} of the largest number in the output, or twice the merged model's own rounding
-(its difference from float64) where that is more; and NaN in partitions 2 and 3 leaves the output of subnetwork 1 as it is, to the bit.
+Architectures of other libraries, with random weights, in three partitions. **yes** means that all of these hold:
 
-**nested** means the same of [nested partitions](nested.md). A number says what of the multiply-adds that an ideal subnetwork 1 skips (all
-but a quarter: half of the units of every layer) this one does; less, where layers are narrow in units, divided at random, or given the
-model's inputs or asked for its outputs. Then comes how many layers with weights hand on their live units alone.
+- `partnets.partition` accepts the model unchanged.
+- A step of w_3 and a step of w_1 change no parameter or buffer of other partitions.
+- Subnetworks 3 and 1 and their merged models have the same outputs in evaluation mode and float32. They may differ by {tolerance:g} of the
+  largest number in the output, or by twice the merged model's rounding error (its difference from float64) if that is larger.
+- NaN in partitions 2 and 3 does not change a bit of the output of subnetwork 1.
+
+**Nested**: the same holds for [nested partitions](nested.md). The number is the share of multiply-adds that subnetwork 1 skips; 100 % is an ideal
+subnetwork with half of the channels of every layer, which skips three quarters. Layers skip less if their channels are few, or cannot be
+divided, as in attention.
 
 Made by `python tests/partnets/architectures.py > docs/models.md` on {date}, with PyTorch {torch}, timm {timm}, torchvision
-{torchvision} and transformers {transformers}, on a CPU. Nothing is downloaded. `make test WEEKLY=1` tries every row again, some nested. How it
-works, and what is refused: [layers](layers.md#what-partition-refuses)."""  # noqa: E501
+{torchvision} and transformers {transformers}, on a CPU. Nothing is downloaded. `make test WEEKLY=1` tests every row again, and some of them nested. See
+also [what `partition` refuses](layers.md#what-partition-refuses)."""  # noqa: E501
 
 
 def rows(library: str, architectures: Iterable[Architecture]) -> tuple[list[str], int]:
@@ -427,8 +437,8 @@ def rows(library: str, architectures: Iterable[Architecture]) -> tuple[list[str]
     lines, well = [], 0
     for architecture in architectures:
         start = time.process_time()
-        at_random, (nested, share, narrow) = trial(architecture), nested_trial(architecture)
-        cells = [architecture.family, f"`{architecture.name}`", at_random or "yes", nested or share, narrow]
+        at_random, (nested, share) = trial(architecture), nested_trial(architecture)
+        cells = [architecture.family, f"`{architecture.name}`", at_random or "yes", nested or share]
         seconds = f"{time.process_time() - start:.1f} s"
         print(library, *cells, seconds, file=sys.stderr, flush=True)
         lines.append(f"| {' | '.join(cells)} |")
@@ -446,7 +456,7 @@ def page() -> Iterator[str]:
         lines, well = rows(library, architectures())
         yield f"\n## {library}: {well} of {len(lines)}\n"
         yield f"{TRIED[library]}.\n"
-        yield "| family | model | partitions, trains, merges | nested | narrow |\n|---|---|---|---|---|"
+        yield "| family | model | partitions, trains, merges | nested |\n|---|---|---|---|"
         yield from lines
 
 
