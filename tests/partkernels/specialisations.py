@@ -46,12 +46,20 @@ CONSTANTS = {
 }
 TILE = 64, 64, 4, 2
 # Arguments that change from call to call: rows of x, ids, partition numbers, and words of random draws.
-CHANGING = {"M", "steps", "count", "partition", "update", "first", "last", *launch.WORDS}
+CHANGING = {"M", "steps", "count", "partition", "update", "first", "last", "tensors", "place"}
+CHANGING |= {"active", "skip", *launch.WORDS}
 STEPS = "sgd_steps", "adam_steps"
 # Operators that copy entries of a weight.
-COPIES = "subnetwork_weight", "subnetwork_weight_grad", "embedding", "gather_entries", "scatter_entries"
-# Arguments that may be None independently of the others: pointers, or tuples for kernels of several tensors.
-OPTIONAL = "bias", "momentum_buffer", "momentum_buffers", "rows", "cols", "taps"
+COPIES = (
+    "subnetwork_weight",
+    "subnetwork_weight_grad",
+    "embedding",
+    "gather_entries",
+    "scatter_entries",
+    "exchange_entries",
+)
+# Pointers that may be None independently of the others.
+OPTIONAL = ("bias",)
 
 
 def cases() -> Iterator[Case]:
@@ -62,9 +70,7 @@ def cases() -> Iterator[Case]:
         yield Case("linear", linear, tile=TILE)
         yield from (Case(name, linear) for name in COPIES)
         yield from (Case(name, convolution) for name in COPIES[:2])
-        yield from (
-            Case(step, linear, bits=bits, tensors=tensors) for step, bits, tensors in product(STEPS, (2, 0), (1, 3))
-        )
+        yield from (Case(step, linear) for step in STEPS)
 
 
 def kernels() -> dict[str, JITFunction]:
@@ -118,9 +124,7 @@ def factors(kernel: JITFunction, examples: Sequence[dict]) -> dict[str, Sequence
             found[name] = CONSTANTS[name]
         elif isinstance(value, bool) and name != "ASM":
             found[name] = value, not value
-        elif name in OPTIONAL and "firsts" in example:
-            found[name] = 0, None
-        elif name in OPTIONAL and not isinstance(value, int):
+        elif name in OPTIONAL:
             found[name] = 0, 1, None
         elif isinstance(value, torch.Tensor):
             found[name] = 0, 1
@@ -135,12 +139,10 @@ def arguments(example: dict, row: dict) -> dict:
     made = dict(example)
     for name in row.keys() & example.keys():
         value, level = example[name], row[name]
-        if name in OPTIONAL and "firsts" in example:
-            made[name] = None if level is None else example["firsts"] if value is None else value
-        elif isinstance(value, torch.Tensor) or (name in OPTIONAL and not isinstance(value, int)):
+        if isinstance(value, torch.Tensor) or name in OPTIONAL:
             like = example["x"] if value is None else value
             made[name] = None if level is None else like.new_empty(2)[level:]
-        elif value is not None and not isinstance(value, float) and not (name == "BITS" and value == 0):
+        elif value is not None and not isinstance(value, float):
             made[name] = level
     return made
 
@@ -199,15 +201,15 @@ def compiled_again() -> list[str]:
 
 
 def compiled_again_for_others() -> list[str]:
-    """Return the multi-tensor kernels that are recompiled for other shapes, addresses or numbers of tensors."""
+    """Return the optimizers' kernels that are recompiled for other shapes, maps, addresses or numbers of tensors."""
     keys = defaultdict(set)
-    for shape, tensors, address in (((64, 1024), 3, 1 << 40), ((3, 7), 16, (1 << 40) + 2)):
+    for shape, tensors, address in (((64, 1024), 1, 1 << 40), ((3, 7), 16, (1 << 40) + 2)):
         for step, dtype, bits in product(STEPS, DTYPES, (2, 0)):
             layer = Layer((1, shape[1]), shape, dtype=dtype, device=META)
             with patch.object(without_gpu, "ADDRESS", address):
                 for one in launches(Case(step, layer, bits=bits, tensors=tensors)):
-                    keys[one.name, dtype, bits].add(str(Specialiser(one.kernel, TARGETS[0]).key(one.arguments)))
-    return [f"{name}: {dtype}, {bits} bits" for (name, dtype, bits), found in keys.items() if len(found) > 1]
+                    keys[one.name, dtype].add(str(Specialiser(one.kernel, TARGETS[0]).key(one.arguments)))
+    return [f"{name}: {dtype}" for (name, dtype), found in keys.items() if len(found) > 1]
 
 
 if __name__ == "__main__":

@@ -43,8 +43,7 @@ CASES = (
     *(Case("subnetwork_weight_grad", layer) for layer in (LARGE, CONVOLUTION)),
     Case("embedding", LARGE),
     *(Case(step, _square(1, 4096, dtype)) for step in STEPS for dtype in (FLOAT32, BFLOAT16)),
-    *(Case(step, _square(1, 1024), bits=bits, tensors=16) for step in STEPS for bits in (2, 0)),
-    *(Case(f"{work}_entries", LARGE) for work in ("gather", "scatter")),
+    *(Case(f"{work}_entries", LARGE) for work in ("gather", "scatter", "exchange")),
     Case("gather_entries", CONVOLUTION),
     # Fewer rows of x use other tiles.
     *(Case("linear", _square(rows, 4096)) for rows in (64, 128, 512)),

@@ -65,8 +65,6 @@ class Case:
         has_x = self.operator.startswith(self.layer.operator)
         shape = self.layer.shape if has_x else "×".join(map(str, self.layer.weight))
         parts = [self.operator, shape, str(self.layer.dtype).removeprefix("torch."), f"{self.bits}-bit map"]
-        if self.tensors > 1:
-            parts[0] += f" of {self.tensors}"
         if not self.operator.endswith(("grad_weight", "weight_grad", "steps", "entries")):
             parts.append(self.defaults)
         return ", ".join(parts)
@@ -90,6 +88,7 @@ def call(case: Case, plan: str = "fused") -> None:
     active, update, owners = min(2, count - 1), 2, (map, count)
     n = case.tensors
     weights, owned = [weight] * n, ([map] * n, [count] * n)
+    values = [weight.new_empty(COUNTED)], [weight.new_empty(COUNTED)]
     partition = () if map is None else Partition(layer.weight, count, map, kinds[case.defaults]).flat()
     subnetwork = active, update, *partition
     geometry = *((n, n) for n in (layer.stride, layer.padding, layer.dilation)), layer.groups
@@ -105,6 +104,7 @@ def call(case: Case, plan: str = "fused") -> None:
         "embedding": (weight, torch.empty(layer.x[0], dtype=torch.int64, device=META), -1, *subnetwork),
         "gather_entries": (weight, update, *owners),
         "scatter_entries": (weight, weight.new_empty(COUNTED), update, *owners),
+        "exchange_entries": ([weight.view(-1)], [weight.new_empty(COUNTED, dtype=torch.int32)], *values),
         "sgd_steps": (*[weights] * 3, *owned, update, 0.1, 0.9, 0.01, False),
         "adam_steps": (*[weights] * 4, *owned, update, [1] * n, 0.1, 0.9, 0.999, 1e-8, 0.01, False),
     }
