@@ -18,6 +18,7 @@ from partnets.subnetworks.merging import merge, remove, without_ensembles
 from partnets.subnetworks.rules import known_rule
 from partnets.subnetworks.state import PartitionState, partitioned_modules, state_of
 from partnets.subnetworks.state import num_partitions as count
+from partnets.subnetworks.stateful import START, settle, stateful_modules
 from partnets.utils import seeds
 from partnets.utils.checks import check_at_least
 from partnets.utils.modules import device_of
@@ -107,6 +108,8 @@ def _fresh(model: nn.Module, seed: int) -> nn.Module:
                 "its defaults are stored: it started at weights that were given, and of its bias they are lost; start"
                 " from those weights instead."
             )
+    for module in stateful_modules(modules.values()):
+        settle(module, START)
     for module in modules.values():
         remove(module)
     with preserved(device_of(model)):
@@ -129,9 +132,10 @@ def _start_again(module: nn.Module, state: PartitionState, drawn: dict[str, Defa
     before = {name: p.detach().clone() for name, p in module.named_parameters(recurse=False)}
     reset = getattr(module, "reset_parameters", None) or getattr(module, "_reset_parameters", None)
     start = declared(module, seeds.random())
-    if before and reset is None and start is None:
+    learning = [name for name, p in module.named_parameters(recurse=False) if p.requires_grad]
+    if learning and reset is None and start is None:
         raise ValueError(
-            f"its {', '.join(before)} have no initial values; give {type(module).__name__} a reset_parameters() that"
+            f"its {', '.join(learning)} have no initial values; give {type(module).__name__} a reset_parameters() that"
             " sets them."
         )
     if reset is not None:

@@ -12,6 +12,7 @@ from partkernels import subnetwork_weight
 from partkernels.operators.entries import combine_rows
 from partnets.subnetworks.channels import narrowed
 from partnets.subnetworks.state import ROWS, PartitionState, partition_of
+from partnets.subnetworks.stateful import moved
 from partnets.subnetworks.switch import Switch, Vector, Weight
 
 
@@ -25,6 +26,7 @@ def computed(switch: Switch, active: int, update: int | None) -> Iterator[None]:
     values = {id(one.parameter): _value(one, active, update) for one in (*switch.weights, *switch.vectors)}
     buffers, stack = [], ExitStack()
     try:
+        stack.enter_context(moved(switch.model, switch.stateful, active, update is not None))
         for module, name, parameter in switch.aliases:
             module._parameters[name] = values[id(parameter)]
         for module, state in zip(switch.modules, switch.states, strict=True):

@@ -25,7 +25,7 @@ from partnets.subnetworks.state import (
     partitioned_modules,
     state_of,
 )
-from partnets.subnetworks.stateful import copies, put_back
+from partnets.subnetworks.stateful import put_back, with_copies
 from partnets.subnetworks.switch import Switch, switch_of
 from partnets.utils.in_thread import SEVERAL, holding
 from partnets.utils.modules import frozen
@@ -120,7 +120,7 @@ def _entered(switch: Switch, active: int, update: int | None, masked: bool = Tru
         switch.move(active)
         # Where nothing learns, BatchNorm in training mode normalises by the batch, and its statistics stay.
         statistics = [] if update is not None else switch.followed_statistics()
-        kept = copies(switch.model, switch.stateful) if update is None and switch.stateful else []
+        kept = with_copies(switch.model, switch.stateful) if update is None and switch.stateful else []
         switch.note()
         for state in switch.states:
             state.update, state.masks, state.entry = update, masked, entry

@@ -21,6 +21,7 @@ from partnets.subnetworks.state import (
     partitioned_modules,
     state_of,
 )
+from partnets.subnetworks.stateful import settle, stateful_modules
 from partnets.subnetworks.statistics import warn_of_stale
 from partnets.utils.modules import frozen, is_sharded
 
@@ -56,6 +57,8 @@ def merge(model: nn.Module, active: int | None = None) -> nn.Module:
                 module._buffers[name].copy_(module._buffers[name + ROWS][active - 1])
             if state_of(module).narrow is not None:
                 _narrow(module, active)
+    for module in stateful_modules(partitioned_modules(new)):
+        settle(module, active)
     for module in partitioned_modules(new):
         remove(module)
     return without_ensembles(new, active)

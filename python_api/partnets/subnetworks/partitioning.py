@@ -20,7 +20,7 @@ from partnets.subnetworks.channels import MEASURES, Narrow, find_channels
 from partnets.subnetworks.divide import SCHEMES, Division
 from partnets.subnetworks.rules import known_rule, rule_of
 from partnets.subnetworks.state import DEFAULTS, MAP, ROWS, STORED, state_of
-from partnets.subnetworks.stateful import keep_for_each, keeps_something
+from partnets.subnetworks.stateful import check_copies, keep_for_each, taken_name
 from partnets.utils import seeds
 from partnets.utils.modules import is_frozen, overlapping
 
@@ -130,6 +130,8 @@ def partition(
     if obstacles:
         raise ValueError(_refusal(obstacles))
     _check_found(model, found, skipped, frozen)
+    kept = {path: module for path, module in found.items() if module in keeping and len(proportions) > 1}
+    check_copies(model, kept)
     channels: dict[nn.Module, Narrow] = {}
     if scheme == "nested":
         scheme, defaults = "weight", "zero"
@@ -149,8 +151,8 @@ def partition(
         division.apply()
     for first, first_name, division, name in tied:
         share(first.module, first_name, division.module, name)
-    if keeping and len(proportions) > 1:
-        keep_for_each(model, [module for module in found.values() if module in keeping])
+    if kept:
+        keep_for_each(model, list(kept.values()))
     return model
 
 
@@ -195,7 +197,7 @@ def find(
         keeps = known_rule(type(module)) is not None and any(
             module._buffers.get(name) is not None for name in rule_of(type(module)).statistics
         )
-        is_kept = module in keeping and keeps_something(module)
+        is_kept = module in keeping
         if not own and not is_kept and (not keeps or (is_frozen(module) and not frozen)):
             if obstacle := _obstacle(module, own):
                 obstacles[path] = obstacle
@@ -215,7 +217,7 @@ def _obstacle(module: nn.Module, own: list[nn.Parameter], is_kept: bool = False)
     if any(isinstance(one, _SpectralNorm | SpectralNorm) for one in (module, *module._forward_pre_hooks.values())):
         what = "whose power iteration would carry data between chunks"
         return Obstacle(kind, what, "remove the spectral normalisation first")
-    if not own:
+    if not own and not is_kept:
         return None
     if isinstance(module, torch.fx.GraphModule):
         what = "that torch.fx has made, with parameters of which its copies lose the partitions"
@@ -232,7 +234,10 @@ def _obstacle(module: nn.Module, own: list[nn.Parameter], is_kept: bool = False)
     running = [name for name, b in module._buffers.items() if name.startswith("running_") and b is not None]
     if running and not is_kept and not set(running) <= set(rule.statistics):
         what = "whose running statistics would carry data between chunks"
-        return Obstacle(kind, what, "register a rule with partnets.register that names them as statistics")
+        cure = "name it in stateful=, or register a rule with partnets.register that names them as statistics"
+        return Obstacle(kind, what, cure)
+    if is_kept and (taken := taken_name(module)):
+        return Obstacle(kind, f"with a {taken}, as partnets calls what it keeps for each subnetwork", "rename it")
     names = {name + end for name in module._parameters for end in (MAP, DEFAULTS, STORED, ROWS)}
     if taken := sorted(name for name in names if hasattr(module, name)):
         return Obstacle(kind, f"with an attribute {taken[0]}, which partnets needs", "rename it")

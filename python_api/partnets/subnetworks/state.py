@@ -71,10 +71,13 @@ class PartitionState:
         self.base: dict[str, Any] = {}
         # Whether torch gathers the module's parameters from shards for each call, as by distributed.fully_shard.
         self.is_gathered = False
-        # Of a stateful module: attributes of subnetworks that are not active, and what was left outside of any.
+        # Of a stateful module: attributes of subnetworks that are not active; outside of any, what was left there, what
+        # was assigned since, and how many calls are running.
         self.is_stateful = False
         self.attributes: dict[int, dict] = {}
         self.left: dict[str, dict] = {}
+        self.assigned: dict[str, dict] = {}
+        self.calls = 0
         self.active: int = count
         self.update: int | None = count
         self.thread: int | None = None
@@ -109,6 +112,7 @@ class PartitionState:
             "is_stateful": self.is_stateful,
             "attributes": self.attributes,
             "left": self.left,
+            "assigned": self.assigned,
         }
 
 

@@ -1,25 +1,48 @@
-"""Per-subnetwork buffers and attributes of modules whose code keeps something of the batches that it has seen.
+"""Per-subnetwork buffers and attributes of modules whose code stores something of the batches that it has seen.
 
-Each subnetwork has a copy: of buffers, of parameters that do not learn, and of attributes with whatever is in them. The
-active one is where the module's code expects it. Buffers and parameters of subnetwork k are registered beside it as
-`name_of_k`, so that state_dicts and moves to other devices include them; attributes are in the module's PartitionState.
+Each subnetwork has a copy of buffers, frozen parameters and attributes with everything inside them; so has subnetwork
+START, which has seen no batch. The active copy is where the module's code expects it. Buffers and parameters of
+subnetwork k are registered beside it as `name_of_k`, so that state_dicts and moves to other devices include them;
+attributes are in the module's PartitionState.
 """
 
 from __future__ import annotations
 
 import copy
+import re
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from torch import nn
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from partnets.hyper import Hyperparameter
-from partnets.subnetworks.state import ATTRIBUTE, ESTIMATED, LEARNED, PartitionState, state_of
+from partnets.subnetworks.state import (
+    ATTRIBUTE,
+    DEFAULTS,
+    ESTIMATED,
+    LEARNED,
+    MAP,
+    ROWS,
+    STORED,
+    PartitionState,
+    partitioned_modules,
+    state_of,
+)
+from partnets.utils.contained import tensors
 
+# The subnetwork that keeps what modules had before any batch.
+START = 0
 # What every module has of torch, and what this library adds.
 _OF_TORCH = {*vars(nn.Module()), ATTRIBUTE, "forward", "_compiled_call_impl", "seed_defaults"}
 _REGISTERED = "_buffers", "_parameters"
+
+# Values that are compared, as copies of them may be other objects.
+_PLAIN = bool, int, float, complex, str, bytes
+# What a module keeps: by the groups "_buffers", "_parameters" and "attributes", values by their names.
+Kept = dict[str, dict[str, Any]]
 
 
 def stateful_modules(modules: Iterable[nn.Module]) -> list[nn.Module]:
@@ -27,53 +50,107 @@ def stateful_modules(modules: Iterable[nn.Module]) -> list[nn.Module]:
     return [module for module in modules if state_of(module).is_stateful]
 
 
-def keeps_something(module: nn.Module) -> bool:
-    """Return whether a module that is not partitioned has buffers, frozen parameters or attributes of its own."""
-    parameters = (p for p in module._parameters.values() if p is not None)
-    return bool(module._buffers or vars(module).keys() - _OF_TORCH) or not all(p.requires_grad for p in parameters)
+def taken_name(module: nn.Module) -> str | None:
+    """Return the name of a buffer or parameter that would be taken for one of subnetwork k, or None."""
+    names = (name for group in _REGISTERED for name in getattr(module, group))
+    return next((name for name in names if re.search(r"_of_\d+$", name)), None)
 
 
-def keep_for_each(model: nn.Module, modules: Iterable[nn.Module]) -> None:
+def check_copies(model: nn.Module, modules: dict[str, nn.Module]) -> None:
+    """Raise ValueError if attributes of modules, given by their paths, cannot be copied."""
+    for path, module in modules.items():
+        for name, value in _attributes(module).items():
+            try:
+                _copies(model, [{"_parameters": {}, "attributes": value}])
+            except Exception as error:
+                raise ValueError(
+                    f"{path}.{name}".lstrip(".") + f" cannot be copied for each subnetwork ({error}); leave its module"
+                    " out of stateful=, or let it be made outside of the module."
+                ) from error
+
+
+def keep_for_each(model: nn.Module, modules: list[nn.Module]) -> None:
     """Give each subnetwork a copy of what these modules keep; all start as it is now.
 
     Args:
         model: what the modules are in.
         modules: with a PartitionState.
     """
-    modules = [module for module in modules if _kept(module)]
     for module in modules:
-        state = state_of(module)
-        state.is_stateful = True
-    if not modules:
-        return
-    count = state_of(modules[0]).count
-    for k in range(1, count):
+        state_of(module).is_stateful = True
+        module.register_forward_pre_hook(_before_call)
+        module.register_forward_hook(_after_call, always_call=True)
+    for k in range(START, state_of(modules[0]).count):
         for module, kept in zip(modules, copies(model, modules), strict=True):
             _store(module, k, kept)
     remember(modules)
 
 
-def move(module: nn.Module, new: int) -> None:
+def move(module: nn.Module, old: int, new: int) -> None:
     """Put aside what the module keeps for its active subnetwork, and take that of another one."""
+    kept, taken = _kept(module), _fetch(module, new)
+    _replace(module, kept, taken)
+    _store(module, old, kept)
+
+
+@contextmanager
+def moved(model: nn.Module, modules: list[nn.Module], active: int, learns: bool) -> Iterator[None]:
+    """Let modules of the whole network keep what subnetwork `active` does in the context; a copy if it does not learn."""
+    count = state_of(modules[0]).count if modules else active
+    for module in modules if active != count else ():
+        move(module, count, active)
+    kept = [] if learns else with_copies(model, modules)
+    try:
+        yield
+    finally:
+        if kept:
+            put_back(modules, kept)
+        for module in modules if active != count else ():
+            move(module, active, count)
+
+
+def settle(module: nn.Module, k: int) -> None:
+    """Leave a module, outside of any subnetwork, what subnetwork k keeps, and nothing of the others."""
     state = state_of(module)
-    kept = _kept(module)
-    taken = _fetch(module, new)
-    _remove(module, kept)
-    _put(module, taken)
-    _store(module, state.active, kept)
+    if k != state.count:
+        move(module, state.count, k)
+    for group in _REGISTERED:
+        own = getattr(module, group)
+        for name in [name for name in own if name.endswith(_ends(state.count))]:
+            del own[name]
+            module._non_persistent_buffers_set.discard(name)
+    for hooks, ours in ((module._forward_pre_hooks, _before_call), (module._forward_hooks, _after_call)):
+        for key in [key for key, hook in hooks.items() if hook is ours]:
+            del hooks[key]
+            module._forward_hooks_always_called.pop(key, None)
+    state.is_stateful = False
 
 
-def copies(model: nn.Module, modules: list[nn.Module]) -> list[dict[str, dict[str, Any]]]:
+def copies(model: nn.Module, modules: list[nn.Module]) -> list[Kept]:
     """Return copies of what the active subnetwork keeps; what several modules share, the copies share."""
     return _copies(model, [_kept(module) for module in modules])
 
 
-def _copies(model: nn.Module, kept: list[dict[str, dict[str, Any]]]) -> list[dict[str, dict[str, Any]]]:
+class _Deleted:
+    """Stands for the value of a name that was deleted; a class, which copies leave as it is."""
+
+
+class _Detaching(TorchFunctionMode):
+    """Inside, copies of tensors with a graph have none; torch copies only leaves."""
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        if func is Tensor.__deepcopy__ and not args[0].is_leaf:
+            args = args[0].detach(), *args[1:]
+        return func(*args, **(kwargs or {}))
+
+
+def _copies(model: nn.Module, kept: list[Kept]) -> list[Kept]:
     still = {id(part): part for part in (*model.modules(), *model.parameters())}
     for one in kept:
         for parameter in one["_parameters"].values():
             still.pop(id(parameter), None)
-    return copy.deepcopy(kept, still)
+    with _Detaching():
+        return copy.deepcopy(kept, still)
 
 
 @contextmanager
@@ -91,11 +168,17 @@ def kept_for_all(model: nn.Module, modules: list[nn.Module]) -> Iterator[None]:
         remember(modules)
 
 
-def put_back(modules: list[nn.Module], kept: list[dict[str, dict[str, Any]]]) -> None:
+def with_copies(model: nn.Module, modules: list[nn.Module]) -> list[Kept]:
+    """Let modules go on with a copy of what the active subnetwork keeps; return the original, for `put_back`."""
+    kept = [_kept(module) for module in modules]
+    put_back(modules, _copies(model, kept))
+    return kept
+
+
+def put_back(modules: list[nn.Module], kept: list[Kept]) -> None:
     """Replace what the active subnetwork keeps."""
     for module, one in zip(modules, kept, strict=True):
-        _remove(module, _kept(module))
-        _put(module, one)
+        _replace(module, _kept(module), one)
 
 
 def remember(modules: Iterable[nn.Module]) -> None:
@@ -105,83 +188,117 @@ def remember(modules: Iterable[nn.Module]) -> None:
 
 
 def assign_to_all(model: nn.Module, modules: list[nn.Module]) -> None:
-    """Give all subnetworks what was assigned, outside of any, since `remember`."""
+    """Give all subnetworks what was assigned or deleted outside of any since `remember`, other than by calls."""
     for module in modules:
-        state, kept = state_of(module), _kept(module)
-        for group, values in kept.items():
-            before = state.left.get(group, {})
-            assigned = {name for name, value in values.items() if name not in before or before[name] is not value}
-            if assigned:
-                still = {id(part): part for part in (*model.modules(), *model.parameters())}
-                for k in range(1, state.count):
-                    others = copy.deepcopy({name: values[name] for name in assigned}, dict(still))
-                    if group in _REGISTERED:
-                        for name, value in others.items():
-                            getattr(module, group)[f"{name}_of_{k}"] = value
-                    else:
-                        state.attributes[k].update(others)
+        _note_assigned(module)
+    modules = [module for module in modules if state_of(module).assigned]
+    assigned = [{"_parameters": {}} | state_of(module).assigned for module in modules]
+    for k in range(START, state_of(modules[0]).count) if modules else ():
+        for module, one in zip(modules, _copies(model, assigned), strict=True):
+            for group, values in one.items():
+                own = getattr(module, group) if group in _REGISTERED else state_of(module).attributes[k]
+                for name, value in values.items():
+                    name = f"{name}_of_{k}" if group in _REGISTERED else name
+                    own.pop(name, None) if value is _Deleted else own.update({name: value})
+    for module in modules:
+        state_of(module).assigned = {}
     remember(modules)
 
 
-def _kept(module: nn.Module) -> dict[str, dict[str, Any]]:
-    """Return what a module keeps for its active subnetwork, by groups: buffers, parameters, attributes."""
+def _note_assigned(module: nn.Module) -> None:
+    """Note what was assigned or deleted since `remember`."""
+    state, kept, found = state_of(module), _kept(module), dict(state_of(module).assigned)
+    for group, values in kept.items():
+        before = state.left.get(group, {})
+        new = {name: value for name, value in values.items() if not _is_same(before.get(name, _Deleted), value)}
+        new |= dict.fromkeys(before.keys() - values.keys(), _Deleted)
+        if new:
+            found[group] = found.get(group, {}) | new
+    state.assigned = found
+    state.left = kept
+
+
+def _is_same(before: Any, value: Any) -> bool:
+    return before is value or (type(before) is type(value) and isinstance(value, _PLAIN) and before == value)
+
+
+def _before_call(module: nn.Module, args: tuple) -> None:
+    """Note, outside of any subnetwork, what was assigned before a call: what calls assign is subnetwork C's."""
+    if not torch.compiler.is_compiling() and state_of(module).thread is None:
+        for one in stateful_modules(partitioned_modules(module)):
+            state = state_of(one)
+            if not state.calls:
+                _note_assigned(one)
+            state.calls += 1
+
+
+def _after_call(module: nn.Module, args: tuple, output: Any) -> None:
+    if not torch.compiler.is_compiling() and state_of(module).thread is None:
+        for one in stateful_modules(partitioned_modules(module)):
+            state_of(one).calls -= 1
+            remember([one])
+
+
+def attributes_with_tensors(model: nn.Module) -> list[str]:
+    """Return the paths of modules that keep tensors for each subnetwork in attributes, which are in no state_dict."""
+    found = {path: module for path, module in model.named_modules() if (s := state_of(module)) and s.is_stateful}
+    return [path for path, one in found.items() if tensors([_attributes(one), state_of(one).attributes])]
+
+
+def _kept(module: nn.Module) -> Kept:
+    """Return what a module keeps for its active subnetwork."""
     state: PartitionState = state_of(module)
-    own = vars(module)
-    hidden = (*state.weights, *state.vectors, *state.wholes, *state.statistics, ESTIMATED, LEARNED)
-    ends = _ends(state)
-    buffers = {
-        name: value
-        for name, value in own["_buffers"].items()
-        if name not in hidden and not name.endswith(ends) and not name.startswith(tuple(f"{one}_" for one in hidden))
-    }
-    parameters = {
-        name: value
-        for name, value in own["_parameters"].items()
-        if value is not None and not value.requires_grad and name not in hidden and not name.endswith(ends)
-    }
-    attributes = {
-        name: value for name, value in own.items() if name not in _OF_TORCH and not isinstance(value, Hyperparameter)
-    }
-    found = {"_buffers": buffers, "_parameters": parameters, "attributes": attributes}
-    return found if any(found.values()) else {}
+    partitioned = *state.weights, *state.vectors, *state.wholes, *state.statistics
+    hidden = {name + end for name in partitioned for end in ("", MAP, DEFAULTS, STORED, ROWS)} | {ESTIMATED, LEARNED}
+    ends, own = _ends(state.count), vars(module)
+    buffers, parameters = (
+        {name: value for name, value in own[group].items() if name not in hidden and not name.endswith(ends)}
+        for group in _REGISTERED
+    )
+    parameters = {name: value for name, value in parameters.items() if value is not None and not value.requires_grad}
+    return {"_buffers": buffers, "_parameters": parameters, "attributes": _attributes(module)}
 
 
-def _stored(module: nn.Module) -> dict[str, dict[str, Any]]:
-    """Return what a module keeps for the subnetworks that are not active, by groups, with the names that it has."""
+def _attributes(module: nn.Module) -> dict[str, Any]:
+    own = vars(module).items()
+    return {name: value for name, value in own if name not in _OF_TORCH and not isinstance(value, Hyperparameter)}
+
+
+def _stored(module: nn.Module) -> Kept:
+    """Return what a module keeps for the subnetworks that are not active, with the names that it has."""
     state = state_of(module)
     found = {
-        group: {name: value for name, value in getattr(module, group).items() if name.endswith(_ends(state))}
+        group: {name: value for name, value in getattr(module, group).items() if name.endswith(_ends(state.count))}
         for group in _REGISTERED
     }
     return found | {"attributes": state.attributes}
 
 
-def _ends(state: PartitionState) -> tuple[str, ...]:
+def _ends(count: int) -> tuple[str, ...]:
     """Return the ends of the names of what is kept for subnetworks that are not active."""
-    return tuple(f"_of_{k}" for k in range(1, state.count + 1))
+    return tuple(f"_of_{k}" for k in range(START, count + 1))
 
 
-def _remove(module: nn.Module, kept: dict[str, dict[str, Any]]) -> None:
-    for name in kept.get("attributes", {}):
-        del vars(module)[name]
+def _replace(module: nn.Module, kept: Kept, taken: Kept) -> None:
+    """Give a module what it takes for what it keeps; names that both have keep their order."""
+    own = vars(module)
+    for group, values in kept.items():
+        items = own[group] if group in _REGISTERED else own
+        for name in values.keys() - taken[group].keys():
+            del items[name]
+        items.update(taken[group])
 
 
-def _put(module: nn.Module, kept: dict[str, dict[str, Any]]) -> None:
+def _store(module: nn.Module, k: int, kept: Kept) -> None:
     for group in _REGISTERED:
-        getattr(module, group).update(kept.get(group, {}))
-    vars(module).update(kept.get("attributes", {}))
-
-
-def _store(module: nn.Module, k: int, kept: dict[str, dict[str, Any]]) -> None:
-    for group in _REGISTERED:
-        for name, value in kept.get(group, {}).items():
+        for name, value in kept[group].items():
             getattr(module, group)[f"{name}_of_{k}"] = value
             if name in module._non_persistent_buffers_set:
                 module._non_persistent_buffers_set.add(f"{name}_of_{k}")
-    state_of(module).attributes[k] = kept.get("attributes", {})
+    state_of(module).attributes[k] = kept["attributes"]
 
 
-def _fetch(module: nn.Module, k: int) -> dict[str, dict[str, Any]]:
+def _fetch(module: nn.Module, k: int) -> Kept:
     end, found = f"_of_{k}", {}
     for group in _REGISTERED:
         own = getattr(module, group)

@@ -327,7 +327,7 @@ class Switch:
         for module in self.stateful:
             new = wanted[self.states.index(state_of(module))]
             if state_of(module).active != new:
-                move_state(module, new)
+                move_state(module, state_of(module).active, new)
         for shard, combined in lists[2]:
             shard.copy_(combined)
         for state, new in zip(self.states, wanted, strict=True):
