@@ -94,7 +94,7 @@ class TrainStep:
         """
         parts = partitioned_modules(self.model)
         weights = [one for one in (switch_of(self.model).weights if parts else ()) if one.places is not None]
-        exchanged = [tensor for one in weights for tensor in (one.others, one.places)]
+        exchanged = [tensor for one in weights for tensor in (one.places, one.defaults, one.learned)]
         others = [module for module in self.model.modules() if isinstance(module, Where)]
         states = (state for each in (self.own, *self.optimizers) if each for state in each.state.values())
 
