@@ -16,6 +16,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from partnets.data import batch as batches
 from partnets.data.batch import Forward, Loss, call
+from partnets.evaluation.snapshot import Snapshot, same
 from partnets.hyper import penalties
 from partnets.hyper.penalty import with_terms
 from partnets.subnetworks.context import subnetwork, trying, whole
@@ -26,7 +27,6 @@ from partnets.subnetworks.statistics import other_norms
 from partnets.subnetworks.switch import noted, switch_of
 from partnets.utils import random_state
 from partnets.utils.contained import tensors
-from partnets.utils.held import Held, same
 from partnets.utils.modules import device_of, evaluating, hooked, is_sharded, overlapping, to_device
 from partnets.utils.reached import reached
 
@@ -168,7 +168,7 @@ class _Trial:
 
     def __init__(self, model: nn.Module, compute: Callable[[Any], tuple[Any, Tensor]], batch: Any) -> None:
         self.model, self.compute, self.batch = model, compute, batch
-        self.before, self.apart, self.device = Held(model), _Apart(model), device_of(model)
+        self.before, self.apart, self.device = Snapshot(model), _Apart(model), device_of(model)
         self.parameters = names_of(model, partitioned_parameters(model))
         self.learning, self.strange = _learning(model), set()
 
@@ -198,7 +198,7 @@ class _Trial:
     def _remembers(self, trains: bool, first_trains: bool, other: Any, last: int) -> Iterator[Leak]:
         """Yield leaks if a pass of the last subnetwork changes what the first computes afterwards, in these modes."""
 
-        def run(given: Any, factor: float = 1, lost: tuple[str, ...] = ()) -> tuple[dict[str, Tensor], list, Held]:
+        def run(given: Any, factor: float = 1, lost: tuple[str, ...] = ()) -> tuple[dict[str, Tensor], list, Snapshot]:
             with ExitStack() as mode:
                 mode.enter_context(evaluating(*(() if trains else (self.model,))))
                 with self._later_weights(1, factor):
@@ -207,7 +207,7 @@ class _Trial:
                 if first_trains != trains:  # otherwise without a call of train(), which may drop state
                     mode.close()
                     mode.enter_context(evaluating(*(() if first_trains else (self.model,))))
-                stored = Held(self.model, without=self.apart, known=self.before)
+                stored = Snapshot(self.model, without=self.apart, known=self.before)
                 for path in lost:
                     stored.spoil(path)
                 return self._pass(first_trains, 1, self.batch), drawn, stored

@@ -22,6 +22,7 @@ from partnets.data.examples import Collate, as_dataset
 from partnets.data.fetching import batches
 from partnets.evaluation import accuracy
 from partnets.evaluation.metrics import total_loss
+from partnets.evaluation.snapshot import Snapshot
 from partnets.federated.privacy import Privacy
 from partnets.federated.update import Update, names_of
 from partnets.federated.vectors import Vectors
@@ -32,7 +33,6 @@ from partnets.training.start import AUDITED, check_learns, refuse_leaks, try_jud
 from partnets.training.step import check_reached, hyper_learning, step_weights, still_modules
 from partnets.utils import random_state
 from partnets.utils.checks import check_at_least
-from partnets.utils.held import Held
 from partnets.utils.likelihood import check_loss, ignored, ignores, plain
 from partnets.utils.modules import device_of, to_device
 from partnets.utils.seeds import derived
@@ -145,7 +145,7 @@ class Client:
         self.privacy, self.forward, self.collate, self.seed = privacy, forward, collate, seed
         self._still = still_modules(model)
         parameters = {path for path, _ in model.named_parameters(remove_duplicate=False)}
-        self._held = Held(model, without=parameters | self.vectors.paths())
+        self._held = Snapshot(model, without=parameters | self.vectors.paths())
         # The checks before the first round, run once for all clients that share the model.
         self._to_try = {"leaks", "judging"} if audit else {"judging"}
         self._take(data, chunk, number)

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from partnets import optim
+from partnets.evaluation.snapshot import same
 from partnets.federated import checkpoint
 from partnets.federated.privacy import Privacy
 from partnets.federated.round import Round, shown
@@ -19,7 +20,6 @@ from partnets.federated.vectors import Vectors
 from partnets.hyper.hyperparameter import find_hyper, values_by_path
 from partnets.optim.base import PartitionedOptimizer, check_partitioned
 from partnets.training.step import parameters_of
-from partnets.utils.held import same
 
 # An upper bound of reported losses, so that no sum of them overflows.
 GREATEST_LOSS = 1e100

@@ -10,6 +10,7 @@ from torch import Generator, Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from partnets.data.batch import mean
+from partnets.evaluation.snapshot import Snapshot
 from partnets.hyper import Learned, penalties
 from partnets.optim.base import check_held
 from partnets.stn.converting import vector_of
@@ -18,7 +19,6 @@ from partnets.stn.step import count_examples
 from partnets.stn.vector import HyperVector
 from partnets.training.state import TrainingState
 from partnets.utils.eager import eagerly
-from partnets.utils.held import Held
 from partnets.utils.modules import evaluating, to_device
 from partnets.utils.random_state import preserved
 
@@ -34,7 +34,7 @@ ROUNDING = 8
 
 def check_start(trainer: TrainingState) -> None:
     """Raise ValueError if a hyperparameter is not read or examples' hyperparameters mix; change nothing."""
-    vector, before = vector_of(trainer.model), Held(trainer.model)
+    vector, before = vector_of(trainer.model), Snapshot(trainer.model)
     check_held(trainer.model)
     try:
         with preserved(trainer.device), torch.no_grad(), eagerly(), vector.noting() as noted:

@@ -501,7 +501,7 @@ def forget_cleared(one) -> None:
 
 
 _switches: WeakKeyDictionary[nn.Module, Switch] = WeakKeyDictionary()
-# The number of the hook that masks a parameter's gradient, which Held.put_back may remove. A parameter may be in
+# The number of the hook that masks a parameter's gradient, which Snapshot.put_back may remove. A parameter may be in
 # several models, and a model have several switches.
 _hooked = WeakTensorKeyDictionary()
 

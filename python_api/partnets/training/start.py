@@ -14,11 +14,11 @@ from partnets.data import batch as batches
 from partnets.data.chunks import Chunks
 from partnets.evaluation.auditing import leaks
 from partnets.evaluation.same_chunks import has_learned
+from partnets.evaluation.snapshot import Snapshot
 from partnets.hyper import ConcreteDropout, Hyperparameter, penalties
 from partnets.subnetworks.parameters import partitioned_parameters
 from partnets.training.state import TrainingState
 from partnets.training.step import hyper_learning
-from partnets.utils.held import Held
 from partnets.utils.likelihood import IGNORED, is_cross_entropy
 from partnets.utils.modules import device_of, to_device
 from partnets.utils.random_state import preserved
@@ -109,7 +109,7 @@ def try_judging(
         ValueError: a hyperparameter affects the loss, but not the model's output; the loss is a sum; the model does not
             take the batch; or the loss does not take the output and targets.
     """
-    before, device = Held(model), device_of(model)
+    before, device = Snapshot(model), device_of(model)
     try:
         with preserved(device), hyper_learning(model, k), penalties():  # penalties regularise only w
             output, y = tried(model, to_device(draw(), device), forward)

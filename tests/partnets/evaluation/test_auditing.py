@@ -15,8 +15,8 @@ from torch.utils.checkpoint import checkpoint
 import partnets
 from partnets import hyper
 from partnets.evaluation import auditing
+from partnets.evaluation.snapshot import Snapshot
 from partnets.subnetworks.parameters import partitioned_parameters
-from partnets.utils.held import Held
 
 PROPORTIONS = (0.5, 0.3, 0.2)
 
@@ -463,11 +463,11 @@ def test_a_leak_is_found_and_named_and_the_model_stays_as_it_was(around):
     model, given = model_of(around), batch()
     model(given[0]).sum().backward()
     model.eval()(given[0])
-    before, drawn = Held(model.train()), torch.get_rng_state()
+    before, drawn = Snapshot(model.train()), torch.get_rng_state()
     found = partnets.audit(model, given, F.cross_entropy)
     assert any(str(leak).startswith(LEAKS[around]) for leak in found), found
     assert all("; " in str(leak) for leak in found)
-    assert not before.changed(Held(model)) and torch.equal(torch.get_rng_state(), drawn)
+    assert not before.changed(Snapshot(model)) and torch.equal(torch.get_rng_state(), drawn)
     assert all(parameter.grad is not None for parameter in model.parameters() if parameter.requires_grad)
 
 
@@ -543,9 +543,9 @@ KEEPERS += [Observer, Loud, LastBatch, LastWeight]
 @pytest.mark.parametrize("around", KEEPERS, ids=lambda around: around.__name__)
 def test_what_is_kept_for_each_subnetwork_is_no_leak(around):
     model = model_of(around, stateful=[""])
-    before = Held(model)
+    before = Snapshot(model)
     assert partnets.audit(model, batch(), F.cross_entropy) == []
-    assert not before.changed(Held(model))
+    assert not before.changed(Snapshot(model))
 
 
 class Tied(Around):
@@ -603,9 +603,9 @@ class _First(nn.Module):
 def test_a_sound_model_has_no_leak(name, proportions, options):
     torch.manual_seed(0)
     model = partnets.partition(SOUND[name](), proportions, **options)
-    before = Held(model)
+    before = Snapshot(model)
     assert partnets.audit(model, batch(), F.cross_entropy) == []
-    assert not before.changed(Held(model))
+    assert not before.changed(Snapshot(model))
 
 
 @pytest.mark.cases(usual=1)
@@ -701,10 +701,10 @@ WRITERS = {
 @pytest.mark.parametrize("around", WRITERS, ids=lambda around: around.__name__)
 def test_writing_into_a_parameter_is_found_and_the_model_stays_as_it_was(around):
     model = perturbed(model_of(around), 0.25)
-    before, twin = Held(model), dense(model, 1)
+    before, twin = Snapshot(model), dense(model, 1)
     (leak,) = partnets.audit(model, batch(), F.cross_entropy)
     assert leak.path == WRITERS[around] and leak.what.startswith("is changed in a pass")
-    assert not before.changed(Held(model))
+    assert not before.changed(Snapshot(model))
     with partnets.subnetwork(model, 1):  # its default values are as they were
         for one, other in zip(model.parameters(), twin.parameters(), strict=True):
             assert torch.equal(one, other)

@@ -18,7 +18,7 @@ import torch
 from torch import nn
 
 import partnets
-from partnets.utils.held import Held
+from partnets.evaluation.snapshot import Snapshot
 
 PROPORTIONS = (0.5, 0.3, 0.2)
 
@@ -351,8 +351,8 @@ def test_a_number_for_each_example_reads_and_changes_that_of_its_subnetwork(kind
 @each
 def test_audits_find_nothing_and_change_nothing(kind):
     model = network(kind)
-    before = Held(model)
-    assert partnets.audit(model, (torch.randn(8, 4), None)) == [] and not before.changed(Held(model))
+    before = Snapshot(model)
+    assert partnets.audit(model, (torch.randn(8, 4), None)) == [] and not before.changed(Snapshot(model))
     if kind is not Drawing:  # which draws as often for any data
         assert partnets.audit(network(kind, ()), (torch.randn(8, 4), None))
 

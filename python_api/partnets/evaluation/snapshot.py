@@ -1,4 +1,4 @@
-"""Held: a snapshot of a module's state between two calls, which can be compared and restored."""
+"""Snapshot: a snapshot of a module's state between two calls, which can be compared and restored."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ DEEPEST = 8
 EMPTY = object()
 
 
-class Held:
+class Snapshot:
     """A snapshot of a model: parameters, buffers, gradients, and the state of its modules and hooks.
 
     State is tensors, numbers, text and arrays in attributes, lists, dicts, sets, user-defined objects and closures of
@@ -47,16 +47,16 @@ class Held:
 
     Example:
         >>> model = nn.Sequential(nn.BatchNorm1d(2))
-        >>> before = Held(model)
+        >>> before = Snapshot(model)
         >>> _ = model(torch.randn(4, 2))
-        >>> before.changed(Held(model))
+        >>> before.changed(Snapshot(model))
         ['0.running_mean', '0.running_var', '0.num_batches_tracked']
         >>> before.put_back()
         >>> model[0].running_mean.tolist()
         [0.0, 0.0]
     """
 
-    def __init__(self, model: nn.Module, without: Container[str] = (), known: Held | None = None) -> None:
+    def __init__(self, model: nn.Module, without: Container[str] = (), known: Snapshot | None = None) -> None:
         self._without = without
         self._known = {} if known is None else known.values
         self.values: dict[str, Any] = {}
@@ -73,7 +73,7 @@ class Held:
         self._take("", model, 0)
         self._known = {}
 
-    def changed(self, after: Held) -> list[str]:
+    def changed(self, after: Snapshot) -> list[str]:
         """Return the paths of values that differ or are in only one of the snapshots, in order."""
         paths, missing = dict.fromkeys((*self.values, *after.values)), object()
         return [p for p in paths if not same(self.values.get(p, missing), after.values.get(p, missing))]

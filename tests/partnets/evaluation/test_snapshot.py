@@ -1,4 +1,4 @@
-"""Held: a model's state of any type is compared and restored."""
+"""Snapshot: a model's state of any type is compared and restored."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from partnets.utils.held import Held, same
+from partnets.evaluation.snapshot import Snapshot, same
 
 DENSE = torch.tensor([[0.0, 1.0], [2.0, 0.0]])
 KINDS = {
@@ -29,14 +29,14 @@ KINDS = {
 
 @pytest.mark.filterwarnings("ignore:(Sparse|ComplexHalf|torch.quantize)")
 @pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
-def test_every_kind_of_tensor_is_held_beside_others(kind):
+def test_every_kind_of_tensor_is_restored_beside_others(kind):
     model = nn.BatchNorm1d(2)
     model.register_buffer("kind", kind())
-    before = Held(model)
+    before = Snapshot(model)
     model(torch.randn(3, 2))
-    assert before.changed(Held(model)) == ["running_mean", "running_var", "num_batches_tracked"]
+    assert before.changed(Snapshot(model)) == ["running_mean", "running_var", "num_batches_tracked"]
     before.put_back()
-    assert before.changed(Held(model)) == [] and not model.running_mean.any()
+    assert before.changed(Snapshot(model)) == [] and not model.running_mean.any()
 
 
 def test_sparse_tensors_that_differ_are_told_apart():
@@ -47,7 +47,7 @@ def test_sparse_tensors_that_differ_are_told_apart():
 def test_what_cannot_be_put_back_keeps_nothing_else_from_it():
     model = nn.Sequential(nn.BatchNorm1d(2))
     model.frozen = torch.zeros(3)
-    before = Held(model)
+    before = Snapshot(model)
     before._put_back.insert(0, lambda: 1 / 0)
     model(torch.randn(3, 2))
     with pytest.raises(ZeroDivisionError):
@@ -78,20 +78,20 @@ class Everywhere(nn.Module):
 
 def test_slots_and_what_classes_have_are_put_back():
     model = Everywhere()
-    before = Held(model)
+    before = Snapshot(model)
     model(torch.ones(2))
-    assert before.changed(Held(model)) == [
+    assert before.changed(Snapshot(model)) == [
         "slots.mean", "bytes", "array", "Everywhere.calls", "Everywhere.seen.last"
     ]  # fmt: skip
     before.put_back()
-    assert not before.changed(Held(model)) and Everywhere.calls == 0 and not Everywhere.seen
+    assert not before.changed(Snapshot(model)) and Everywhere.calls == 0 and not Everywhere.seen
 
 
 def test_what_has_not_changed_is_copied_once():
     model = nn.BatchNorm1d(2)
-    before = Held(model)
+    before = Snapshot(model)
     model(torch.randn(3, 2))
-    after = Held(model, known=before)
+    after = Snapshot(model, known=before)
     assert after.values["weight"] is before.values["weight"]
     assert before.changed(after) == ["running_mean", "running_var", "num_batches_tracked"]
 
@@ -105,11 +105,11 @@ def test_tensors_and_numbers_are_spoiled_in_place_and_put_back():
     model.list, model.scale = [1.0, 2], 3.0
     model.register_forward_hook(hook)
     model.num_batches_tracked.fill_(3)
-    mean, before = model.running_mean, Held(model)
+    mean, before = model.running_mean, Snapshot(model)
     for path in before.values:
         before.spoil(path)
     assert model.list[1] == 2000 and model.num_batches_tracked == 3000
     assert all(number != number for number in (model.list[0], model.scale, hook()))
     assert mean.isnan().all() and model.running_mean is mean
     before.put_back()
-    assert before.changed(Held(model)) == [] and hook() == 0.5
+    assert before.changed(Snapshot(model)) == [] and hook() == 0.5
