@@ -60,7 +60,7 @@ def with_terms(loss: Tensor, found: list[Tensor]) -> Tensor:
         >>> with_terms(torch.tensor(1.0), [torch.tensor([2.0, 4.0])])
         tensor(4.)
     """
-    return loss + sum(penalty.mean() for penalty in found)
+    return loss + sum(penalty.mean() for penalty in found) if found else loss
 
 
 def penalised(loss: Callable[[Any], Tensor], batch: Any) -> tuple[Tensor, Tensor]:

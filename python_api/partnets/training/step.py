@@ -190,14 +190,16 @@ def step_hyper(
     values, off = [], training_only(model)
     for k, batch in batches.items():
         with hyper_learning(model, k), penalties(), evaluating(*off):  # penalties regularise only w
-            value = weights[k] * loss(batch)
+            value = loss(batch)
+            if weights[k] != 1:  # usually there is one chunk
+                value = weights[k] * value
             if value.requires_grad:  # otherwise ψ has no effect, which check_reached reports below
                 backward(value)
         values.append(value.detach())
     check_reached(model, parameters_of(optimizer))
     optimizer.step()
     outdate_statistics(model)
-    return sum(values)
+    return sum(values[1:], values[0])
 
 
 def training_only(model: nn.Module) -> list[Hyperparameter]:
