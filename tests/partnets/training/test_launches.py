@@ -1,6 +1,6 @@
 """Launches of a training step on a GPU, counted without one: few more than of a dense step, and none is waited for.
 
-Operators of torch are counted as they are dispatched, and kernels of Triton as they are launched; the latter do nothing.
+Operators of torch are counted as they are dispatched, and kernels of Triton as they are launched; these do nothing.
 """
 
 from __future__ import annotations
@@ -27,12 +27,50 @@ pytest.importorskip("triton")
 pytestmark = pytest.mark.skipif(not INTERPRETED, reason="with a GPU, Triton's backend takes tensors of the GPU only")
 
 # Operators that launch nothing: views, and memory that is not written.
-VIEWS = """alias as_strided detach empty empty_like expand lift_fresh narrow new_empty permute record_stream
-    _reshape_alias reshape select slice split split_with_sizes squeeze t transpose unbind _unsafe_view unsafe_split
-    unsqueeze view""".split()
+VIEWS = [
+    "alias",
+    "as_strided",
+    "detach",
+    "empty",
+    "empty_like",
+    "expand",
+    "lift_fresh",
+    "narrow",
+    "new_empty",
+    "permute",
+    "record_stream",
+    "_reshape_alias",
+    "reshape",
+    "select",
+    "slice",
+    "split",
+    "split_with_sizes",
+    "squeeze",
+    "t",
+    "transpose",
+    "unbind",
+    "_unsafe_view",
+    "unsafe_split",
+    "unsqueeze",
+    "view",
+]
 # Operators whose results the host needs, and methods that hand numbers to the host or back.
-WAITING = "equal is_nonzero item _local_scalar_dense masked_select nonzero unique _unique2".split()
-TO_HOST = "__array__ __bool__ __float__ __index__ __int__ cpu cuda item nonzero numpy pin_memory to tolist".split()
+WAITING = ["equal", "is_nonzero", "item", "_local_scalar_dense", "masked_select", "nonzero", "unique", "_unique2"]
+TO_HOST = [
+    "__array__",
+    "__bool__",
+    "__float__",
+    "__index__",
+    "__int__",
+    "cpu",
+    "cuda",
+    "item",
+    "nonzero",
+    "numpy",
+    "pin_memory",
+    "to",
+    "tolist",
+]
 # The number of tensors in a launch of torch's foreach operators, by the number of lists.
 MOST = {1: 110, 2: 64, 3: 48}
 
