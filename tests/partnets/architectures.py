@@ -82,14 +82,6 @@ def trial(architecture: Architecture) -> str | None:
     return outcome(lambda: attempt(*architecture.accepted()))
 
 
-def nested_trial(architecture: Architecture) -> tuple[str | None, str]:
-    """Run a trial with nested partitions; return the failure, and the share of multiply-adds that `skipped` returns."""
-    model, given = architecture.accepted()
-    if what := outcome(lambda: attempt(model, given, "nested")):
-        return what, ""
-    return None, f"{skipped(model, given):.0%}"
-
-
 def skipped(model: nn.Module, given: dict) -> float:
     """Return subnetwork 1's skipped multiply-adds, divided by those skipped if all layers had only active channels."""
     return (1 - multiply_adds(model, given, 1) / multiply_adds(model, given)) / (1 - PROPORTIONS[0] ** 2)
@@ -423,13 +415,11 @@ Architectures of other libraries, with random weights, in three partitions. **ye
   largest number in the output, or by twice the merged model's rounding error (its difference from float64) if that is larger.
 - NaN in partitions 2 and 3 does not change a bit of the output of subnetwork 1.
 
-**Nested**: the same holds for [nested partitions](nested.md). The number is the share of multiply-adds that subnetwork 1 skips; 100 % is an ideal
-subnetwork with half of the channels of every layer, which skips three quarters. Layers skip less if their channels are few, or cannot be
-divided, as in attention.
+[What nested partitions skip](nested.md#what-is-skipped) in some of them is on another page.
 
 Made by `python tests/partnets/architectures.py > docs/models.md` on {date}, with PyTorch {torch}, timm {timm}, torchvision
-{torchvision} and transformers {transformers}, on a CPU. Nothing is downloaded. `make test WEEKLY=1` tests every row again, and some of them nested. See
-also [what `partition` refuses](layers.md#what-partition-refuses)."""  # noqa: E501
+{torchvision} and transformers {transformers}, on a CPU. Nothing is downloaded. `make test WEEKLY=1` tests every row again.
+See also [what `partition` refuses](layers.md#what-partition-refuses)."""  # noqa: E501
 
 
 def rows(library: str, architectures: Iterable[Architecture]) -> tuple[list[str], int]:
@@ -437,12 +427,12 @@ def rows(library: str, architectures: Iterable[Architecture]) -> tuple[list[str]
     lines, well = [], 0
     for architecture in architectures:
         start = time.process_time()
-        at_random, (nested, share) = trial(architecture), nested_trial(architecture)
-        cells = [architecture.family, f"`{architecture.name}`", at_random or "yes", nested or share]
+        failure = trial(architecture)
+        cells = [architecture.family, f"`{architecture.name}`", failure or "yes"]
         seconds = f"{time.process_time() - start:.1f} s"
         print(library, *cells, seconds, file=sys.stderr, flush=True)
         lines.append(f"| {' | '.join(cells)} |")
-        well += at_random is None
+        well += failure is None
     return lines, well
 
 
@@ -456,7 +446,7 @@ def page() -> Iterator[str]:
         lines, well = rows(library, architectures())
         yield f"\n## {library}: {well} of {len(lines)}\n"
         yield f"{TRIED[library]}.\n"
-        yield "| family | model | partitions, trains, merges | nested |\n|---|---|---|---|"
+        yield "| family | model | partitions, trains, merges |\n|---|---|---|"
         yield from lines
 
 
