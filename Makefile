@@ -54,7 +54,6 @@ federated: $(VENV)/federated
 # installs or collects; each prints what it has to say when it is done.
 test: $(VENV)/test $(if $(WEEKLY),build/triton-3.6 $(VENV)/ray)
 	$(MAKE) --no-print-directory --jobs 2 --output-sync=target lint wheel numpy ctest unit
-	$(if $(WEEKLY),$(BIN)/python tests/mutants.py --jobs 2)
 
 # Threads may spin here: nothing else should be running.
 bench: $(VENV)/bench

@@ -20,9 +20,9 @@ PUBLIC = {
     "partkernels.defaults": "Defaults Normal Stored Uniform Zeros check_seed",
     "partnets": """GRU LSTM RNN BatchNorm1d BatchNorm2d BatchNorm3d Bilinear Chunks Conv1d Conv2d Conv3d
         ConvTranspose1d ConvTranspose2d ConvTranspose3d Embedding EmbeddingBag GroupNorm History LayerNorm Linear Loader
-        MultiheadAttention RMSNorm Trainer accuracy baselines callbacks checkpoint_contexts chunk data finalize hyper
-        lml loggers loss_matrix mean_loss merge models optim partition per_subnetwork register subnetwork
-        without_rule""",
+        MultiheadAttention RMSNorm Rule Trainer Tuned accuracy audit baselines callbacks chunk data estimate_statistics
+        explain_partition finalize hyper lml loggers loss_matrix mean_loss merge models optim partition partitions
+        per_subnetwork reassign register subnetwork tune without_rule""",
     "partnets.baselines": "Augerino Ensemble held_out laplace search",
     "partnets.training.callbacks": "Callback every record_loss_matrix subnetwork_metrics",
     "partnets.data": """Data Normalise ToFloat cifar10 digits input_selection load mnist moments tiny_imagenet""",
@@ -35,8 +35,9 @@ PUBLIC = {
     "partnets.models": """Bias Block FixupResNet MLP MnistCNN ResNet9 Scale ThinResNet50 TransformerLM ViT
         WideResNet""",
     "partnets.optim": "SGD Adam AdamW PartitionedOptimizer PerPartition decays",
-    "partnets.nn.partitioned": "Partitioned count partitioned_layers",
-    "partnets.nn.layer": "PartitionedLayer",
+    "partnets.nn": "Conv2d Embedding LayerNorm Linear LSTM MultiheadAttention",
+    "partnets.subnetworks.parameters": "PartitionedParameter partitioned_parameters",
+    "partnets.subnetworks.state": "PartitionState num_partitions partitioned_modules state_of",
 }
 
 
