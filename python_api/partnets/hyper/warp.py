@@ -8,6 +8,9 @@ from torch import Tensor, nn
 
 from partnets.hyper.augmentation import Augmentation, FixedDraws
 
+# exp(x) = exp(x / 2**HALVINGS)**(2**HALVINGS), and the degree of the Taylor polynomial for the latter.
+HALVINGS, DEGREE = 4, 18
+
 
 def resample(x: Tensor, matrix: Tensor) -> Tensor:
     """Sample x, for each pixel, at the position to which the matrix maps it: bilinear, with zeros outside.
@@ -31,8 +34,12 @@ def resample(x: Tensor, matrix: Tensor) -> Tensor:
     if x.shape[0] == 0:  # F.affine_grid raises for an empty batch
         return x
     aspect = x.shape[-2] / x.shape[-1]
-    to_normalised = matrix.new_tensor([[1.0, aspect, 1.0], [1 / aspect, 1.0, 1 / aspect]])
-    grid = F.affine_grid(matrix * to_normalised, x.shape, align_corners=False)
+    if aspect != 1:
+        to_normalised = matrix.new_ones(2, 3)  # not new_tensor, for which a GPU would be waited for
+        to_normalised[0, 1].fill_(aspect)
+        to_normalised[1, ::2].fill_(1 / aspect)
+        matrix = matrix * to_normalised
+    grid = F.affine_grid(matrix, x.shape, align_corners=False)
     # Half-precision images are sampled in the matrix's dtype, as coordinates need more bits than brightness.
     sampled = F.grid_sample(x.to(grid.dtype), grid, mode="bilinear", padding_mode="zeros", align_corners=False)
     return sampled.to(x.dtype)
@@ -60,8 +67,19 @@ def warp(x: Tensor, exponent: Tensor) -> Tensor:
 
 
 def exponential(exponent: Tensor) -> Tensor:
-    """Return the matrix [batch, 2, 3] for `resample` that moves the content by exp(exponent), [batch, 3, 3]."""
-    return torch.linalg.matrix_exp(-exponent)[:, :2]
+    """Return the matrix [batch, 2, 3] for `resample` that moves the content by exp(exponent), [batch, 3, 3].
+
+    torch.linalg.matrix_exp looks at the exponents to choose a polynomial, and so waits for a GPU. This is one
+    polynomial for all, in float64: exact to float32's rounding up to norms of 30, while half a turn has a norm of 3.2.
+    """
+    scaled = -exponent.double() / 2**HALVINGS
+    one = torch.eye(3, dtype=scaled.dtype, device=scaled.device).expand_as(scaled)
+    power = one
+    for n in range(DEGREE, 0, -1):
+        power = torch.baddbmm(one, scaled, power, alpha=1 / n)
+    for _ in range(HALVINGS):
+        power = power @ power
+    return power[:, :2].to(exponent.dtype)
 
 
 class Warp(Augmentation):

@@ -4,10 +4,11 @@ import math
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from partnets import hyper
 from partnets.hyper.affine import GENERATORS, UNITS
-from partnets.hyper.warp import warp
+from partnets.hyper.warp import exponential, warp
 
 WIDTHS = {"translate_x": 0.1, "translate_y": 0.2, "rotation": 30.0, "scale": 0.3, "stretch": 0.2, "shear": 0.1}
 IMMER = {"translate_x": 0.1, "translate_y": 0.2, "rotation": 30.0, "scale_x": 0.3, "scale_y": 0.2, "shear": 0.1}
@@ -144,6 +145,42 @@ def test_transformations_that_do_not_commute_are_added_in_the_exponent():
     x = image(16, 16, batch=1)
     twice = warp(warp(x, exponent / 2), exponent / 2)[..., 5:11, 5:11]
     torch.testing.assert_close(warp(x, exponent)[..., 5:11, 5:11], twice, rtol=0, atol=0.02)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("degrees", [0.0, 1e-3, 90.0, 180.0, -180.0, 720.0])
+def test_exponentials_are_exact_to_rounding(degrees, dtype):
+    amounts = torch.rand(50, len(GENERATORS), dtype=torch.float64) - 0.5
+    exponent = torch.einsum("bn,nij->bij", amounts, torch.tensor(list(GENERATORS.values())).double())
+    exponent[:25] *= 1e-3
+    exponent += math.radians(degrees) * torch.tensor(GENERATORS["rotation"]).double()
+    exponent = exponent.to(dtype).requires_grad_()
+    weights = torch.randn(50, 2, 3, dtype=dtype)
+    found = exponential(exponent)
+    (grad,) = torch.autograd.grad(found, exponent, weights)
+    wide = exponent.detach().double().requires_grad_()
+    exact = torch.linalg.matrix_exp(-wide)[:, :2]
+    (exact_grad,) = torch.autograd.grad(exact, wide, weights.double())
+    eps = torch.finfo(dtype).eps if dtype == torch.float32 else 1e-14
+    assert found.dtype == dtype
+    for one, other in ((found, exact), (grad, exact_grad)):
+        torch.testing.assert_close(one.double(), other, rtol=eps, atol=eps * other.abs().max().item())
+
+
+@pytest.mark.parametrize("shape", [(4, 1, 8, 8), (4, 1, 8, 12)])
+def test_augmenting_waits_for_no_gpu(shape):
+    waiting = set()
+
+    class Watching(TorchDispatchMode):
+        def __torch_dispatch__(self, operator, types, args=(), kwargs=None):
+            if operator._schema.name in ("aten::_local_scalar_dense", "aten::nonzero", "aten::lift_fresh"):
+                waiting.add(operator._schema.name)
+            return operator(*args, **(kwargs or {}))
+
+    augmentation, x = hyper.Affine(), torch.rand(shape)
+    with Watching():
+        augmentation(x).sum().backward()
+    assert not waiting
 
 
 def test_an_equal_scale_of_both_axes_is_the_isotropic_one():
