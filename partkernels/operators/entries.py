@@ -20,32 +20,40 @@ _scatter = define_in_place("scatter_entries", f"Tensor(a!) tensor, Tensor values
 
 
 _exchange = define_in_place(
-    "exchange_entries", "Tensor(a!)[] tensors, Tensor[] places, Tensor(b!)[] values"
+    "exchange_entries", "Tensor(a!)[] tensors, Tensor[] places, Tensor[] values, Tensor(b!)[] saved"
 )
 _combine = define_in_place(
     "combine_rows", "Tensor(a!)[] vectors, Tensor[] rows, int active, int[] are_products, int skip"
 )
 
 
-def exchange_entries(tensors: list[Tensor], places: list[Tensor], values: list[Tensor]) -> None:
-    """Swap entries with values, in place: doing it twice changes nothing.
+def exchange_entries(
+    tensors: list[Tensor], places: list[Tensor], values: list[Tensor], saved: list[Tensor | None]
+) -> None:
+    """Save entries, and replace them by values, in place.
 
     Args:
         tensors: contiguous vectors [n] of one dtype, on one device.
         places: for each an int32 or int64 vector of distinct places in 0..n - 1.
         values: for each a contiguous vector like places, of the tensors' dtype.
+        saved: for each where the entries are saved: a vector like values, other than it, or None to lose them.
 
     Raises:
         RuntimeError: the lists or the tensors in them do not fit each other.
 
     Example:
-        >>> weight, values = torch.tensor([1.0, 2.0, 3.0]), torch.tensor([9.0])
-        >>> exchange_entries([weight], [torch.tensor([1])], [values])
-        >>> weight, values
+        >>> weight, saved = torch.tensor([1.0, 2.0, 3.0]), torch.zeros(1)
+        >>> exchange_entries([weight], [torch.tensor([1])], [torch.tensor([9.0])], [saved])
+        >>> weight, saved
         (tensor([1., 9., 3.]), tensor([2.]))
     """
     if tensors:
-        _exchange(tensors, places, values, dispatch.requested())
+        _exchange(tensors, places, values, _saved(saved, values), dispatch.requested())
+
+
+def _saved(saved: Sequence[Tensor | None], values: Sequence[Tensor]) -> list[Tensor]:
+    """Return an empty tensor for each None."""
+    return [value[:0] if one is None else one for one, value in zip(saved, values, strict=True)]
 
 
 def combine_rows(
@@ -77,15 +85,15 @@ class Exchange:
     """Changes of many tensors that are made again and again: by one launch on a GPU, and without checks.
 
     Args:
-        tensors, places, values: see exchange_entries; places are int32 on a GPU.
+        tensors, places, values, saved: see exchange_entries; places are int32 on a GPU.
         vectors, rows, are_products: see combine_rows. All tensors are of one dtype, on one device.
 
     Example:
         >>> weight, values, bias = torch.tensor([1.0, 2.0]), torch.tensor([9.0]), torch.zeros(1)
         >>> rows = torch.tensor([[1.0], [10.0]])
-        >>> Exchange([weight], [torch.tensor([1])], [values], [bias], [rows], [False])(active=2)
-        >>> weight, values, bias
-        (tensor([1., 9.]), tensor([2.]), tensor([11.]))
+        >>> Exchange([weight], [torch.tensor([1])], [values], [None], [bias], [rows], [False])(active=2)
+        >>> weight, bias
+        (tensor([1., 9.]), tensor([11.]))
     """
 
     def __init__(
@@ -93,13 +101,14 @@ class Exchange:
         tensors: Sequence[Tensor] = (),
         places: Sequence[Tensor] = (),
         values: Sequence[Tensor] = (),
+        saved: Sequence[Tensor | None] = (),
         vectors: Sequence[Tensor] = (),
         rows: Sequence[Tensor] = (),
         are_products: Sequence[bool] = (),
     ) -> None:
-        self.entries = list(tensors), list(places), list(values)
+        self.entries = list(tensors), list(places), list(values), _saved(saved, values)
         self.rows = list(vectors), list(rows), [int(one) for one in are_products]
-        self.written = [tensor for tensor in (*tensors, *values, *vectors) if not tensor.is_inference()]
+        self.written = [tensor for tensor in (*tensors, *vectors) if not tensor.is_inference()]
         self._run = None
         if like := [*tensors, *vectors]:
             self.operators = dispatch.choose(dispatch.requested(), like[0].device, like[0].dtype)

@@ -145,8 +145,8 @@ def make_masks_wrong(monkeypatch):
 def make_exchanges_wrong(monkeypatch):
     right = cpu.exchange_entries
 
-    def wrong(tensors, places, values):
-        right(tensors, places, values)
+    def wrong(tensors, places, *values):
+        right(tensors, places, *values)
         for tensor, at in zip(tensors, places, strict=True):
             tensor[at[-1:].long()] += 0.1  # one entry
 

@@ -1,4 +1,4 @@
-"""exchange_entries and combine_rows: swaps and sums of many tensors, on every backend."""
+"""exchange_entries and combine_rows: entries saved and replaced, and sums, of many tensors, on every backend."""
 
 from __future__ import annotations
 
@@ -23,20 +23,17 @@ def tensors_of(target: Target, dtype: torch.dtype) -> tuple[list, list, list]:
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("target", TARGETS, ids=str)
-def test_entries_are_swapped_with_values_and_back(target, dtype):
+def test_entries_are_saved_and_replaced(target, dtype):
     tensors, places, values = tensors_of(target, dtype)
-    before = [tensor.clone() for tensor in (*tensors, *values)]
+    before, given = [tensor.clone() for tensor in tensors], [value.clone() for value in values]
     versions = [tensor._version for tensor in tensors]
-    with target.use():
-        exchange_entries(tensors, places, values)
-    count = len(tensors)
-    for tensor, at, value, old, given in zip(tensors, places, values, before[:count], before[count:], strict=True):
-        assert torch.equal(value, old[at.long()])
-        assert torch.equal(tensor, old.index_put((at.long(),), given))
+    with target.use(), poisoned_memory():
+        saved = [None if i == 1 else torch.empty_like(value) for i, value in enumerate(values)]
+        exchange_entries(tensors, places, values, saved)
+    for tensor, at, value, kept, old, new in zip(tensors, places, values, saved, before, given, strict=True):
+        assert kept is None or torch.equal(kept, old[at.long()])
+        assert torch.equal(tensor, old.index_put((at.long(),), new)) and torch.equal(value, new)
     assert all(tensor._version > version for tensor, version in zip(tensors, versions, strict=True))
-    with target.use():
-        exchange_entries(tensors, places, values)
-    assert all(torch.equal(now, then) for now, then in zip((*tensors, *values), before, strict=True))
 
 
 @pytest.mark.parametrize("active", [1, 2, 4])
@@ -52,7 +49,9 @@ def test_rows_are_summed_or_multiplied(target, dtype, active):
     for vector, each, is_product in zip(vectors, rows, are_products, strict=True):
         exact = each[:active].double()
         exact = exact.prod(0) if is_product else exact.sum(0)
-        torch.testing.assert_close(vector.double(), exact, rtol=4 * torch.finfo(dtype).eps, atol=4 * torch.finfo(dtype).eps)
+        torch.testing.assert_close(
+            vector.double(), exact, rtol=4 * torch.finfo(dtype).eps, atol=4 * torch.finfo(dtype).eps
+        )
 
 
 def test_what_does_not_fit_is_refused_before_anything_changes():
@@ -64,7 +63,7 @@ def test_what_does_not_fit_is_refused_before_anything_changes():
         (torch.tensor([[0, 1]]), values),
     ]:
         with pytest.raises((RuntimeError, ValueError)):
-            exchange_entries([tensor], [places], [others])
+            exchange_entries([tensor], [places], [others], [None])
     assert torch.equal(tensor, torch.arange(4.0)) and not values.any()
     with pytest.raises(RuntimeError, match="does not fit"):
         combine_rows([torch.zeros(3)], [torch.zeros(2, 4)], 1, [False])

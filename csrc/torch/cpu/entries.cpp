@@ -52,56 +52,62 @@ void scatter_entries(Tensor weight, Tensor values, int64_t partition, Tensor map
 
 using Tensors = std::vector<Tensor>;
 
-// Swaps entries with values by their bits. No two places are the same, so that the order is free.
+// Saves entries unless there is no room, and replaces them by values, by their bits. No two places are the same, so that
+// the order is free.
 template <class Word, class Place>
-void swap_entries(const Tensor& tensor, const Tensor& places, const Tensor& values) {
+void replace_entries(const Tensor& tensor, const Tensor& places, const Tensor& values, const Tensor& saved) {
   Word* const entries = static_cast<Word*>(tensor.data_ptr());
-  Word* const others = static_cast<Word*>(values.data_ptr());
+  const Word* const others = static_cast<const Word*>(values.data_ptr());
+  Word* const kept = saved.numel() == 0 ? nullptr : static_cast<Word*>(saved.data_ptr());
   const Place* const at = data<const Place>(places);
   const int64_t count = places.numel();
   constexpr int64_t kChunk = 1 << 14;
   threads_for_entries(count)((count + kChunk - 1) / kChunk, [&](int64_t begin, int64_t end) {
-    constexpr int64_t kBlock = 64;
-    Word mine[kBlock];
+    constexpr int64_t kBlock = 64;  // reads of a block before its writes, which hides the time of loads
     for (int64_t i = begin * kChunk; i < std::min(count, end * kChunk); i += kBlock) {
       const int64_t length = std::min(kBlock, count - i);
-      for (int64_t j = 0; j < length; ++j) mine[j] = entries[at[i + j]];
-      for (int64_t j = 0; j < length; ++j) entries[at[i + j]] = others[i + j];
-      for (int64_t j = 0; j < length; ++j) others[i + j] = mine[j];
+      if (kept != nullptr) {
+        for (int64_t j = i; j < i + length; ++j) kept[j] = entries[at[j]];
+      }
+      for (int64_t j = i; j < i + length; ++j) entries[at[j]] = others[j];
     }
   });
 }
 
 template <class Word>
-void swap_entries_at(const Tensor& tensor, const Tensor& places, const Tensor& values) {
+void replace_entries_at(const Tensor& tensor, const Tensor& places, const Tensor& values, const Tensor& saved) {
   if (places.scalar_type() == ScalarType::Int) {
-    swap_entries<Word, int32_t>(tensor, places, values);
+    replace_entries<Word, int32_t>(tensor, places, values, saved);
   } else {
-    swap_entries<Word, int64_t>(tensor, places, values);
+    replace_entries<Word, int64_t>(tensor, places, values, saved);
   }
 }
 
-void exchange_entries(Tensors tensors, Tensors places, Tensors values) {
-  STD_TORCH_CHECK(tensors.size() == places.size() && tensors.size() == values.size(), "lists of ", tensors.size(), ", ",
-                  places.size(), " and ", values.size(), " tensors");
+void exchange_entries(Tensors tensors, Tensors places, Tensors values, Tensors saved) {
+  STD_TORCH_CHECK(tensors.size() == places.size() && tensors.size() == values.size() && tensors.size() == saved.size(),
+                  "lists of ", tensors.size(), ", ", places.size(), ", ", values.size(), " and ", saved.size(),
+                  " tensors");
   for (size_t i = 0; i < tensors.size(); ++i) {
-    const bool fits = tensors[i].dim() == 1 && places[i].dim() == 1 && values[i].dim() == 1 &&
-                      places[i].numel() == values[i].numel() && tensors[i].is_contiguous() &&
-                      places[i].is_contiguous() && values[i].is_contiguous() && alike(values[i], tensors[i]) &&
-                      (places[i].scalar_type() == ScalarType::Int || places[i].scalar_type() == ScalarType::Long);
+    bool fits = places[i].numel() == values[i].numel() &&
+                (saved[i].numel() == 0 || saved[i].numel() == values[i].numel()) &&
+                alike(values[i], tensors[i]) && alike(saved[i], tensors[i]) &&
+                (places[i].scalar_type() == ScalarType::Int || places[i].scalar_type() == ScalarType::Long);
+    for (const Tensor& one : {tensors[i], places[i], values[i], saved[i]}) {
+      fits = fits && one.dim() == 1 && one.is_contiguous();
+    }
     STD_TORCH_CHECK(fits, "entry ", i, " of the lists does not fit: expected contiguous vectors, a value for each place");
   }
   for (size_t i = 0; i < tensors.size(); ++i) {
     if (places[i].numel() == 0) continue;
     switch (tensors[i].element_size()) {
       case 2:
-        swap_entries_at<uint16_t>(tensors[i], places[i], values[i]);
+        replace_entries_at<uint16_t>(tensors[i], places[i], values[i], saved[i]);
         break;
       case 4:
-        swap_entries_at<uint32_t>(tensors[i], places[i], values[i]);
+        replace_entries_at<uint32_t>(tensors[i], places[i], values[i], saved[i]);
         break;
       case 8:
-        swap_entries_at<uint64_t>(tensors[i], places[i], values[i]);
+        replace_entries_at<uint64_t>(tensors[i], places[i], values[i], saved[i]);
         break;
       default:
         STD_TORCH_CHECK(false, "entries of ", tensors[i].element_size(), " bytes; expected 2, 4 or 8");

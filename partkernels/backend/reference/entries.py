@@ -30,12 +30,12 @@ def empty_entries(tensor: Tensor, *_) -> Tensor:
     return tensor.new_empty(torch.library.get_ctx().new_dynamic_size())
 
 
-def exchange_entries(tensors: list[Tensor], places: list[Tensor], values: list[Tensor]) -> None:
-    """Swap the entries of vectors at these places with values, in place."""
-    for tensor, at, others in zip(tensors, places, values, strict=True):
-        mine = tensor[at]
+def exchange_entries(tensors: list[Tensor], places: list[Tensor], values: list[Tensor], saved: list[Tensor]) -> None:
+    """Save the entries of vectors at these places, unless there is no room, and replace them by values."""
+    for tensor, at, others, mine in zip(tensors, places, values, saved, strict=True):
+        if mine.numel():
+            mine.copy_(tensor[at])
         tensor[at] = others
-        others.copy_(mine)
 
 
 def combine_rows(

@@ -110,8 +110,7 @@ def _fresh(model: nn.Module, seed: int) -> nn.Module:
             )
     for module in stateful_modules(modules.values()):
         settle(module, START)
-    for module in modules.values():
-        remove(module)
+    remove(model)
     with preserved(device_of(model)):
         torch.manual_seed(seed)
         for path, module in reversed(modules.items()):

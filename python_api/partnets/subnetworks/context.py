@@ -5,21 +5,18 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import partial
 
 import torch
 from torch import Tensor, nn
 from torch._C import _is_any_autocast_enabled
 from torch.nn.utils import parametrize
-from torch.utils._pytree import tree_map
 
 from partkernels.arguments import check_live
-from partkernels.operators.memory import no_view
 from partnets.hyper import hyperparameters
+from partnets.subnetworks.guard import guard_model
 from partnets.subnetworks.per_example import grouped, grouping
 from partnets.subnetworks.state import (
     PER_EXAMPLE,
-    PartitionState,
     current_thread,
     num_partitions,
     partitioned_modules,
@@ -33,7 +30,11 @@ from partnets.utils.modules import frozen
 
 @contextmanager
 def subnetwork(
-    model: nn.Module, active: int | Tensor, update: int | Tensor | None = None, *, hyper: bool = False,
+    model: nn.Module,
+    active: int | Tensor,
+    update: int | Tensor | None = None,
+    *,
+    hyper: bool = False,
     masked: bool = True,
 ) -> Iterator[None]:
     """Make a model its subnetwork w_s^(active); gradients reach partition `update` only (Eq. 3).
@@ -85,11 +86,11 @@ def subnetwork(
     count = num_partitions(model)
     if isinstance(active, Tensor) or isinstance(update, Tensor):
         switch, groups = switch_of(model), grouped(active, update, count)
+        guard_model(model, switch.states[0])
         with (
             _entered(switch, count, PER_EXAMPLE),
             grouping(model, groups, switch, () if hyper else hyperparameters(model)),
             holding({SEVERAL: True}),
-            _checked(model, switch.states[0]),
         ):
             for state in switch.states:
                 state.learned |= {group.update for group in groups if group.update}
@@ -98,7 +99,8 @@ def subnetwork(
     _check(count, active, update)
     switch = switch_of(model)
     withheld = hyperparameters(model) if update is not None and not hyper else ()
-    with _entered(switch, active, update, masked), frozen(withheld), _checked(model, switch.states[0]):
+    guard_model(model, switch.states[0])
+    with _entered(switch, active, update, masked), frozen(withheld):
         yield
 
 
@@ -152,8 +154,6 @@ def _entered(switch: Switch, active: int, update: int | None, masked: bool = Tru
         for state, (_, *rest) in zip(switch.states, before, strict=True):
             state.update, state.thread, state.masks, state.entry = rest
         _clear_caches()
-        for one in written:
-            one.key = ()  # defaults may have been written into: they are made again
     if is_crossed:
         raise RuntimeError(
             "subnetworks of this model were left in another order than they were entered in, such as by await inside of"
@@ -191,50 +191,6 @@ def _clear_caches() -> None:
         torch.clear_autocast_cache()
     if parametrize._cache_enabled:
         parametrize._cache.clear()
-
-
-@contextmanager
-def _checked(model: nn.Module, state: PartitionState) -> Iterator[None]:
-    """Inside, the outputs of model(...) refuse a backward pass while another subnetwork is active."""
-    handle = model.register_forward_hook(partial(_guarded, state))
-    try:
-        yield
-    finally:
-        handle.remove()
-
-
-def _guarded(state: PartitionState, module: nn.Module, inputs: tuple, output):
-    if torch.compiler.is_compiling() or not torch.is_grad_enabled() or torch._C._are_functorch_transforms_active():
-        return output
-    return tree_map(lambda one: _guard(one, state) if isinstance(one, Tensor) and one.requires_grad else one, output)
-
-
-def _guard(tensor: Tensor, state: PartitionState) -> Tensor:
-    guarded = _SameSubnetwork.apply(tensor, state)
-    return guarded if tensor.is_leaf or tensor._is_view() else no_view(guarded)
-
-
-class _SameSubnetwork(torch.autograd.Function):
-    """The identity, with a backward pass that raises unless the subnetwork of the forward pass is active."""
-
-    @staticmethod
-    def forward(ctx, tensor, state):
-        ctx.state, ctx.then = state, (state.active, state.update, state.thread)
-        return tensor.view_as(tensor)
-
-    @staticmethod
-    def jvp(ctx, tangent, _):
-        return tangent.view_as(tangent)
-
-    @staticmethod
-    def backward(ctx, grad):
-        state, (active, update, _) = ctx.state, ctx.then
-        if (state.active, state.update, state.thread) != ctx.then:
-            raise RuntimeError(
-                f"this was computed by subnetwork active={active}, update={update}, and the model is another now; call"
-                f" backward inside of partnets.subnetwork(model, {active}, {update})."
-            )
-        return grad, None
 
 
 @contextmanager

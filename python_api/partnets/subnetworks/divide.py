@@ -25,6 +25,7 @@ from partnets.subnetworks.state import (
     STORED,
     PartitionState,
     bytes_of,
+    check_map,
     defaults_of,
     numbers_of,
     parameter_of,
@@ -242,6 +243,8 @@ def set_partition(module: nn.Module, name: str, partition: Partition) -> None:
             ids = partition.ids()
             packed = torch.cat([values[ids == k] for k in range(2, partition.count + 1)])
         module.register_buffer(name + STORED, packed)
+    vars(module)[ATTRIBUTE].sums_of_maps.pop(name, None)
+    check_map(module, name)
 
 
 def with_rows(vector: Tensor, count: int, neutral: float) -> Tensor:
@@ -257,6 +260,9 @@ def before_loading(module: nn.Module, state_dict: dict, prefix: str, *rest) -> N
     Damaged maps are added to the errors that torch's load_state_dict raises.
     """
     state = vars(module).get(ATTRIBUTE)
+    if state is not None:
+        for known in state.sums_of_maps.values():
+            known.clear()
     *_, errors = rest
     for name in () if state is None else state.weights:
         map, own = state_dict.get(prefix + name + MAP), module._buffers[name + MAP]
@@ -286,6 +292,7 @@ def after_loading(module: nn.Module, incompatible_keys) -> None:
         return
     for name in state.weights:
         state.weights[name] = defaults_of(local(module._buffers[name + DEFAULTS]))
+        check_map(module, name)
     if not module._buffers[LEARNED].is_meta:
         state.learned_from = text_of(local(module._buffers[LEARNED]))
 
@@ -299,7 +306,14 @@ def before_saving(module: nn.Module, prefix: str, keep_vars: bool) -> None:
             f"the model is subnetwork {state.active} now, whose state_dict lacks the entries of other partitions; take"
             " it outside of partnets.subnetwork."
         )
-    local(module._buffers[LEARNED]).copy_(bytes_of(state.learned_from))
+    with torch.no_grad():
+        local(module._buffers[LEARNED]).copy_(bytes_of(state.learned_from))
+        for name, defaults in state.weights.items():  # others, such as averages of buffers, may have written into them
+            check_map(module, name)
+            numbers = numbers_of(Stored(torch.empty(0)) if defaults is None else defaults)
+            local(module._buffers[name + DEFAULTS]).copy_(numbers)
+        for name in state.statistics:
+            module._buffers[name + ROWS][-1].copy_(module._buffers[name])
 
 
 def padding_of(module: nn.Module, weight: Tensor) -> int | None:

@@ -9,6 +9,7 @@ from torch import nn
 
 from partnets.subnetworks.context import subnetwork
 from partnets.subnetworks.divide import after_loading, before_loading, before_saving
+from partnets.subnetworks.guard import unguard
 from partnets.subnetworks.state import (
     ATTRIBUTE,
     DEFAULTS,
@@ -59,8 +60,7 @@ def merge(model: nn.Module, active: int | None = None) -> nn.Module:
                 _narrow(module, active)
     for module in stateful_modules(partitioned_modules(new)):
         settle(module, active)
-    for module in partitioned_modules(new):
-        remove(module)
+    remove(new)
     return without_ensembles(new, active)
 
 
@@ -84,8 +84,15 @@ def _narrow(module: nn.Module, active: int) -> None:
         setattr(module, name, values[active - 1])
 
 
-def remove(module: nn.Module) -> None:
-    """Forget the partitions of a module, whose parameters stay as they are."""
+def remove(model: nn.Module) -> None:
+    """Forget the partitions of a model, whose parameters stay as they are."""
+    for module in model.modules():
+        unguard(module)
+    for module in partitioned_modules(model):
+        _remove(module)
+
+
+def _remove(module: nn.Module) -> None:
     state = vars(module).pop(ATTRIBUTE)
     for name in [*state.weights, *state.vectors, *state.statistics]:
         for end in (MAP, DEFAULTS, STORED, ROWS):

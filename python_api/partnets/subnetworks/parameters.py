@@ -164,7 +164,7 @@ def combine_all(parameters: Sequence[PartitionedParameter], made: dict[tuple, Ex
             if len(made) >= MOST_COMBINATIONS:
                 made.clear()
             vectors, rows = [one.parameter.detach() for one in some], [one.rows for one in some]
-            made[key] = Exchange((), (), (), vectors, rows, [one.state.vectors[one.name] for one in some])
+            made[key] = Exchange((), (), (), (), vectors, rows, [one.state.vectors[one.name] for one in some])
         made[key](active)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import warnings
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Sequence
@@ -11,18 +12,21 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 from torch.nn.utils.parametrizations import _SpectralNorm
+from torch.nn.utils.parametrize import ParametrizationList
 from torch.nn.utils.spectral_norm import SpectralNorm
 
 import partkernels
 from partkernels.arguments import check_seed, sizes
 from partnets.hyper import Hyperparameter
 from partnets.subnetworks.channels import MEASURES, Narrow, find_channels
+from partnets.subnetworks.context import subnetwork
 from partnets.subnetworks.divide import SCHEMES, Division
 from partnets.subnetworks.rules import known_rule, rule_of
 from partnets.subnetworks.state import DEFAULTS, MAP, ROWS, STORED, state_of
 from partnets.subnetworks.stateful import check_copies, keep_for_each, taken_name
 from partnets.utils import seeds
-from partnets.utils.modules import is_frozen, overlapping
+from partnets.utils.modules import device_of, evaluating, is_frozen, overlapping
+from partnets.utils.random_state import preserved
 
 # A warning names at most so many modules.
 MOST_NAMED = 10
@@ -136,8 +140,8 @@ def partition(
     if scheme == "nested":
         scheme, defaults = "weight", "zero"
         if len(proportions) > 1:
-            channels = find_channels(model, example, proportions, proportions_of)
-            channels = {module: one for module, one in channels.items() if module in found.values()}
+            among = set(found.values()) - keeping
+            channels = find_channels(model, example, proportions, proportions_of, among)
     chosen = "seed" if defaults is None else defaults
     options = {"defaults": chosen, "scheme": scheme, "frozen": frozen}
     divisions = {
@@ -145,6 +149,9 @@ def partition(
         for path, module in found.items()
     }
     tied = _tied(divisions)
+    for path, module in found.items():
+        if isinstance(module, ParametrizationList) and len(proportions) > 1:
+            _check_finite(path, Division(copy.deepcopy(module), proportions, seed=seeds.derived(seed, path), **options))
     if defaults is None:
         _warn_of_lost(divisions, tied)
     for division in divisions.values():
@@ -154,6 +161,25 @@ def partition(
     if kept:
         keep_for_each(model, list(kept.values()))
     return model
+
+
+def _check_finite(path: str, division: Division) -> None:
+    """Raise ValueError if a subnetwork's parameters make a weight that is not finite, as weight_norm does of zeros."""
+    parametrized = division.module
+    if any(parameter.is_meta for parameter in parametrized.parameters()):
+        return
+    with torch.no_grad(), evaluating(parametrized), preserved(device_of(parametrized)):
+        if not parametrized().isfinite().all():
+            return
+        division.apply()
+        for k in range(1, division.count):
+            with subnetwork(parametrized, k):
+                if not parametrized().isfinite().all():
+                    raise ValueError(
+                        f"{path} makes a weight that is not finite in subnetwork {k}, as weight_norm does where all"
+                        " entries of an output are 0; pass it in skip, or keep to schemes 'weight' and 'node' without"
+                        " defaults='zero'."
+                    )
 
 
 def _check_scheme(scheme: str, proportions: Sequence[float], defaults: Any, example: Any, proportions_of: str) -> None:
@@ -333,6 +359,7 @@ def share(first: nn.Module, first_name: str, other: nn.Module, name: str) -> Non
             del other._buffers[name + end]
     if first_name in one.weights:
         two.weights[name] = one.weights[first_name]
+        two.sums_of_maps[name] = one.sums_of_maps[first_name]
 
 
 def _warn_of_lost(divisions: dict[str, Division], tied: list) -> None:

@@ -28,6 +28,7 @@ import torch
 from torch import Tensor, nn
 
 from partkernels import Defaults, Normal, Partition, Stored, Uniform, Zeros
+from partnets.utils.modules import is_sharded
 from partnets.utils.shards import local
 
 ATTRIBUTE = "_partition_state"
@@ -62,7 +63,11 @@ class PartitionState:
     """
 
     def __init__(
-        self, count: int, weights: dict[str, Defaults | None], vectors: dict[str, bool], statistics: tuple[str, ...] = ()
+        self,
+        count: int,
+        weights: dict[str, Defaults | None],
+        vectors: dict[str, bool],
+        statistics: tuple[str, ...] = (),
     ) -> None:
         self.count, self.weights, self.vectors, self.statistics = count, weights, vectors, statistics
         self.wholes: dict[str, int] = {}
@@ -84,6 +89,10 @@ class PartitionState:
         self.entry: object | None = None
         self.masks = True
         self.starts: dict = {}
+        # The subnetwork that computed last, and the partition that learned: see guard.
+        self.called: tuple[int, int | None] = count, count
+        # The sums of maps by the weights' names, to see whether others have written into them; shared by tied weights.
+        self.sums_of_maps: dict[str, dict[str, int]] = {}
         # What Switch exchanges, by the parameter's name: the same for all models that the module is in.
         self.exchanged: dict[str, Any] = {}
         # The fingerprint of the chunks that the module has learned from; None before its first step.
@@ -104,16 +113,21 @@ class PartitionState:
                 f"the model is subnetwork {self.active} now; copy or save it outside of partnets.subnetwork."
             )
         config = self.count, dict(self.weights), dict(self.vectors), self.statistics
-        return PartitionState, config, {
-            "starts": self.starts,
-            "learned_from": self.learned_from,
-            "wholes": self.wholes,
-            "narrow": self.narrow,
-            "is_stateful": self.is_stateful,
-            "attributes": self.attributes,
-            "left": self.left,
-            "assigned": self.assigned,
-        }
+        return (
+            PartitionState,
+            config,
+            {
+                "starts": self.starts,
+                "sums_of_maps": self.sums_of_maps,
+                "learned_from": self.learned_from,
+                "wholes": self.wholes,
+                "narrow": self.narrow,
+                "is_stateful": self.is_stateful,
+                "attributes": self.attributes,
+                "left": self.left,
+                "assigned": self.assigned,
+            },
+        )
 
 
 def parameter_of(module: nn.Module, name: str) -> nn.Parameter:
@@ -187,6 +201,19 @@ def partition_of(module: nn.Module, name: str) -> Partition:
             whole[ids == k] = values
         defaults = Stored(whole)
     return Partition._unchecked(tuple(weight.shape), state.count, map, defaults)
+
+
+def check_map(module: nn.Module, name: str) -> None:
+    """Raise RuntimeError if a weight's map was written into, other than by load_state_dict."""
+    map = module._buffers[name + MAP]
+    if map.is_meta or is_sharded(map):
+        return
+    known, present = state_of(module).sums_of_maps.setdefault(name, {}), int(map.sum(dtype=torch.int64))
+    if known.setdefault("sum", present) != present:
+        raise RuntimeError(
+            f"{name}{MAP} of a {type(module).__name__} was written into; it holds the partitions of the weight, so"
+            " leave buffers out of averages, as by use_buffers=False."
+        )
 
 
 def numbers_of(defaults: Defaults) -> Tensor:

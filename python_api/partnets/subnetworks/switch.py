@@ -17,10 +17,22 @@ from partkernels.backend import dispatch
 from partkernels.operators.entries import Exchange, combine_rows
 from partkernels.operators.subnetwork_weight import select
 from partnets.subnetworks.channels import narrow_to, widen
+from partnets.subnetworks.guard import guard_module
 from partnets.subnetworks.stateful import move as move_state
 from partnets.subnetworks.stateful import assign_to_all, remember, stateful_modules
-from partnets.subnetworks.state import MAP, PER_EXAMPLE, ROWS, STORED, PartitionState, parameter_of, partition_of, partitioned_modules, state_of
-from partnets.utils.modules import is_sharded
+from partnets.subnetworks.state import (
+    MAP,
+    PER_EXAMPLE,
+    ROWS,
+    STORED,
+    PartitionState,
+    check_map,
+    parameter_of,
+    partition_of,
+    partitioned_modules,
+    state_of,
+)
+from partnets.utils.modules import is_sharded, overlapping
 from partnets.utils.shards import local, local_partition, part, sharded_like, version
 
 INT32_MAX = 2**31 - 1
@@ -60,9 +72,9 @@ class Weight(Exchanged):
     Attributes:
         memory: the parameter as one dimension, in the order of its memory.
         places: where the entries of partition 2 are in `memory`, then those of 3, ..., C: int32, or int64 if needed.
-        others: for each of these, the value that is not in the parameter now: the default while its partition is
-            active, the learned entry while it is not.
-        starts: where each partition 2..C begins in these two, and where the last one ends.
+        defaults: the value of each of these while its partition is not active.
+        learned: the learned value of each, valid while its partition is not active.
+        starts: where each partition 2..C begins in these three, and where the last one ends.
         key: what all of this was made of.
         made: how often it was made.
     """
@@ -71,7 +83,8 @@ class Weight(Exchanged):
         super().__init__(*of)
         self.memory: Tensor | None = None
         self.places: Tensor | None = None
-        self.others: Tensor | None = None
+        self.defaults: Tensor | None = None
+        self.learned: Tensor | None = None
         self.starts: list[int] = []
         self.key: tuple = ()
         self.made = 0
@@ -83,7 +96,7 @@ class Weight(Exchanged):
         return self.state.narrow is not None and self.name in self.state.narrow.owners
 
     def refresh(self) -> None:
-        """Make memory, places and others anew if parameter, map or defaults have changed; of a DTensor this rank's part."""
+        """Make memory, places and values anew if parameter, map or defaults have changed; of a DTensor this rank's part."""
         parameter, buffers = local(self.parameter), self.module._buffers
         map, stored = buffers[self.name + MAP], buffers.get(self.name + STORED)
         key = (
@@ -92,6 +105,7 @@ class Weight(Exchanged):
         )  # fmt: skip
         if key == self.key:
             return
+        check_map(self.module, self.name)
         with torch.no_grad():
             partition = partition_of(self.module, self.name)
             self.memory = in_memory(parameter.detach(), parameter)
@@ -109,7 +123,8 @@ class Weight(Exchanged):
             found = [(ids == k).nonzero().view(-1) for k in range(2, self.state.count + 1)]
             self.starts = [0, *itertools.accumulate(len(places) for places in found)]
             places = torch.cat(found) if found else ids.new_zeros(0, dtype=torch.int64)
-            self.others, self.places = defaults[places], places.to(index)
+            self.places, self.defaults = places.to(index), defaults[places]
+            self.learned = torch.empty_like(self.defaults)
         self.key = key
         self.made += 1
 
@@ -261,23 +276,22 @@ class Switch:
         self.hook()
 
     def _check_apart(self) -> None:
-        """Raise ValueError if two parameters share memory, such as tied ones after load_state_dict(assign=True)."""
-        found: dict[tuple[torch.device, int], Weight | Vector] = {}
-        for one in (*self.weights, *self.vectors):
-            tensor = local(one.parameter)
-            if tensor.numel() and not tensor.is_meta:
-                other = found.setdefault((tensor.device, tensor.data_ptr()), one)
-                if other is not one:
-                    first, second = (f"the {each.name} of a {type(each.module).__name__}" for each in (other, one))
-                    raise ValueError(
-                        f"{first} and {second} are two parameters that share memory; tie them by assigning one Parameter"
-                        " to both modules, or copy it."
-                    )
+        """Raise ValueError if parameters share memory, such as tied ones after load_state_dict(assign=True)."""
+        own = {id(one.parameter) for one in (*self.weights, *self.vectors)}
+        named = dict(self.model.named_parameters())
+        for names in overlapping({name: local(parameter.detach()) for name, parameter in named.items()}):
+            if any(id(named[name]) in own for name in names):
+                raise ValueError(
+                    f"{' and '.join(names)} are two parameters that share memory; tie them by assigning one Parameter"
+                    " to both modules, or copy it."
+                )
 
     def hook(self) -> None:
         """Let the gradients of trainable parameters be those of the partition that learns; C outside of subnetworks."""
         for one in (*self.weights, *self.vectors):
             watch(one, one.parameter)
+        for module, state in zip(self.modules, self.states, strict=True):
+            guard_module(module, state)
 
     @torch.no_grad()
     def _agree(self, one: Vector) -> None:
@@ -335,18 +349,20 @@ class Switch:
 
     def _exchanged(self, wanted: dict[int, int]) -> tuple:
         """Return what `move` hands to the kernels."""
-        # By device, dtype and subnetwork: tensors, places and values; then vectors, their rows, whether to multiply.
-        found: dict[tuple, tuple[list, ...]] = defaultdict(lambda: tuple([] for _ in range(6)))
+        # By device, dtype and subnetwork the arguments of Exchange, the last three for vectors.
+        found: dict[tuple, tuple[list, ...]] = defaultdict(lambda: tuple([] for _ in range(7)))
         written, shards = [], []
         for one in self.weights:
             if one.is_narrow:
                 continue
-            low, high = sorted((one.state.active, wanted[id(one.state)]))
-            between = slice(one.starts[low - 1], one.starts[high - 1])
+            old, new = one.state.active, wanted[id(one.state)]
+            between = slice(*sorted((one.starts[old - 1], one.starts[new - 1])))
             if between.start < between.stop:
-                lists = found[one.memory.device, one.memory.dtype, wanted[id(one.state)]][:3]
-                for values, value in zip(lists, (one.memory, one.places[between], one.others[between]), strict=True):
-                    values.append(value)
+                lists = found[one.memory.device, one.memory.dtype, new][:4]
+                learned, defaults = one.learned[between], one.defaults[between]
+                values = (defaults, learned) if new < old else (learned, None)
+                for each, value in zip(lists, (one.memory, one.places[between], *values), strict=True):
+                    each.append(value)
                 written += {id(tensor): tensor for tensor in (one.parameter, local(one.parameter))}.values()
         for one in self.vectors:
             if one.state.active != (new := wanted[id(one.state)]):
@@ -355,9 +371,9 @@ class Switch:
                     whole = torch.empty_like(rows[0])
                     shards.append((local(one.parameter), part(whole, one.parameter)))
                     written.append(one.parameter)
-                lists = found[rows.device, rows.dtype, new][3:]
-                for values, value in zip(lists, (whole, rows, int(one.is_product)), strict=True):
-                    values.append(value)
+                lists = found[rows.device, rows.dtype, new][4:]
+                for each, value in zip(lists, (whole, rows, int(one.is_product)), strict=True):
+                    each.append(value)
         return (
             [(Exchange(*lists), new) for (*_, new), lists in found.items()],
             [tensor for tensor in written if not tensor.is_inference()],
@@ -397,7 +413,7 @@ class Switch:
         if key not in self._factors or any(a is not b for a, b in zip(self._factors[key][0], scales, strict=True)):
             factors = [torch.empty_like(one.rows[0]) for one in scales]
             rows = [one.rows for one in scales]
-            self._factors[key] = scales, factors, Exchange((), (), (), factors, rows, [True] * len(scales))
+            self._factors[key] = scales, factors, Exchange((), (), (), (), factors, rows, [True] * len(scales))
         _, factors, exchange = self._factors[key]
         exchange(active, update)
         parts = [part(factor, one.parameter) for factor, one in zip(factors, scales, strict=True)]

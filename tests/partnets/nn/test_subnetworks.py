@@ -8,6 +8,8 @@ import torch.nn.functional as F
 from layers import assert_learns, dense
 from small_network import CASES, perturbed
 from torch import nn
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
+from torch.utils.checkpoint import checkpoint
 
 import partkernels
 import partnets
@@ -247,6 +249,78 @@ def test_the_backward_pass_of_another_subnetwork_raises():
             y.backward(retain_graph=True)
     with pytest.raises(RuntimeError, match=computed):
         y.backward()
+
+
+def call_first(model, x):
+    return model[0](x)
+
+
+def call_in_checkpoint(model, x):
+    return checkpoint(model, x.requires_grad_(), use_reentrant=True)
+
+
+@pytest.mark.parametrize("call", [call_first, call_in_checkpoint])
+def test_the_backward_pass_of_a_part_outside_raises_even_where_torch_needs_no_weight(call):
+    model, x = network(), inputs()
+    with partnets.subnetwork(model, 3, 1):
+        y = call(model, x).square().sum()
+    with pytest.raises(RuntimeError, match=r"computed by subnetwork active=3, update=1"):
+        y.backward()
+    with partnets.subnetwork(model, 3, 1):
+        call(model, x).square().sum().backward()
+
+
+def test_writing_into_data_inside_leaves_the_defaults_of_later_partitions():
+    model = network()
+    partition, before = partnets.partitions(model)["4.weight"], model[4].weight.detach().clone()
+    with partnets.subnetwork(model, 2, 2):
+        model[4].weight.data.mul_(0.5)
+    assert torch.equal(model[4].weight, torch.where(partition.mask(3), before, 0.5 * before))
+    with partnets.subnetwork(model, 1):
+        defaults = partition.defaults.values(before.shape, before.dtype)
+        assert torch.equal(model[4].weight[~partition.mask(1)], defaults[~partition.mask(1)])
+
+
+def test_averages_of_maps_are_refused_and_numbers_of_defaults_stay():
+    model = network()
+    average = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(0.9), use_buffers=True)
+    before = model[4].weight_defaults.clone()
+    model[4].weight_defaults.zero_()
+    assert torch.equal(model.state_dict()["4.weight_defaults"], before)
+    for _ in range(2):
+        average.update_parameters(model)
+    refused = pytest.raises(RuntimeError, match=r"weight_partition of a \w+ was written into.*use_buffers=False")
+    with refused, partnets.subnetwork(average.module, 1):
+        pass
+    with refused:
+        average.module.state_dict()
+
+
+def test_memory_that_parameters_share_later_is_refused():
+    model = network()
+    model[7].weight.data = model[4].weight.data.view(-1)[3:24].view(3, 7)
+    refused = pytest.raises(ValueError, match=r"4\.weight and 7\.weight are two parameters that share memory")
+    with refused, partnets.subnetwork(model, 1):
+        pass
+
+
+def test_a_parametrization_of_zeros_is_refused_before_anything_changes():
+    model = nn.Sequential(nn.utils.parametrizations.weight_norm(nn.Linear(4, 5)))
+    before = copy.deepcopy(model.state_dict())
+    with pytest.raises(
+        ValueError, match=r"0\.parametrizations\.weight makes a weight that is not finite"
+    ):
+        partnets.partition(model, PROPORTIONS, scheme="node", defaults="zero")
+    after = model.state_dict()
+    assert before.keys() == after.keys() and all(torch.equal(before[name], after[name]) for name in before)
+    assert not partitioned_modules(model)
+
+
+def test_saved_statistics_of_the_whole_network_are_those_that_it_has():
+    model = network()
+    model(inputs())
+    saved = model.state_dict()
+    assert torch.equal(saved["1.running_mean_rows"][-1], saved["1.running_mean"])
 
 
 def test_a_gradient_of_the_gradient_is_computed_inside():

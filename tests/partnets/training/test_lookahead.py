@@ -668,6 +668,7 @@ def test_a_checkpoint_of_a_direct_run_is_refused_by_one_that_looks_ahead(tmp_pat
             made(other).load(tmp_path / "saved.pt")
 
 
+@pytest.mark.filterwarnings("ignore:The .grad attribute")  # torch shows it to nobody
 @pytest.mark.parametrize("whole", [True, False])
 def test_exact_steps_ahead_through_what_is_compiled_are_refused(whole):
     network = nn.Sequential(nn.Linear(4, 8), nn.Tanh())
