@@ -133,16 +133,6 @@ PARTKERNELS_DEVICE void store_words(uint32_t* to, const uint32_t (&words)[4]) {
   *reinterpret_cast<uint4*>(to) = make_uint4(words[0], words[1], words[2], words[3]);
 }
 
-// --- arithmetic rounded to nearest even, whatever the compiler's options ---
-
-PARTKERNELS_DEVICE float divide(float a, float b) { return __fdiv_rn(a, b); }
-PARTKERNELS_DEVICE double divide(double a, double b) { return __ddiv_rn(a, b); }
-PARTKERNELS_DEVICE float square_root(float value) { return __fsqrt_rn(value); }
-PARTKERNELS_DEVICE double square_root(double value) { return __dsqrt_rn(value); }
-// a * b + c, rounded once.
-PARTKERNELS_DEVICE float multiply_add(float a, float b, float c) { return __fmaf_rn(a, b, c); }
-PARTKERNELS_DEVICE double multiply_add(double a, double b, double c) { return __fma_rn(a, b, c); }
-
 // --- asynchronous copies by threads (from compute capability 8.0 on) ---
 
 // Copies up to 16 bytes, and writes zeros in place of the rest of 16.

@@ -171,21 +171,6 @@ void store_words(uint32_t* to, const uint32_t (&words)[kCount]) {
   std::memcpy(to, words, sizeof(words));
 }
 
-// --- arithmetic rounded to nearest even ---
-
-template <class T>
-T divide(T a, T b) {
-  return a / b;
-}
-template <class T>
-T square_root(T value) {
-  return std::sqrt(value);
-}
-template <class T>
-T multiply_add(T a, T b, T c) {
-  return std::fma(a, b, c);
-}
-
 // --- asynchronous copies by threads ---
 
 inline void copy_async(SharedAddress to, const void* from, int bytes) {

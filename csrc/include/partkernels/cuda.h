@@ -9,13 +9,11 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <span>
 #include <type_traits>
 
 #include "partkernels/bfloat16.h"
 #include "partkernels/float16.h"
 #include "partkernels/operands.h"
-#include "partkernels/optimizers.h"
 
 struct CUstream_st;
 
@@ -72,23 +70,5 @@ Status subnetwork_weight_grad(Weight<const T> grad, Owners owners, int first, in
 // device and are not checked.
 template <class T>
 Status embedding(const int64_t* ids, int64_t count, const Subnetwork<T>& w, T* out, Stream stream);
-
-// A step of torch.optim.SGD for the entries of partition update, or for all entries if owners.map is null; the others
-// keep their bits. momentum_buffer is not used if momentum is 0.
-template <class T>
-Status sgd_step(Weight<T> parameter, Weight<const T> grad, Weight<T> momentum_buffer, const Owners& owners, int update,
-                const Sgd& sgd, Stream stream);
-
-// The same for torch.optim.Adam.
-template <class T>
-Status adam_step(Weight<T> parameter, Weight<const T> grad, Weight<T> exp_avg, Weight<T> exp_avg_sq,
-                 const Owners& owners, int update, const Adam& adam, Stream stream);
-
-// The same for several parameters, in fewer launches. adam_steps takes each parameter's own step count instead of
-// adam.step.
-template <class T>
-Status sgd_steps(std::span<const SgdTensors<T>> each, int update, const Sgd& sgd, Stream stream);
-template <class T>
-Status adam_steps(std::span<const AdamTensors<T>> each, int update, const Adam& adam, Stream stream);
 
 }  // namespace partkernels::cuda

@@ -70,15 +70,6 @@ class Device {
     check(kernel(arguments..., stream_));
   }
 
-  template <class T>
-  void sgd_steps(const std::vector<SgdTensors<T>>& each, int update, const Sgd& sgd) const {
-    check(cuda::sgd_steps<T>(each, update, sgd, stream_));
-  }
-  template <class T>
-  void adam_steps(const std::vector<AdamTensors<T>>& each, int update, const Adam& adam) const {
-    check(cuda::adam_steps<T>(each, update, adam, stream_));
-  }
-
  private:
   static void check(const cuda::Status& status) { STD_TORCH_CHECK(static_cast<bool>(status), status.message); }
 
