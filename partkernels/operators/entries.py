@@ -109,22 +109,28 @@ class Exchange:
         self.entries = list(tensors), list(places), list(values), _saved(saved, values)
         self.rows = list(vectors), list(rows), [int(one) for one in are_products]
         self.written = [tensor for tensor in (*tensors, *vectors) if not tensor.is_inference()]
-        self._run = None
-        if like := [*tensors, *vectors]:
-            self.operators = dispatch.choose(dispatch.requested(), like[0].device, like[0].dtype)
-            if prepare := getattr(self.operators, "prepared", None):
+        self._like = next(iter([*tensors, *vectors]), None)
+        self._choose(dispatch.requested())
+
+    def _choose(self, requested: str) -> None:
+        self._requested, self._run = requested, None
+        if self._like is not None:
+            self._operators = dispatch.choose(requested, self._like.device, self._like.dtype)
+            if prepare := getattr(self._operators, "prepared", None):
                 self._run = prepare(*self.entries, *self.rows)
 
     def __call__(self, active: int, skip: int | None = None) -> None:
+        if (requested := dispatch.requested()) != self._requested:
+            self._choose(requested)
         """Swap the entries, and combine the first `active` rows without that of partition `skip`."""
         if self._run is not None:
             self._run(active, (skip or 0) - 1)
         elif self.written:
             if self.entries[0]:
-                self.operators.exchange_entries(*self.entries)
+                self._operators.exchange_entries(*self.entries)
             if self.rows[0]:
                 vectors, rows, are_products = self.rows
-                self.operators.combine_rows(vectors, rows, active, are_products, (skip or 0) - 1)
+                self._operators.combine_rows(vectors, rows, active, are_products, (skip or 0) - 1)
         increment_version(self.written)
 
 

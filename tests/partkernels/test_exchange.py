@@ -6,7 +6,9 @@ import pytest
 import torch
 from against_dense import BY_ONE_PLAN, Target
 
-from partkernels.operators.entries import combine_rows, exchange_entries
+from partkernels import use_backend
+from partkernels.backend.dispatch import BACKENDS
+from partkernels.operators.entries import Exchange, combine_rows, exchange_entries
 from partkernels.testing import poisoned_memory
 
 DTYPES = [torch.float32, torch.float64, torch.bfloat16]
@@ -69,3 +71,12 @@ def test_what_does_not_fit_is_refused_before_anything_changes():
         combine_rows([torch.zeros(3)], [torch.zeros(2, 4)], 1, [False])
     with pytest.raises(RuntimeError, match="does not fit"):
         combine_rows([torch.zeros(3)], [torch.zeros(2, 3)], 3, [False])
+
+
+def test_a_prepared_exchange_follows_the_backend_that_is_requested():
+    tensor, values = torch.zeros(3), torch.ones(1)
+    exchange = Exchange([tensor], [torch.tensor([1])], [values], [None])
+    with use_backend("reference"):
+        exchange(1)
+        assert exchange._operators is BACKENDS["reference"].operators()
+    assert tensor.tolist() == [0, 1, 0]

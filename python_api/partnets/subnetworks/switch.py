@@ -308,7 +308,7 @@ class Switch:
             raise RuntimeError(
                 f"the {one.name} of {type(one.module).__name__} was written into, but is the"
                 f" {'product' if one.is_product else 'sum'} of a vector for each partition; write into"
-                f" {one.name}_rows [C, ...] instead, through partnets.assign."
+                f" {one.name}_rows [C, ...] instead."
             )
         parameter.copy_(whole)
         noted([one])
