@@ -44,7 +44,7 @@ def test_the_billion_parameter_transformer_takes_a_sixteenth_of_its_weights_for_
     by_peer = rows(records).set_index("peer")
     ours, paper = by_peer.loc[f"partkernels {BACKEND}"], by_peer.loc["paper"]
     assert (ours.map_bits, paper.map_bits) == (2, 8)
-    exchanged = 0.2 * (4 + 4)  # values and places of partitions 2 and 3
+    exchanged = 0.2 * (4 + 4 + 4)  # places, defaults and learned values of partitions 2 and 3
     assert (ours.defaults, paper.defaults) == (pytest.approx(exchanged * ours.partitioned), 4 * paper.partitioned)
     assert ours.by_arithmetic
 

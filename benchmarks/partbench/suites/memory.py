@@ -169,7 +169,8 @@ def computed(scheme: str, model: nn.Module, division: Division, optimizer: str) 
         bits = bits_for(division.count)
         exchanged = sum(sum(sizes(w.numel(), division.proportions)[1:]) for w in weights)
         map = sum(w.shape[0] * row_bytes(math.prod(w.shape[1:]), bits) for w in weights)
-        defaults = exchanged * (PLACE + size * (2 if division.defaults == "stored" else 1))
+        # A default and a learned value; stored defaults are also in the state_dict.
+        defaults = exchanged * (PLACE + size * (3 if division.defaults == "stored" else 2))
     elif scheme == "paper":
         map, defaults = count, count * size
     elif scheme == "floor":
