@@ -6,6 +6,7 @@ import copy
 import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from itertools import islice
 from typing import Any, NamedTuple
 
@@ -21,8 +22,8 @@ from partnets.hyper import penalties
 from partnets.hyper.penalty import with_terms
 from partnets.subnetworks.context import subnetwork, trying, whole
 from partnets.subnetworks.parameters import names_of, partitioned_parameters
-from partnets.subnetworks.state import DEFAULTS, ESTIMATED, MAP, ROWS, STORED, state_of
 from partnets.subnetworks.state import num_partitions as count
+from partnets.subnetworks.stateful import assign_to_all, remember
 from partnets.subnetworks.statistics import other_norms
 from partnets.subnetworks.switch import noted, switch_of
 from partnets.utils import random_state
@@ -36,11 +37,12 @@ APART = (
 )
 # Whether the last subnetwork trains, and whether the first does after it.
 MODES = (True, True), (False, False), (True, False), (False, True)
+# State that a pass reads is multiplied by NaN, or by this if the model raises.
+LARGE = 1000.0
 # Devices whose results are the same each time. On others, sums by atomics vary.
 STEADY = {"cpu"}
 # The largest number of paths that are named for each of MODES.
 MOST = 8
-OF_TORCH = vars(nn.Module()).keys()
 
 
 class Leak(NamedTuple):
@@ -132,24 +134,6 @@ class _WrittenError(Exception):
     """Raised with the names of parameters that a pass has written into."""
 
 
-class _Apart:
-    """The paths of everything that each subnetwork has its own of."""
-
-    def __init__(self, model: nn.Module) -> None:
-        self.modules, self.names, self.stateful = {path for path, _ in model.named_modules()}, set(), set()
-        for path, module in model.named_modules():
-            if (state := state_of(module)) is not None:
-                names = [*state.weights, *state.vectors, *state.wholes, *state.statistics]
-                names += [name + end for name in names for end in (MAP, DEFAULTS, STORED, ROWS)] + [ESTIMATED]
-                self.names |= {f"{path}.{name}".lstrip(".") for name in names}
-                self.stateful |= {path} if state.is_stateful else set()
-
-    def __contains__(self, path: str) -> bool:
-        owner, _, name = path.rpartition(".")
-        is_kept = owner in self.stateful and path not in self.modules and name not in OF_TORCH
-        return path in self.names or is_kept
-
-
 def _differentiate(loss: Tensor, parameters: list[nn.Parameter]) -> None:
     """Call loss.backward() without hooks on accumulated gradients, by which DistributedDataParallel counts them."""
     try:
@@ -168,7 +152,7 @@ class _Trial:
 
     def __init__(self, model: nn.Module, compute: Callable[[Any], tuple[Any, Tensor]], batch: Any) -> None:
         self.model, self.compute, self.batch = model, compute, batch
-        self.before, self.apart, self.device = Snapshot(model), _Apart(model), device_of(model)
+        self.before, self.device = Snapshot(model), device_of(model)
         self.parameters = names_of(model, partitioned_parameters(model))
         self.learning, self.strange = _learning(model), set()
 
@@ -191,14 +175,15 @@ class _Trial:
     def _reads_later_weights(self, k: int) -> Iterator[Leak]:
         """Yield a leak if subnetwork k computes anything from the weights of partitions above k."""
         clean = self._kept(self._both, k)
-        for name in self._changed(clean, self._both, k, torch.nan)[:1]:
+        for name in self._changed(clean, partial(self._both, k), torch.nan, LARGE)[:1]:
             cure = "read parameters, and no buffers that partnets.partition has added"
             yield Leak("", f"computes {name} from weights of inactive partitions", cure)
 
     def _remembers(self, trains: bool, first_trains: bool, other: Any, last: int) -> Iterator[Leak]:
         """Yield leaks if a pass of the last subnetwork changes what the first computes afterwards, in these modes."""
+        stateful = switch_of(self.model).stateful
 
-        def run(given: Any, factor: float = 1, lost: tuple[str, ...] = ()) -> tuple[dict[str, Tensor], list, Snapshot]:
+        def run(given: Any, factor: float = 1, lost: tuple = (), by: float = 1) -> tuple[dict, list, Snapshot]:
             with ExitStack() as mode:
                 mode.enter_context(evaluating(*(() if trains else (self.model,))))
                 with self._later_weights(1, factor):
@@ -207,14 +192,16 @@ class _Trial:
                 if first_trains != trains:  # otherwise without a call of train(), which may drop state
                     mode.close()
                     mode.enter_context(evaluating(*(() if first_trains else (self.model,))))
-                stored = Snapshot(self.model, without=self.apart, known=self.before)
+                assign_to_all(self.model, stateful)  # what train() has assigned
+                stored = Snapshot(self.model, known=self.before)
                 for path in lost:
-                    stored.spoil(path)
+                    stored.spoil(path, by)
+                remember(stateful)  # which is not assigned to all
                 return self._pass(first_trains, 1, self.batch), drawn, stored
 
         def reads(*lost: str) -> bool:
             """Return whether the first subnetwork computes from these, be it only to keep the larger of two values."""
-            return bool(self._changed(clean, lambda: run(self.batch, lost=lost)[0]))
+            return bool(self._changed(clean, lambda by: run(self.batch, lost=lost, by=by)[0], torch.nan, LARGE))
 
         clean, drawn, stored = self._kept(run, self.batch)
         later, drawn_later, stored_later = self._kept(run, other, -2)
@@ -239,14 +226,17 @@ class _Trial:
         finally:
             self.before.put_back()
 
-    def _changed(self, clean: dict[str, Tensor], run: Callable, *arguments: Any) -> list[str]:
-        """Return the names of results of run that differ from clean ones; a model may raise anything for NaN."""
-        try:
-            return _differing(clean, self._kept(run, *arguments))
-        except _WrittenError:
-            raise
-        except Exception as error:
-            return [f"{type(error).__name__} ({error})"]
+    def _changed(self, clean: dict[str, Tensor], run: Callable, *factors: float) -> list[str]:
+        """Return the names of results that differ from clean ones, of the first run that does not raise."""
+        found = []
+        for factor in factors:
+            try:
+                return _differing(clean, self._kept(run, factor))
+            except _WrittenError:
+                raise
+            except Exception as error:  # whatever a model raises for NaN, even if it computes nothing from that
+                found = [f"{type(error).__name__} ({error})"]
+        return found
 
     def _both(self, k: int, factor: float = 1) -> dict[str, Tensor]:
         """Return what subnetwork k computes in training mode, then in evaluation mode, with other later weights."""

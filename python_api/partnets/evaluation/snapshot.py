@@ -61,7 +61,7 @@ class Snapshot:
         self._known = {} if known is None else known.values
         self.values: dict[str, Any] = {}
         self._put_back: list[Callable[[], None]] = []
-        self._spoil: dict[str, Callable[[], object]] = {}
+        self._spoil: dict[str, Callable[[float], object]] = {}
         self._seen: set[int] = set()
         self._classes: set[type] = set()
         self._alive: list[Any] = []  # keeps ids unique
@@ -90,14 +90,14 @@ class Snapshot:
         if failed:
             raise failed[0]
 
-    def spoil(self, path: str) -> None:
-        """Make a float, or all of a floating-point tensor, NaN, and integers 1000 times as large, in place.
+    def spoil(self, path: str, factor: float) -> None:
+        """Turn a float, or all of a floating-point tensor, into factor * (value + 1), and integers into 1000 * value.
 
         Integers on other devices than the CPU are left unchanged, as indices out of range would end the process there.
         """
         if path in self._spoil:
             with torch.no_grad(), suppress(RuntimeError):  # such as for a layout that cannot be filled
-                self._spoil[path]()
+                self._spoil[path](factor)
 
     def _take(self, path: str, value: Any, depth: int) -> None:
         if path in self._without:
@@ -121,7 +121,7 @@ class Snapshot:
             self._take_slots(path, value, 0)
             if (state := state_of(value)) is not None:
                 self._take_dict(_joined(path, "of_subnetwork"), state.attributes, 0)
-                self._put_back.append(partial(setattr, state, "left", state.left))
+                self._put_back += [partial(setattr, state, name, getattr(state, name)) for name in ("left", "assigned")]
         elif isinstance(value, bytearray | array):
             self.values[path], kept = bytes(value), value[:]
             self._put_back.append(lambda: value.__setitem__(slice(None), kept))
@@ -150,12 +150,14 @@ class Snapshot:
 
         self._put_back.append(put_back)
         if tensor.is_floating_point():
-            self._spoil[path] = partial(tensor.detach().fill_, torch.nan)
+            self._spoil[path] = lambda factor: tensor.detach().add_(1).mul_(factor)
         elif tensor.device.type == "cpu":
-            self._spoil[path] = partial(tensor.mul_, 1000)
+            self._spoil[path] = lambda _: tensor.mul_(1000)
 
     def _take_hooks(self, path: str, value: Any, depth: int) -> None:
-        """Record the state of the hooks of a parameter's gradient."""
+        """Record a tensor's attributes, and the state of the hooks of a parameter's gradient."""
+        if type(value) in (Tensor, nn.Parameter):
+            self._take_dict(path, vars(value), depth)
         for name in ("_backward_hooks", "_post_accumulate_grad_hooks") if isinstance(value, nn.Parameter) else ():
             if hooks := getattr(value, name):
                 self._take(_joined(path, name), hooks, depth + 1)
@@ -177,7 +179,7 @@ class Snapshot:
     def _take_number(self, path: str, value: Any, put: Callable[[float], object]) -> None:
         """Record how to spoil a number, which cannot be changed in place."""
         if type(value) in (int, float) and path not in self._without:
-            self._spoil[path] = partial(put, torch.nan if type(value) is float else 1000 * value)
+            self._spoil[path] = lambda factor: put(factor * (value + 1) if type(value) is float else 1000 * value)
 
     def _take_slots(self, path: str, value: Any, depth: int) -> None:
         """Record an object's slots, and attributes of its user-defined classes, such as a counter of all calls."""

@@ -1,7 +1,11 @@
 """An audit finds and names leaks of later chunks into earlier subnetworks, and changes nothing."""
 
+import contextvars
 import itertools
+import math
 import random
+import threading
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import pytest
@@ -548,6 +552,156 @@ def test_what_is_kept_for_each_subnetwork_is_no_leak(around):
     assert not before.changed(Snapshot(model))
 
 
+class Keeping(Around):
+    """A module that keeps its mean in some place until the next call, and subtracts the one before or does not."""
+
+    place, is_read = None, True
+
+    def made(self):
+        self.frozen, self.array = nn.Parameter(torch.zeros(6), requires_grad=False), np.zeros(6, np.float32)
+        self.momentum = [torch.zeros(6, requires_grad=True)]
+        self.optimizer, self.seen = torch.optim.SGD(self.momentum, 0.1, momentum=0.9), [0.0]
+
+    def between(self, x):
+        before = type(self).place(self, x.detach().mean(0))
+        return x - before if self.is_read else x
+
+
+def swapped(container, value, first=0.0):
+    """Store a value in a dict, and return the value before."""
+    before = container.get("kept", first)
+    container["kept"] = value
+    return before
+
+
+def in_default(module, value, kept={}):  # noqa: B006
+    return swapped(kept, value)
+
+
+def in_gradient(module, value):
+    before, module.frozen.grad = module.frozen.grad, value
+    return 0.0 if before is None else before
+
+
+def in_context(module, value):
+    before = CONTEXT.get()
+    CONTEXT.set(value)
+    return before
+
+
+def in_generator(module, value):
+    def last(before=0.0):
+        while True:
+            before = yield before
+
+    if module not in WEAK:
+        next(WEAK.setdefault(module, last()))
+    return WEAK[module].send(value)
+
+
+def in_momentum(module, value):
+    (one,) = module.momentum
+    one.data.zero_()
+    one.grad = value
+    module.optimizer.step()
+    return one.detach().clone()
+
+
+def in_numpy(module, value):
+    before = torch.from_numpy(module.array).clone()
+    module.array[:] = value.numpy()
+    return before
+
+
+def in_thread(module, value):
+    thread = threading.Thread(target=module.seen.append, args=[value])
+    thread.start()
+    thread.join()
+    return module.seen[-2]
+
+
+CONTEXT, LOCAL, GLOBAL, WEAK = contextvars.ContextVar("kept", default=0.0), threading.local(), {}, WeakKeyDictionary()
+PLACES = {
+    "another module": lambda module, value: swapped(vars(module.head), value),
+    "a parameter's attribute": lambda module, value: swapped(vars(module.layer.weight), value),
+    "a list": lambda module, value: swapped(vars(module.head), [value], [0.0])[0],
+    "a tuple": lambda module, value: swapped(vars(module), (value,), (0.0,))[0],
+    "text": lambda module, value: float(swapped(vars(module), str(value.sum().item()), "0")),
+    "a sparse tensor": lambda module, value: swapped(vars(module), value.to_sparse(), DENSE.to_sparse()).to_dense(),
+    "complex numbers": lambda module, value: swapped(vars(module), value + 1j, DENSE).real,
+    "a set": lambda module, value: sum(swapped(vars(module), {value[0].item()}, {0.0})),
+    "a function": lambda module, value: swapped(vars(module), lambda: value, lambda: 0.0)(),
+    "a weak dict": lambda module, value: swapped(WEAK.setdefault(module.layer, {}), value),
+    "a thread-local": lambda module, value: swapped(vars(LOCAL), value),
+    "a global": lambda module, value: swapped(GLOBAL, value),
+    "a default": in_default,
+    "a gradient": in_gradient,
+    "a context variable": in_context,
+    "a generator": in_generator,
+    "momentum": in_momentum,
+    "memory of numpy": in_numpy,
+    "what a thread writes": in_thread,
+}
+DENSE = torch.zeros(6)
+
+
+@pytest.mark.parametrize("is_read", [True, False])
+@pytest.mark.parametrize("place", PLACES)
+def test_what_is_kept_anywhere_is_a_leak_if_it_is_read(place, is_read):
+    around = type("Keeping", (Keeping,), {"place": staticmethod(PLACES[place]), "is_read": is_read})
+    assert bool(partnets.audit(model_of(around), batch(), F.cross_entropy)) == is_read
+
+
+def test_functions_that_subnetworks_share_are_searched_in_stateful_modules_too():
+    class Shared(Around):
+        def made(self):
+            most = 0.0
+
+            def scaled(x):
+                nonlocal most
+                most = max(most, x.abs().amax().item())
+                return x / most
+
+            self.scaled = scaled
+
+        def between(self, x):
+            return self.scaled(x)
+
+    model = model_of(Shared, stateful=[""])
+    (leak,) = partnets.audit(model, batch(), F.cross_entropy)
+    assert leak.path == "scaled.most" and model.scaled.__closure__[0].cell_contents == 0.0
+
+
+class Guarded(Around):
+    """Logs that the model reads only to print and to check them, which fails for NaN."""
+
+    def made(self):
+        self.log, self.mean = [], 0.0
+
+    def between(self, x):
+        self.log.append(x.mean().item())
+        self.mean = 0.9 * self.mean + 0.1 * self.log[-1]
+        self.text = f"{self.mean:.3f}, {round(self.mean)}"
+        if not all(map(math.isfinite, self.log)):
+            raise FloatingPointError("diverged")
+        return x
+
+
+class Passing(Around):
+    """Values that are read in the pass that writes them, and the number of passes."""
+
+    steps = 0
+
+    def made(self):
+        self.outputs = []
+
+    def between(self, x):
+        self.outputs.clear()
+        self.outputs.append(x.square().mean())
+        self.mean, self.steps = x.mean(0), self.steps + 1
+        return (x - self.mean + self.outputs[0]) / self.steps
+
+
 class Tied(Around):
     def between(self, x):
         def compute(x):
@@ -583,6 +737,8 @@ SOUND = {
     "tied layers": TiedLayers,
     "overwritten": Overwritten,
     "written and never read": Logged,
+    "written and checked": Guarded,
+    "written before it is read": Passing,
     "noise": Noise,
     "tied by reading": Tied,
     "transformer": sequence,

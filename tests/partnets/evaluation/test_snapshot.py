@@ -107,7 +107,7 @@ def test_tensors_and_numbers_are_spoiled_in_place_and_put_back():
     model.num_batches_tracked.fill_(3)
     mean, before = model.running_mean, Snapshot(model)
     for path in before.values:
-        before.spoil(path)
+        before.spoil(path, torch.nan)
     assert model.list[1] == 2000 and model.num_batches_tracked == 3000
     assert all(number != number for number in (model.list[0], model.scale, hook()))
     assert mean.isnan().all() and model.running_mean is mean
