@@ -415,7 +415,7 @@ Architectures of other libraries, with random weights, in three partitions. **ye
   largest number in the output, or by twice the merged model's rounding error (its difference from float64) if that is larger.
 - NaN in partitions 2 and 3 does not change a bit of the output of subnetwork 1.
 
-[What nested partitions skip](nested.md#what-is-skipped) in some of them is on another page.
+[Nested partitions](nested.md#how-channels-are-found) divide channels only where a trial with fewer channels succeeds.
 
 Made by `python tests/partnets/architectures.py > docs/models.md` on {date}, with PyTorch {torch}, timm {timm}, torchvision
 {torchvision} and transformers {transformers}, on a CPU. Nothing is downloaded. `make test WEEKLY=1` tests every row again.
