@@ -38,12 +38,13 @@ def _tensors(value: Any, seen: set[int], depth: int) -> Iterator[Tensor]:
         yield value
     elif not (isinstance(value, NOTHING) or type(value).__module__ == "numpy" or depth > DEEPEST or id(value) in seen):
         seen.add(id(value))
-        for part in _parts(value):
+        for part in parts(value):
             yield from _tensors(part, seen, depth + 1)
         seen.discard(id(value))
 
 
-def _parts(value: Any) -> list[Any]:
+def parts(value: Any) -> list[Any]:
+    """Return the elements of a container, or the attributes of an object."""
     if isinstance(value, Mapping):
         return list(value.values())
     return list(value) if isinstance(value, Collection) else list(attributes(value).values())
