@@ -58,10 +58,15 @@ def on(tensor: Tensor) -> AbstractContextManager:
 
 
 def place(tensor: Tensor) -> tuple:
-    """Return a key of the memory in which a copy for launches with this tensor can be kept: its device and stream."""
+    """Return a key of the memory in which numbers for launches with this tensor are kept: its device and stream.
+
+    While a CUDA graph is captured, the key is another at each call: the graph must copy its numbers whenever it is
+    replayed.
+    """
     if not tensor.is_cuda:
         return (tensor.device,)
-    return tensor.device, torch.cuda.current_stream(tensor.device).cuda_stream, torch.cuda.is_current_stream_capturing()
+    stream = torch.cuda.current_stream(tensor.device).cuda_stream
+    return tensor.device, stream, object() if torch.cuda.is_current_stream_capturing() else None
 
 
 def to_gpu(tensor: Tensor, device: torch.device) -> Tensor:

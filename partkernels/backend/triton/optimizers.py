@@ -7,6 +7,7 @@ numbers of steps are in the GPU's memory too, so that a CUDA graph can replay a 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 
 import torch
@@ -219,27 +220,64 @@ def _step(
         arguments: those between programs and the constants.
         flags: constants of the kernel.
     """
-    rows, tiles, alive, copies = [], [], [], []
+    like = tensors[0][0]
+    here = launch.place(like)
+    # Each tensor's place and layout, and each map's.
+    parts = [(tensor.data_ptr(), tensor.shape, tensor.stride()) for column in tensors for tensor in column]
+    parts += [None if map is None else (map.data_ptr(), map.stride()) for map in maps]
+    key = len(tensors), *here, *parts, *counts
+    table, copies = _tables.get(key), ()
+    if table is None:
+        table, copies = _table(tensors, maps, counts, here)
+        if not copies:  # their addresses would be others at the next call
+            if len(_tables) >= _MOST:
+                _tables.clear()
+            _tables[key] = table
+    if table.programs is None:
+        return
+    constants = {"TYPE": _TYPES[like.dtype], "INDEX": table.index, **_TILE, **flags}
+    with launch.on(like):
+        kernel[(len(table.programs),)](table.rows, table.programs, *arguments, **constants)
+    for tensor, copy, is_written in copies:
+        if is_written:
+            tensor.copy_(copy)
+
+
+@dataclass(frozen=True)
+class _Table:
+    """A table in the GPU's memory, the tensor of each program (None without programs), and the dtype of offsets."""
+
+    rows: Tensor | None = None
+    programs: Tensor | None = None
+    index: tl.dtype = tl.int32
+
+
+_tables: dict[tuple, _Table] = {}
+
+
+def _table(
+    tensors: Sequence[list[Tensor]], maps: list[Tensor | None], counts: list[int], here: tuple
+) -> tuple[_Table, list[tuple[Tensor, Tensor, bool]]]:
+    """Return the table of a step, and the tensors that have copies in it, with these, and whether they are written.
+
+    Args:
+        tensors: parameters, gradients and moments.
+        here: launch.place of them.
+    """
+    rows, tiles, copies = [], [], []
     first = longest = 0
     for *each, map, count in zip(*tensors, maps, counts, strict=True):
         each, matrix = _as_matrices(each, map)
-        used = [tensor if tensor.is_contiguous() else tensor.contiguous() for tensor in each]
-        copies += [(each[i], used[i]) for i in range(len(used)) if used[i] is not each[i] and i != 1]
-        alive.append(used)
+        used = [tensor.contiguous() for tensor in each]
+        copies += [(each[i], used[i], i != 1) for i in range(len(used)) if used[i] is not each[i]]
         entries, addresses = each[0].numel(), [tensor.data_ptr() for tensor in used]
         rows.append((*matrix, entries, bits_for(count).bit_length() - 1, first, *addresses, *[0] * (4 - len(used))))
         tiles.append(tiles_in(*matrix[1:3], _TILE))
         first, longest = first + tiles[-1], max(longest, entries)
     if first == 0:
-        return
-    like = tensors[0][0]
-    here = launch.place(like)
-    table, programs = _in_memory(tuple(rows), torch.int64, *here), _programs(tuple(tiles), *here)
-    constants = {"TYPE": _TYPES[like.dtype], "INDEX": launch.index_type(longest), **_TILE, **flags}
-    with launch.on(like):
-        kernel[(first,)](table, programs, *arguments, **constants)
-    for tensor, copy in copies:
-        tensor.copy_(copy)
+        return _Table(), []
+    table = launch.to_gpu(torch.tensor(rows, dtype=torch.int64, device="cpu"), here[0])
+    return _Table(table, _programs(tuple(tiles), *here), launch.index_type(longest)), copies
 
 
 def _as_matrices(tensors: Sequence[Tensor], map: Tensor | None) -> tuple[Sequence[Tensor], tuple[int, ...]]:
