@@ -59,14 +59,13 @@ def taken_name(module: nn.Module) -> str | None:
 def check_copies(model: nn.Module, modules: dict[str, nn.Module]) -> None:
     """Raise ValueError if attributes of modules, given by their paths, cannot be copied."""
     for path, module in modules.items():
-        for name, value in _attributes(module).items():
-            try:
-                _copies(model, [{"_parameters": {}, "attributes": value}])
-            except Exception as error:
-                raise ValueError(
-                    f"{path}.{name}".lstrip(".") + f" cannot be copied for each subnetwork ({error}); leave its module"
-                    " out of stateful=, or let it be made outside of the module."
-                ) from error
+        try:
+            _copies(model, [{"_parameters": {}, "attributes": _attributes(module)}])
+        except Exception as error:
+            raise ValueError(
+                f"an attribute of {path or 'the model itself'} ({type(module).__name__}) cannot be copied for each"
+                f" subnetwork: {error}; leave the module out of stateful=, or let it be copied."
+            ) from error
 
 
 def keep_for_each(model: nn.Module, modules: list[nn.Module]) -> None:

@@ -590,9 +590,10 @@ def in_context(module, value):
 
 
 def in_generator(module, value):
-    def last(before=0.0):
+    def last():
+        before, now = 0.0, (yield)
         while True:
-            before = yield before
+            before, now = now, (yield before)
 
     if module not in WEAK:
         next(WEAK.setdefault(module, last()))

@@ -506,8 +506,8 @@ class Scripted(nn.Module):
 
 @pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated")
 @pytest.mark.parametrize(("stateful", "module", "message"), [
-    (["1"], Named, "a Named|1 Named .*best_of_3"),
-    (["1"], Locked, "1.lock cannot be copied for each subnetwork"),
+    (["1"], Named, "Named .*with a best_of_3"),
+    (["1"], Locked, r"an attribute of 1 \(Locked\) cannot be copied for each subnetwork: .*lock"),
     (["1"], Scripted, "compiled code"),
     (["nowhere"], Assigned, "stateful names 'nowhere'"),
     ([], Norm, "name it in stateful=, or register a rule"),
