@@ -18,7 +18,8 @@ from torch.nn.utils.spectral_norm import SpectralNorm
 import partkernels
 from partkernels.arguments import check_seed, sizes
 from partnets.hyper import Hyperparameter
-from partnets.subnetworks.channels import MEASURES, Narrow, find_channels
+from partnets.subnetworks.channel_search import find_channels
+from partnets.subnetworks.channels import MEASURES, Narrow
 from partnets.subnetworks.context import subnetwork
 from partnets.subnetworks.divide import SCHEMES, Division
 from partnets.subnetworks.rules import known_rule, rule_of
@@ -140,8 +141,11 @@ def partition(
     if scheme == "nested":
         scheme, defaults = "weight", "zero"
         if len(proportions) > 1:
-            among = set(found.values()) - keeping
+            without = {module for module in model.modules() if not any(True for _ in module.parameters(recurse=False))}
+            among = {*found.values(), *(without - skipped)} - keeping
             channels = find_channels(model, example, proportions, proportions_of, among)
+            # A norm without parameters is narrowed as well.
+            found = {path: module for path, module in model.named_modules() if module in {*found.values(), *channels}}
     chosen = "seed" if defaults is None else defaults
     options = {"defaults": chosen, "scheme": scheme, "frozen": frozen}
     divisions = {

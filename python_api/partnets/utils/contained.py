@@ -43,6 +43,24 @@ def _tensors(value: Any, seen: set[int], depth: int) -> Iterator[Tensor]:
         seen.discard(id(value))
 
 
+def content(value: Any, depth: int = 0) -> list[Tensor]:
+    """Return the tensors, arrays and numbers in a value, and how many parts each container has; no caches of keys.
+
+    Example:
+        >>> content({"a": [torch.ones(1), 2.5], "b": "text"})
+        [tensor(2), tensor(2), tensor([1.]), tensor(2.5000)]
+    """
+    if isinstance(value, Tensor):
+        return [value]
+    if type(value).__module__ == "numpy" or isinstance(value, bool | int | float | complex):
+        return [torch.as_tensor(value, device="cpu")]
+    is_cache = any(cls.__name__ == "Cache" for cls in type(value).__mro__)  # of transformers
+    if isinstance(value, NOTHING) or depth > DEEPEST or is_cache:
+        return []
+    found = parts(value)
+    return [torch.tensor(len(found), device="cpu"), *(one for part in found for one in content(part, depth + 1))]
+
+
 def parts(value: Any) -> list[Any]:
     """Return the elements of a container, or the attributes of an object."""
     if isinstance(value, Mapping):
