@@ -83,12 +83,12 @@ def subnetwork(
         >>> layer.bias.grad
         tensor([2., 2., 2.])
     """
-    count = num_partitions(model)
+    switch = switch_of(model)
     if isinstance(active, Tensor) or isinstance(update, Tensor):
-        switch, groups = switch_of(model), grouped(active, update, count)
+        groups = grouped(active, update, switch.count)
         guard_model(model, switch.states[0])
         with (
-            _entered(switch, count, PER_EXAMPLE),
+            _entered(switch, switch.count, PER_EXAMPLE),
             grouping(model, groups, switch, () if hyper else hyperparameters(model)),
             holding({SEVERAL: True}),
         ):
@@ -96,8 +96,7 @@ def subnetwork(
                 state.learned |= {group.update for group in groups if group.update}
             yield
         return
-    _check(count, active, update)
-    switch = switch_of(model)
+    _check(switch.count, active, update)
     withheld = hyperparameters(model) if update is not None and not hyper else ()
     guard_model(model, switch.states[0])
     with _entered(switch, active, update, masked), frozen(withheld):

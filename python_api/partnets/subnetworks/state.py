@@ -88,6 +88,7 @@ class PartitionState:
         self.thread: int | None = None
         self.entry: object | None = None
         self.masks = True
+        self.is_guarded = False
         self.starts: dict = {}
         # The subnetwork that computed last, and the partition that learned: see guard.
         self.called: tuple[int, int | None] = count, count

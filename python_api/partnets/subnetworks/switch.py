@@ -5,12 +5,12 @@ from __future__ import annotations
 import itertools
 import weakref
 from collections import defaultdict
+from functools import partial
 from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
 from torch.autograd.graph import increment_version
-from torch.utils.weak import WeakTensorKeyDictionary
 
 from partkernels import Partition, Zeros
 from partkernels.backend import dispatch
@@ -21,12 +21,14 @@ from partnets.subnetworks.guard import guard_module
 from partnets.subnetworks.stateful import move as move_state
 from partnets.subnetworks.stateful import assign_to_all, remember, stateful_modules
 from partnets.subnetworks.state import (
+    ATTRIBUTE,
     MAP,
     PER_EXAMPLE,
     ROWS,
     STORED,
     PartitionState,
     check_map,
+    num_partitions,
     parameter_of,
     partition_of,
     partitioned_modules,
@@ -45,12 +47,13 @@ class Exchanged:
         module, name: where the parameter is; of a tied one the first place.
         state: the module's.
         parameter: that of the whole network.
-        whole: the parameter's memory, to see whether it was replaced.
+        whole: the parameter's memory, to see whether it was replaced; it shares the parameter's version.
     """
 
     def __init__(self, module: nn.Module, name: str, state: PartitionState, parameter: nn.Parameter) -> None:
-        self.name = name
+        self.name, self.versions = name, state.versions
         self.whole: Tensor | None = None
+        self._watched: tuple[Tensor, ...] | None = None
         self._module, self._state, self._parameter = weakref.ref(module), weakref.ref(state), weakref.ref(parameter)
 
     @property
@@ -64,6 +67,29 @@ class Exchanged:
     @property
     def parameter(self) -> nn.Parameter:
         return self._parameter()
+
+
+    def hold(self) -> None:
+        """Take the parameter's present memory for right."""
+        parameter, rows = self.parameter, self.module._buffers.get(self.name + ROWS)
+        self.whole = local(parameter).detach()
+        tensors = [parameter] if rows is None else [parameter, rows]
+        is_plain = not any(is_sharded(tensor) or tensor.is_inference() for tensor in tensors)
+        self._watched = (self.whole, *tensors[1:]) if is_plain else None
+
+    def note(self) -> None:
+        """Take what was written into the parameter for right."""
+        self.versions[self.name] = self._version()
+
+    def is_noted(self) -> bool:
+        """Return whether nothing was written into the parameter, or its vectors, since `note`."""
+        return self._version() == self.versions.get(self.name)
+
+    def _version(self) -> tuple[int, int]:
+        watched = self._watched
+        if watched is None:
+            return version_of(self)
+        return watched[0]._version, watched[1]._version if len(watched) > 1 else 0
 
 
 class Weight(Exchanged):
@@ -200,7 +226,11 @@ class Switch:
                 state.exchanged[name] = found[id(parameter)]
         self.weights = [one for one in found.values() if isinstance(one, Weight)]
         self.vectors = [one for one in found.values() if isinstance(one, Vector)]
+        self.count = num_partitions(model)
         self._stateful = [weakref.ref(module) for module in stateful_modules(modules)]
+        of_state = list(zip(self._modules, self.states, range(len(modules)), strict=True))
+        self._with_statistics = [(module, i) for module, state, i in of_state if state.statistics]
+        self._narrow = [module for module, state, _ in of_state if state.narrow is not None]
         # Whether the model stays in a subnetwork that is left, until the next one is entered.
         self.is_resident = False
         self._lists: dict[tuple[int, int], tuple] = {}
@@ -239,7 +269,7 @@ class Switch:
     @property
     def statistics(self) -> list[tuple[nn.Module, PartitionState]]:
         """The modules with statistics for each subnetwork."""
-        return [(module(), state) for module, state in zip(self._modules, self.states, strict=True) if state.statistics]
+        return [(module(), self.states[i]) for module, i in self._with_statistics]
 
     @property
     def stateful(self) -> list[nn.Module]:
@@ -248,11 +278,9 @@ class Switch:
 
     def is_of(self, modules: list[nn.Module]) -> bool:
         """Return whether this is still the switch of these modules and their parameters."""
-        if len(modules) != len(self._modules) or any(a is not b for a, b in zip(modules, self.modules, strict=True)):
+        if modules != self.modules or [vars(module)[ATTRIBUTE] for module in modules] != self.states:
             return False
-        return all(parameter_of(module, name) is parameter for module, name, parameter in self.aliases) and all(
-            state_of(module) is state for module, state in zip(modules, self.states, strict=True)
-        )
+        return all(parameter_of(module(), name) is parameter for module, name, parameter in self._aliases)
 
     def prepare(self) -> None:
         """Look at everything outside of subnetworks: what has changed there is taken over, or refused."""
@@ -265,13 +293,13 @@ class Switch:
             self._check_apart()
             self._made_of = made_of
             for one in (*self.weights, *self.vectors):
-                one.whole = local(one.parameter).detach()
+                one.hold()
             self._lists.clear()
             self._factors.clear()
         if self.stateful:
             assign_to_all(self.model, self.stateful)
         for one in self.vectors:
-            if version_of(one) != one.state.versions.get(one.name):
+            if not one.is_noted():
                 self._agree(one)
         self.hook()
 
@@ -290,8 +318,10 @@ class Switch:
         """Let the gradients of trainable parameters be those of the partition that learns; C outside of subnetworks."""
         for one in (*self.weights, *self.vectors):
             watch(one, one.parameter)
-        for module, state in zip(self.modules, self.states, strict=True):
-            guard_module(module, state)
+        for module, state in zip(self._modules, self.states, strict=True):
+            if not state.is_guarded:
+                guard_module(module(), state)
+                state.is_guarded = True
 
     @torch.no_grad()
     def _agree(self, one: Vector) -> None:
@@ -311,7 +341,7 @@ class Switch:
                 f" {one.name}_rows [C, ...] instead."
             )
         parameter.copy_(whole)
-        noted([one])
+        one.note()
 
     @torch.no_grad()
     def move(self, k: int | list[int]) -> None:
@@ -327,15 +357,15 @@ class Switch:
             lists = self._lists[old, new]
         else:
             lists = self._exchanged({id(state): k for state, k in zip(self.states, wanted, strict=True)})
-        for module, state in zip(self.modules, self.states, strict=True):
-            if state.narrow is not None:
-                widen(module)
+        for module in self._narrow:
+            widen(module())
         for exchange, new in lists[0]:
             exchange(new)
         increment_version(lists[1])
-        for module, state, new in zip(self.modules, self.states, wanted, strict=True):
+        for module, i in self._with_statistics:
+            buffers, state, new = module()._buffers, self.states[i], wanted[i]
             for name in state.statistics if state.active != new else ():
-                buffer, rows = module._buffers[name], module._buffers[name + ROWS]
+                buffer, rows = buffers[name], buffers[name + ROWS]
                 rows[state.active - 1].copy_(buffer)
                 buffer.copy_(rows[new - 1])
         for module in self.stateful:
@@ -363,7 +393,8 @@ class Switch:
                 values = (defaults, learned) if new < old else (learned, None)
                 for each, value in zip(lists, (one.memory, one.places[between], *values), strict=True):
                     each.append(value)
-                written += {id(tensor): tensor for tensor in (one.parameter, local(one.parameter))}.values()
+                if is_sharded(one.parameter):  # the memory of others has their version
+                    written += [one.parameter, local(one.parameter)]
         for one in self.vectors:
             if one.state.active != (new := wanted[id(one.state)]):
                 whole, rows = one.parameter, one.rows
@@ -382,11 +413,11 @@ class Switch:
 
     def fit(self) -> None:
         """Give modules with nested channels the parameters and attributes of their active subnetwork."""
-        for module, state in zip(self.modules, self.states, strict=True):
-            if state.narrow is not None:
-                widen(module)
-                if state.active != state.count:
-                    narrow_to(module, state.active)
+        for reference in self._narrow:
+            module = reference()
+            widen(module)
+            if (active := state_of(module).active) != self.count:
+                narrow_to(module, active)
 
     def still(self, update: int | None) -> list[nn.Parameter]:
         """Return the parameters that learn, but not where partition `update` does."""
@@ -421,17 +452,20 @@ class Switch:
 
     def note(self) -> None:
         """Take the present parameters for those of the active subnetwork, in which nothing else was written."""
-        remember(module for module in self.stateful if state_of(module).active == state_of(module).count)
-        noted([*self.weights, *self.vectors])
+        if self._stateful:
+            remember(module for module in self.stateful if state_of(module).active == self.count)
+        for one in (*self.weights, *self.vectors):
+            one.note()
 
     def written(self) -> list[Weight | Vector]:
         """Return what was written into since the last `note`, but by partnets' own optimizers; undo replacements."""
         found = []
         for one in (*self.weights, *self.vectors):
-            is_replaced = local(one.parameter).data_ptr() != one.whole.data_ptr() and not is_sharded(one.parameter)
+            parameter = one.parameter
+            is_replaced = not is_sharded(parameter) and parameter.data_ptr() != one.whole.data_ptr()
             if is_replaced:  # such as by parameter.data = ...
-                one.parameter.data = one.whole
-            if is_replaced or version_of(one) != one.state.versions.get(one.name):
+                parameter.data = one.whole
+            if is_replaced or not one.is_noted():
                 found.append(one)
         return found
 
@@ -450,11 +484,21 @@ def noted(parameters) -> None:
 
 def watch(one: Weight | Vector, parameter: nn.Parameter) -> None:
     """Let the gradients of a parameter, or of all of it as gathered from shards, be those of the partition that learns."""
-    if parameter.requires_grad and _hooked.get(parameter) not in (parameter._backward_hooks or ()):
-        hook = mask_weight if isinstance(one, Weight) else mask_vector
-        _hooked[parameter] = parameter.register_hook(lambda grad: hook(one, grad)).id
-        if isinstance(one, Vector):
-            parameter.register_post_accumulate_grad_hook(lambda _: _accumulated(one))
+    if not parameter.requires_grad:
+        return
+    hooks = parameter._backward_hooks or {}
+    before = [key for key, hook in hooks.items() if isinstance(hook, partial) and hook.func is _masked]
+    if before and hooks[before[0]].args[0].state is not None:
+        return
+    for key in before:  # of a module that is gone
+        del hooks[key]
+    parameter.register_hook(partial(_masked, one))
+    if isinstance(one, Vector):
+        parameter.register_post_accumulate_grad_hook(lambda _: _accumulated(one))
+
+
+def _masked(one: Weight | Vector, grad: Tensor) -> Tensor | None:
+    return mask_weight(one, grad) if isinstance(one, Weight) else mask_vector(one, grad)
 
 
 def mask_weight(one: Weight, grad: Tensor) -> Tensor | None:
@@ -517,13 +561,14 @@ def forget_cleared(one) -> None:
 
 
 _switches: WeakKeyDictionary[nn.Module, Switch] = WeakKeyDictionary()
-# The number of the hook that masks a parameter's gradient, which Snapshot.put_back may remove. A parameter may be in
-# several models, and a model have several switches.
-_hooked = WeakTensorKeyDictionary()
 
 
 def switch_of(model: nn.Module) -> Switch:
-    """Return the switch of a model; made once, and again where modules or parameters are others."""
+    """Return the switch of a model; made once, and again where modules or parameters are others.
+
+    Raises:
+        ValueError: see num_partitions.
+    """
     modules = partitioned_modules(model)
     found = _switches.get(model)
     if found is None or not found.is_of(modules):
