@@ -36,8 +36,8 @@ class Units:
         ascend = all(list(ends) == sorted(ends) and ends[:1] >= (0,) for ends in self.segments)
         if len(counts) != 1 or 0 in counts or not ascend:
             raise ValueError(
-                f"units of {self.segments}; pass for each segment its numbers of active channels in subnetworks 1..C,"
-                " ints that ascend from 0 or more."
+                f"units of {self.segments}; pass, for each segment, the numbers of active channels in subnetworks 1..C,"
+                " as ascending ints of at least 0."
             )
         count = len(self.segments[0])
         numbers = [0, *(sum(ends[k] for ends in self.segments) for k in range(count))]
