@@ -20,7 +20,7 @@ import torch
 from torch import Generator, Tensor, nn
 
 from partnets.subnetworks.state import state_of
-from partnets.utils.contained import attributes, slots
+from partnets.utils.contained import slots
 
 # Objects of these packages are not part of a model's state: a LightningModule's trainer, for example, leads to
 # everything.
@@ -185,7 +185,7 @@ class Snapshot:
         """Record an object's slots, and attributes of its user-defined classes, such as a counter of all calls."""
         self._take_attributes(path, value, slots(value), depth)
         for cls in type(value).__mro__:
-            if cls not in self._classes and not is_of_library(cls):
+            if cls not in self._classes and not _is_of_library(cls):
                 self._classes.add(cls)
                 names = [name for name, part in vars(cls).items() if _is_state(name, part)]
                 self._take_attributes(cls.__qualname__, cls, names, depth)
@@ -222,11 +222,11 @@ class Snapshot:
                     put = partial(setattr, cell, "cell_contents")
                     self._put_back.append(partial(put, kept))
                     self._take_number(_joined(path, name), kept, put)
-        elif is_ones_own(value):
+        elif _is_ones_own(value):
             self._take_dict(path, getattr(value, "__dict__", {}), depth)
             self._take_slots(path, value, depth)
             return
-        for name, part in inside(value):
+        for name, part in _inside(value):
             self._take(_joined(path, name), part, depth + 1)
 
 
@@ -249,18 +249,8 @@ def _generator(value: Any) -> tuple[Any, Callable[[], None]] | None:
     return None
 
 
-def inside(value: Any) -> list[tuple[Any, Any]]:
-    """Return the names and values in a container, a function's closure and defaults, or a user-defined object.
-
-    Example:
-        >>> layer = nn.Linear(2, 2)
-        >>> [name for name, _ in inside({"scale": 2, "layers": [layer]})]
-        ['scale', 'layers']
-        >>> inside(layer.forward)[0][1] is layer
-        True
-    """
-    if isinstance(value, dict):
-        return list(value.items())
+def _inside(value: Any) -> list[tuple[Any, Any]]:
+    """Return the names and values in a sequence or a set, or in a function's closure and defaults."""
     if isinstance(value, list | tuple | deque | set):
         return list(enumerate(value))
     if isinstance(value, partial):
@@ -273,7 +263,7 @@ def inside(value: Any) -> list[tuple[Any, Any]]:
         names = (*value.__code__.co_freevars, "__defaults__", "__kwdefaults__")
         values = (*map(_content, value.__closure__ or ()), value.__defaults__, value.__kwdefaults__)
         return [(name, part) for name, part in zip(names, values, strict=True) if part is not EMPTY]
-    return list(attributes(value).items()) if isinstance(value, nn.Module) or is_ones_own(value) else []
+    return []
 
 
 def _content(cell: types.CellType) -> Any:
@@ -283,22 +273,22 @@ def _content(cell: types.CellType) -> Any:
         return EMPTY
 
 
-def is_ones_own(value: Any) -> bool:
+def _is_ones_own(value: Any) -> bool:
     has_attributes = hasattr(value, "__dict__") or slots(value)
     if not has_attributes or isinstance(value, type | types.ModuleType | enum.Enum):
         return False
     if isinstance(value, types.SimpleNamespace | argparse.Namespace | UserDict | UserList):
         return True
-    return not is_of_library(type(value))
+    return not _is_of_library(type(value))
 
 
 def _is_state(name: str, value: Any) -> bool:
     """Return whether a class attribute is state: a number, a tensor, a container or a user-defined object."""
     plain = bool | int | float | complex | str | bytes | Tensor | list | dict | set | deque | bytearray | array
-    return not name.startswith("__") and (isinstance(value, plain) or (is_ones_own(value) and not callable(value)))
+    return not name.startswith("__") and (isinstance(value, plain) or (_is_ones_own(value) and not callable(value)))
 
 
-def is_of_library(of: type | types.FunctionType) -> bool:
+def _is_of_library(of: type | types.FunctionType) -> bool:
     """Return whether a class or a function belongs to the standard library or to one of LIBRARIES."""
     return _package(of) in LIBRARIES | sys.stdlib_module_names
 

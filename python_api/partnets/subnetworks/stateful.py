@@ -94,7 +94,7 @@ def move(module: nn.Module, old: int, new: int) -> None:
 
 @contextmanager
 def moved(model: nn.Module, modules: list[nn.Module], active: int, learns: bool) -> Iterator[None]:
-    """Let modules of the whole network keep what subnetwork `active` does in the context; a copy if it does not learn."""
+    """Let modules keep in the context what subnetwork `active` does, or a copy of that where nothing learns."""
     count = state_of(modules[0]).count if modules else active
     for module in modules if active != count else ():
         move(module, count, active)
@@ -221,9 +221,15 @@ def _is_same(before: Any, value: Any) -> bool:
     return before is value or (type(before) is type(value) and isinstance(value, _PLAIN) and before == value)
 
 
+def _is_outside(module: nn.Module) -> bool:
+    """Return whether a module is called outside of any subnetwork; compiled code does not ask."""
+    state = state_of(module)
+    return not torch.compiler.is_compiling() and state.thread is None and state.active == state.count
+
+
 def _before_call(module: nn.Module, args: tuple) -> None:
     """Note, outside of any subnetwork, what was assigned before a call: what calls assign is subnetwork C's."""
-    if not torch.compiler.is_compiling() and state_of(module).thread is None:
+    if _is_outside(module):
         for one in stateful_modules(partitioned_modules(module)):
             state = state_of(one)
             if not state.calls:
@@ -232,7 +238,7 @@ def _before_call(module: nn.Module, args: tuple) -> None:
 
 
 def _after_call(module: nn.Module, args: tuple, output: Any) -> None:
-    if not torch.compiler.is_compiling() and state_of(module).thread is None:
+    if _is_outside(module):
         for one in stateful_modules(partitioned_modules(module)):
             state_of(one).calls -= 1
             remember([one])
