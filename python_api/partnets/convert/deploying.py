@@ -1,4 +1,4 @@
-"""deployed: a model of torch alone, without partitions and without hyperparameters."""
+"""deployed: a model of torch modules, without partitions and hyperparameters."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from partnets.utils.seeds import derived
 
 
 def deployed(model: nn.Module, draws: int, seed: int) -> nn.Module:
-    """What partnets.finalize(model, "deploy") gives; see there.
+    """Return the result of partnets.finalize(model, "deploy"), which documents it.
 
     Example:
         >>> from partnets import hyper
@@ -36,7 +36,7 @@ def deployed(model: nn.Module, draws: int, seed: int) -> nn.Module:
     for parameter in hyperparameters(model):
         parameter.requires_grad_(False)
     for module in model.modules():
-        module.__dict__.pop("seed_defaults", None)  # partkernels', and of no use any more
+        module.__dict__.pop("seed_defaults", None)  # functions of partkernels, which are no longer needed
     if draws and not any(isinstance(module, Averaged) for module in model.modules()):
         raise ValueError(f"draws={draws}, but this {type(model).__name__} has no hyper.Averaged; leave draws out.")
     placing = _Placing(draws, seed)
@@ -48,10 +48,10 @@ def deployed(model: nn.Module, draws: int, seed: int) -> nn.Module:
 
 
 class _Placing:
-    """What takes the place of each module, with all that is in it.
+    """The replacement of each module and its children.
 
     Attributes:
-        obstacles: by the path of a module, why nothing can.
+        obstacles: for the path of each module without a replacement, the reason.
     """
 
     def __init__(self, draws: int, seed: int) -> None:
@@ -60,7 +60,7 @@ class _Placing:
         self.obstacles: dict[str, str] = {}
 
     def visit(self, path: str, module: nn.Module, augments: bool = False) -> nn.Module:
-        """The module, or what takes its place; so with all that is in it. `augments`: for an Averaged around it."""
+        """Return the module or its replacement, with replaced children; `augments`: it augments for an Averaged."""
         if (module, augments) not in self.known:
             try:
                 self.known[module, augments] = self._place(path, module, augments)
@@ -87,14 +87,14 @@ class _Placing:
 
 
 def _ordinary(module: nn.Module) -> nn.Module:
-    """A module of torch alone in the place of one that has hyperparameters or a to_ordinary."""
+    """Return the torch module that replaces one with hyperparameters or a to_ordinary."""
     _check_hooks(module)
     if isinstance(module, Learned):
         return traced(module)
     forward, to_ordinary = (
         next(base for base in type(module).__mro__ if name in vars(base)) for name in ("forward", "to_ordinary")
     )
-    # A subclass that computes something else, of which the method that it inherits knows nothing.
+    # A subclass may override forward, but inherit the to_ordinary of its base class, which does not fit.
     return traced(module) if forward is not to_ordinary and issubclass(forward, to_ordinary) else module.to_ordinary()
 
 
@@ -104,10 +104,10 @@ def _check_hooks(module: nn.Module) -> None:
 
 
 def _fixed(augmentation: Augmentation, draws: int, seed: int, augments: bool) -> FixedDraws:
-    """An augmentation at Sobol's points, scrambled by the seed.
+    """Return an augmentation with fixed draws, at points of a Sobol sequence that the seed scrambles.
 
-    They spread more evenly than independent ones: 8 give the tutorial's network 92.8 ± 0.3 % of the test digits, over
-    20 seeds, and as many independent ones 92.4 ± 0.7 %.
+    These points spread more evenly than independent ones. With 8 of them, the tutorial's network has 92.8 ± 0.3 % of
+    the test digits over 20 seeds, and with 8 independent ones 92.4 ± 0.7 %.
     """
     kind = type(augmentation)
     _check_hooks(augmentation)
@@ -120,7 +120,7 @@ def _fixed(augmentation: Augmentation, draws: int, seed: int, augments: bool) ->
 
 
 def _averaged(averaged: Averaged, draws: int) -> nn.Module:
-    """With draws, as many copies. Without, the network alone, if nothing of the augmentation is left."""
+    """Return Averaged over fixed draws; without draws, the network, after the augmentation if any of it remains."""
     _check_hooks(averaged)
     if draws:
         averaged.samples = draws

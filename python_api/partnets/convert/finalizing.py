@@ -1,4 +1,4 @@
-"""finalize: the ordinary model that comes after training a partitioned one, to train on or to deploy."""
+"""finalize: turn a trained partitioned model into a dense one, for further training or deployment."""
 
 from __future__ import annotations
 
@@ -28,35 +28,35 @@ MODES = ("finetune", "retrain", "deploy")
 
 
 def finalize(model: nn.Module, mode: str, *, seed: int = 0, draws: int = 0) -> nn.Module:
-    """An ordinary model with the hyperparameters that were found, to train on all of the data or to deploy.
+    """Return a dense model with the learned hyperparameters, to train on all data or to deploy.
 
-    The result has torch's layers and shares no parameter with the model, which stays as it is. To train on, it goes
-    into any loop with any optimiser: modules of partnets.hyper are inside and do in training what they learned, frozen.
-    To deploy, none of them is left.
+    The result has no partitions and shares no parameter with the model, which is left unchanged. With 'finetune' and
+    'retrain', it contains the modules of partnets.hyper with frozen ψ, and trains in any loop with any optimiser. With
+    'deploy', it contains no modules of partnets.hyper.
 
     Args:
-        model: with partitioned layers; for 'deploy' also what `finalize` or partnets.merge gave, trained since.
-        mode: 'finetune': what the whole network computes, as partnets.merge makes it, with ψ frozen, to train on (Table
-            2 and Appendix I.4, at a lower learning rate).
-            'retrain': a network that has seen no data, with ψ frozen, to train from scratch (Appendix G): what
-            partitions own is drawn anew, as the layer's `seed_defaults` say (then with a bias of 0), from the
-            distribution of defaults that were given, or as it was: as torch draws it, or uniform or normal of another
-            mean and standard deviation. What had a few different values alone before it was partitioned has them again,
-            as biases of 0, or an adapter's weight, which then starts at its base. What was frozen keeps its values.
-            'deploy': what the whole network computes, in evaluation mode, made of torch's modules and the model's own
-            classes alone, and nothing random in it. ConcreteDropout becomes nn.Dropout with its rate, InputMask a
-            multiplication, Submodule the module in it, frozen; another Hyperparameter what its to_ordinary() says.
-            Augmentations go, and of Averaged the network stays: it sees each example once, as it is.
-        seed: an int in [0, 2**63), of the values that 'retrain' draws, and of `draws`. They are the same on every
+        model: partitioned; for 'deploy', also a model from `finalize` or partnets.merge that was trained further.
+        mode: 'finetune': the whole network, as from partnets.merge, with ψ frozen, to train further at a lower learning
+            rate (Table 2 and Appendix I.4).
+            'retrain': a network that has seen no data, with ψ frozen, to train from scratch (Appendix G). Partitioned
+            parameters are drawn again: by the layer's `seed_defaults` (its bias is then 0), from the given
+            distribution of defaults, or as they were before `partition`: as torch draws them, or uniform or normal with
+            their mean and standard deviation. Parameters that had only a few different values get these again, such as
+            biases of 0, or the weight of an adapter that starts at 0. Frozen parameters keep their values.
+            'deploy': the whole network in evaluation mode, without randomness, made only of torch's modules and the
+            model's own classes. ConcreteDropout becomes nn.Dropout with the learned rate, InputMask a multiplication,
+            Submodule the module in it, frozen, and another Hyperparameter the result of its to_ordinary().
+            Augmentations are removed, and Averaged becomes the network in it, which sees each example once, unchanged.
+        seed: an int in [0, 2**63), for the values that 'retrain' draws, and for `draws`. They are the same on every
             machine, but may differ between kinds of devices.
-        draws: with 'deploy', keeps Averaged, over so many draws of its augmentation that stay: the same at each call
-            and for each example. Averaged is a class of partnets; torch.export and ONNX leave it behind.
+        draws: with 'deploy', keep Averaged, over this number of fixed draws of its augmentation: the same in each call
+            and for each example. Averaged is a class of partnets; files of torch.export and ONNX do not need it.
 
     Raises:
-        ValueError: the mode is none of these, or the model has no partitioned layers, which 'deploy' can do without.
-            With 'retrain', modules with parameters have no initial values: a layer without reset_parameters, one whose
-            defaults are stored, or one that trains without being partitioned. With 'deploy', a hyperparameter has
-            nothing of torch to take its place, or draws are asked for where none can be fixed. All are named.
+        ValueError: the mode is unknown, or the model has no partitions, which only 'deploy' allows.
+            With 'retrain': modules with parameters have no initial values, because they have no reset_parameters, have
+            stored defaults, or train without partitions. With 'deploy': torch has no replacement for a hyperparameter,
+            or `draws` cannot be fixed. The message names all of them.
 
     Example:
         >>> import partnets
@@ -90,7 +90,7 @@ def finalize(model: nn.Module, mode: str, *, seed: int = 0, draws: int = 0) -> n
 
 
 def _fresh(model: nn.Module, seed: int) -> nn.Module:
-    """A copy with ordinary layers in place of the partitioned ones, and initial values in them."""
+    """Return a dense copy with initial values."""
     last = count(model)
     model, stuck = copy.deepcopy(model), _unpartitioned(model)
     modules = {path: module for path, module in model.named_modules() if state_of(module) is not None}
@@ -127,7 +127,7 @@ def _fresh(model: nn.Module, seed: int) -> nn.Module:
 
 @torch.no_grad()
 def _start_again(module: nn.Module, state: PartitionState, drawn: dict[str, Defaults]) -> None:
-    """Give a module's own parameters initial values, and its buffers those before any data."""
+    """Give a module's own parameters and buffers their initial values."""
     before = {name: p.detach().clone() for name, p in module.named_parameters(recurse=False)}
     reset = getattr(module, "reset_parameters", None) or getattr(module, "_reset_parameters", None)
     start = declared(module, seeds.random())
@@ -158,7 +158,7 @@ def _start_again(module: nn.Module, state: PartitionState, drawn: dict[str, Defa
 
 
 def _unpartitioned(model: nn.Module) -> dict[str, str]:
-    """The paths of modules with trainable parameters of their own that neither partitions nor ψ have, and why not."""
+    """Return the paths of modules with trainable parameters outside of partitions and ψ, with an explanation."""
     psi = {inner for one in model.modules() if isinstance(one, Hyperparameter) for inner in one.modules()}
     known = psi | set(partitioned_modules(model))
     return {

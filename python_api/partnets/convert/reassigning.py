@@ -35,28 +35,29 @@ def reassign(
     by: str = "random",
     seed: int = 0,
 ) -> dict[str, int]:
-    """Gives partitions other shares of the weights, in place, by as few moves as can be.
+    """Give partitions other shares of the weights, in place, with as few moves as possible.
 
-    An entry may move to a later partition as it is: that one may know all that the entry has seen. One that moves to an
-    earlier partition has seen chunks that the earlier one must not know: it is reset to its default, and its moments to
-    the mean of those that the partition has. So the invariant holds, whenever partitions move. Where the outputs of a
-    layer are partitioned as a whole (scheme 'node'), they move as a whole. Shifts and scales, of which each partition
-    has its own, stay. Copies of the model, as an average of its weights, keep the partitions of before: make them anew.
+    An entry that moves to a later partition keeps its value, because the later partition may know all chunks that the
+    entry has seen. An entry that moves to an earlier partition has seen chunks that this partition must not know. It is
+    reset to its default, and its moments to the mean moments of the partition. So the invariant holds whenever
+    partitions move. With the scheme 'node', all weights of an output move together. Biases and scales do not move.
+    Copies of the model keep their partitions: make them again.
 
     Args:
         model: partitioned by the scheme 'weight' or 'node'.
         proportions: C numbers that sum to 1: the shares of each weight after this.
-        optimizer: of partnets.optim, of this model, whose state for entries follows. Needed once a partition has been
-            stepped, of which moments may tell.
+        optimizer: the model's optimiser of partnets.optim; the moments of moved entries are adapted. Required after the
+            first step, because moments contain information about chunks.
         by: which entries move to a later partition: 'random', or 'magnitude', those that differ least from their
-            defaults. To an earlier one 'random' ones move in any case: what later chunks made of them must not choose.
-        seed: an int in [0, 2**63) of random choices; together with each weight's path.
+            defaults. Entries that move to an earlier partition are always random, because their values contain
+            information about later chunks.
+        seed: an int in [0, 2**63) for random choices, combined with each weight's path.
 
     Returns:
-        How many entries have moved: {'later': n, 'earlier': n}.
+        The numbers of moved entries: {'later': n, 'earlier': n}.
 
     Raises:
-        ValueError: the proportions are not C that sum to 1, by or seed is none of these, partitions are nested,
+        ValueError: the proportions are not C numbers that sum to 1, by or seed is invalid, partitions are nested,
             weights are sharded, or the optimiser is missing; nothing has changed then.
         RuntimeError: the model is inside of partnets.subnetwork.
 
@@ -93,7 +94,7 @@ def reassign(
         parameter, partition, old = one.parameter, partition_of(one.module, one.name), one.partition.ids()
         defaults = partition.defaults
         values = defaults.values(parameter.shape, parameter.dtype, parameter.device)
-        if isinstance(defaults, Stored):  # partition 1 has none: subnetwork 1 goes on as it is
+        if isinstance(defaults, Stored):  # partition 1 has no defaults: they become its present values
             values = torch.where(old == 1, parameter, values)
             defaults = Stored(values)
         distance = (parameter - values).abs() if by == "magnitude" else None
@@ -126,10 +127,10 @@ def reassign(
 
 
 def _start_anew(moment: Tensor, old: Tensor, new: Tensor) -> None:
-    """Gives entries that have moved to an earlier partition the mean of those that it has had.
+    """Set the moments of entries that moved to an earlier partition to the mean of its moments.
 
-    From 0 an optimiser that divides by the root of a moment would take large steps: it counts a partition's steps, and
-    so corrects no bias here.
+    With moments of 0, an optimiser that divides by their root would take large steps: its bias correction counts the
+    steps of the partition, not of the entry.
     """
     for k in new[new < old].unique().tolist():
         own = moment[old == k]
@@ -151,7 +152,7 @@ def _check(
 
 
 def _outputs(one: PartitionedParameter, ids: Tensor) -> tuple[Tensor | None, Tensor]:
-    """Return which output each entry belongs to, and the owners of those, if they have one each; None if not."""
+    """Return each entry's output, or None if the entries of an output have several owners; and the outputs' owners."""
     outputs = rule_of(type(one.module)).outputs(one.module, one.name, one.parameter).expand(ids.shape).to(ids.device)
     first = ids.new_zeros(int(outputs.max()) + 1 if outputs.numel() else 0)
     first[outputs.reshape(-1)] = ids.reshape(-1)
@@ -160,11 +161,11 @@ def _outputs(one: PartitionedParameter, ids: Tensor) -> tuple[Tensor | None, Ten
 
 
 def _moved(ids: Tensor, proportions: Sequence[float], distance: Tensor | None, generator: torch.Generator) -> Tensor:
-    """The owners after the fewest moves that give partitions these shares."""
+    """Return the owners after the fewest moves that give partitions these shares."""
     owners = ids.reshape(-1).cpu().long()
     wanted = torch.tensor(sizes(ids.numel(), proportions), device="cpu")
     surplus = torch.bincount(owners, minlength=len(wanted) + 1)[1:] - wanted
-    # Where those go of which a partition has too many: in order, so that none crosses another.
+    # The destinations of surplus entries, in order, so that moves do not cross.
     places = torch.repeat_interleave(torch.arange(1, len(wanted) + 1, device="cpu"), (-surplus).clamp(min=0))
     new = owners.clone()
     for k, mine in enumerate(places.split(surplus.clamp(min=0).tolist()), 1):
@@ -173,7 +174,7 @@ def _moved(ids: Tensor, proportions: Sequence[float], distance: Tensor | None, g
         earlier = int((mine < k).sum())
         if distance is not None:
             far = distance.reshape(-1)[given.to(distance.device)].cpu()
-            far[:earlier] = -1  # which are chosen already, at random
+            far[:earlier] = -1  # these were chosen at random
             given = given[far.argsort(stable=True)]
         new[given[: len(mine)]] = mine
     return new.view(ids.shape).to(ids)

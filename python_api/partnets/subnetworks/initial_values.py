@@ -1,4 +1,4 @@
-"""Initial values: how a parameter was drawn, and how it is drawn anew, from a seed or as torch has it."""
+"""Initial values: estimate the distribution of a parameter, and draw it again, from a seed or as torch does."""
 
 from __future__ import annotations
 
@@ -14,28 +14,28 @@ from partkernels import Defaults, Normal, Uniform, Zeros
 from partnets.hyper import Hyperparameter, hyperparameters
 from partnets.utils import seeds
 
-# Makes the defaults of a seed, as functools.partial(Uniform, 0.1) does when it is called with seed=.
+# A function that returns defaults when it is called with seed=, such as functools.partial(Uniform, 0.1).
 Distribution = Callable[..., Defaults]
 
 # The fourth moment over the squared variance is 1.8 of uniform values and 3 of normal ones.
 BETWEEN_UNIFORM_AND_NORMAL = 2.4
-# Values that are so few different ones have been set; so many entries tell most of those that have not.
+# A parameter with at most KINDS different values was set, not drawn. PROBED entries suffice to rule out most others.
 KINDS, PROBED = 4, 1000
-# How many standard deviations a variance of sizes may be above the one that chance makes; and of how many entries the
-# sizes must at least be, or they have no normal distribution.
+# How many standard deviations the variance of mean squares may exceed that of random weights; and the number of entries
+# from which mean squares are nearly normal.
 DEVIATIONS, ENTRIES = 5, 16
 
 
 def distribution_of(parameter: Tensor, usual: Distribution | None) -> Distribution | None:
-    """The distribution that a parameter was drawn from, judged by its present values.
+    """Return the distribution that a parameter was drawn from, estimated from its present values.
 
     Args:
-        parameter: any shape; on the meta device it has no values, and counts as usual.
-        usual: what torch draws such a parameter from. None if it has no such habit.
+        parameter: any shape; on the meta device it has no values, and the result is `usual`.
+        usual: the distribution from which torch draws such a parameter; None if torch does not draw it.
 
     Returns:
-        `usual`, if the values look like a draw from it; else a uniform or a normal distribution of their standard
-        deviation, about 0, or partkernels.Zeros if all are 0.
+        `usual`, if the values look like a draw from it; otherwise a uniform or normal distribution with mean 0 and
+        their standard deviation, or partkernels.Zeros if all are 0.
 
     Example:
         >>> import torch
@@ -66,11 +66,11 @@ def is_of_few_kinds(parameter: Tensor) -> bool:
 
 @dataclass(frozen=True)
 class Start:
-    """How a parameter started, to start so again.
+    """The initial values of a parameter, or their distribution.
 
     Attributes:
-        values: all of them, where they are of a few kinds, as a constant, an identity, or a bias of some gates alone.
-        mean, std, is_uniform: of others, which were drawn.
+        values: all values, if only a few differ, as in a constant, an identity, or a bias of some gates; else None.
+        mean, std, is_uniform: the distribution of other values.
 
     Example:
         >>> import torch
@@ -97,7 +97,7 @@ class Start:
         return cls(kept, mean, std, kurtosis < BETWEEN_UNIFORM_AND_NORMAL)
 
     def fits(self, parameter: Tensor) -> bool:
-        """Whether a parameter looks as if it had started so."""
+        """Return whether a parameter looks like such initial values."""
         if self.values is not None:
             return torch.equal(parameter.detach().to(self.values), self.values)
         other, count = Start.of(parameter), parameter.numel()
@@ -108,7 +108,7 @@ class Start:
 
     @torch.no_grad()
     def fill(self, parameter: Tensor) -> None:
-        """Starts a parameter so, by torch's global generator."""
+        """Set a parameter to such initial values, by torch's global generator."""
         if self.values is not None:
             parameter.copy_(self.values)
         elif self.is_uniform:
@@ -119,7 +119,7 @@ class Start:
 
 
 def looks_learned(weight: Tensor) -> bool:
-    """Whether a weight's outputs or inputs differ in size by more than chance: those of a drawn one are all alike.
+    """Return whether the mean squares of a weight's outputs or inputs differ more than those of a random weight.
 
     Example:
         >>> import torch
@@ -141,7 +141,7 @@ def looks_learned(weight: Tensor) -> bool:
 
 
 def _is_draw(count: int, std: float, largest: float, of: Defaults) -> bool:
-    """Whether so many values of such a size may be a draw: no larger than any, and of its standard deviation."""
+    """Return whether values of this number, standard deviation and largest size may be a draw from `of`."""
     if isinstance(of, Uniform):
         # Rounding to 8 bits, the last level's half step, and torch's own bound.
         return largest <= of.scale * 1.01 and abs(std / of.scale * math.sqrt(3) - 1) < 4 / math.sqrt(count)
@@ -153,10 +153,10 @@ def _zeros(*, seed: int) -> Zeros:
 
 
 def declared(layer: nn.Module, seed: int) -> Defaults | None:
-    """What the layer's `seed_defaults` make of a seed; None if it has none. See partnets.partition.
+    """Return the defaults that a layer's `seed_defaults` give for a seed, or None. See partnets.partition.
 
     Raises:
-        ValueError: they are neither defaults nor make any.
+        ValueError: `seed_defaults` is neither an object of defaults nor a function that returns one.
 
     Example:
         >>> import functools, partkernels
@@ -179,17 +179,16 @@ def declared(layer: nn.Module, seed: int) -> Defaults | None:
 
 
 def reinitialise(module: nn.Module) -> None:
-    """Gives a module and all inside it initial values anew, drawn by torch's global generator.
+    """Draw the initial values of a module and its children again, by torch's global generator.
 
-    Each is reset by its own reset_parameters, children before their parents; a weight with `seed_defaults` is drawn
-    from those, and the bias beside it is 0. Parameters that require no gradient keep their values, and so does all
-    inside a module of partnets.hyper.
+    Each module calls its reset_parameters, children before their parents. A weight with `seed_defaults` is drawn from
+    them, and the bias beside it is 0. Frozen parameters and modules of partnets.hyper keep their values.
 
     Args:
         module: without partitions.
 
     Raises:
-        ValueError: modules with trainable parameters of their own have neither. All are named; nothing has changed.
+        ValueError: modules with trainable parameters have neither. The message names them; nothing has changed.
 
     Example:
         >>> layer = nn.LayerNorm(2)
@@ -221,23 +220,23 @@ def reinitialise(module: nn.Module) -> None:
 
 @torch.no_grad()
 def fill(weight: Tensor, defaults: Defaults) -> None:
-    """Sets a weight to its defaults."""
+    """Set a weight to its defaults."""
     weight.copy_(defaults.values(weight.shape, weight.dtype, weight.device))
 
 
 def _reset(module: nn.Module):
-    # torch.nn.MultiheadAttention's and Transformer's have an underscore.
+    # That of torch.nn.MultiheadAttention and Transformer begins with an underscore.
     return getattr(module, "reset_parameters", None) or getattr(module, "_reset_parameters", None)
 
 
 def _knows(module: nn.Module) -> bool:
-    """Whether a module can set its own parameters to initial values, or has none."""
+    """Return whether a module can initialise its own parameters, or has no parameters."""
     own = module._parameters.keys()
     says = getattr(module, "seed_defaults", None) is not None and own <= {"weight", "bias"}
     return not own or says or _reset(module) is not None
 
 
 def _is_still(module: nn.Module) -> bool:
-    """Whether a module has parameters of its own and none that learns: then its buffers stay as well."""
+    """Return whether all own parameters of a module are frozen: then its buffers are unchanged, too."""
     own = list(module.parameters(recurse=False))
     return bool(own) and not any(parameter.requires_grad for parameter in own)

@@ -1,4 +1,4 @@
-"""PartitionedParameter: what each partition owns of one parameter, for optimizers, servers and checks."""
+"""PartitionedParameter: the entries of one parameter that each partition owns, for optimizers, servers and checks."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from partnets.subnetworks.switch import forget_cleared, turn_gradient
 from partnets.utils.modules import is_sharded
 from partnets.utils.shards import local, local_partition, part, redistributed, version, whole
 
-# Tables of addresses that an optimizer keeps, one for each set of vectors that it has stepped together.
+# The number of tables of addresses that an optimizer keeps, one for each set of vectors that it steps together.
 MOST_COMBINATIONS = 64
 
 
 class PartitionedParameter:
-    """A parameter whose entries belong to partitions (a weight), or that has a vector for each of them.
+    """A partitioned parameter: a weight with entries in partitions, or a parameter with a vector for each partition.
 
     Attributes:
-        module, name: where the parameter is; of a tied one the first place.
-        parameter: that of the whole network, outside of partnets.subnetwork.
+        module, name: the module and the name of the parameter in it; if it is tied, those of the first place.
+        parameter: the parameter of the whole network, outside of partnets.subnetwork.
         is_vector: whether it has a vector for each partition, [C, ...].
-        owner: the partition that owns all of it; None if several partitions own some.
+        owner: the partition that owns all entries; None if several partitions own entries.
     """
 
     def __init__(self, module: nn.Module, name: str) -> None:
@@ -47,14 +47,14 @@ class PartitionedParameter:
 
     @property
     def stored(self) -> Tensor:
-        """The tensor that has what all partitions have learned: the parameter, or the rows of a vector."""
+        """The tensor with the learned values of all partitions: the parameter, or the rows of a vector."""
         return self.rows if self.is_vector and self.state.count > 1 else self.parameter
 
     @property
     def partition(self) -> Partition | None:
-        """Which entry of a weight is of which partition; None if all are of the one that is asked for.
+        """The partition of each entry of a weight; None for vectors, and if one partition owns all entries.
 
-        Of a DTensor, these and the entries below are of this rank's part.
+        For a DTensor, this and the methods below refer to this rank's part.
         """
         if self.is_vector or self.owner is not None:
             return None
@@ -69,25 +69,25 @@ class PartitionedParameter:
         return Partition._unchecked(tuple(self.parameter.shape), self.state.count, map, Zeros())
 
     def numel(self, k: int) -> int:
-        """Return how many entries partition k owns, on all ranks together."""
+        """Return the number of entries of partition k, on all ranks together."""
         if self.is_vector or self.owner is not None:
             return self.parameter.numel() if self.owner in (None, k) else 0
         return self._whole(local(self.module._buffers[self.name + MAP])).sizes()[k - 1]
 
     def of(self, tensor: Tensor, k: int) -> Tensor:
-        """Return the view of a tensor like `stored` in which all that partition k owns is; of a DTensor on this rank."""
+        """Return a view of a tensor like `stored` with all entries of partition k; for a DTensor, on this rank."""
         tensor = local(tensor)
         if self.owner is not None:
             return tensor if self.owner == k else tensor.reshape(-1)[:0]
         return tensor[k - 1] if self.is_vector else tensor
 
     def take(self, tensor: Tensor, k: int) -> Tensor:
-        """Return what partition k owns of a tensor like `stored`, packed: a vector, a copy unless it is all."""
+        """Return the entries of partition k in a tensor like `stored`, as a vector; it is a copy unless k owns all."""
         view = self.of(tensor, k)
         return view.reshape(-1) if self.partition is None else gather_entries(view, self.partition, k)
 
     def put(self, tensor: Tensor, k: int, values: Tensor) -> None:
-        """Set what partition k owns of a tensor like `stored`, from packed values."""
+        """Set the entries of partition k in a tensor like `stored`, from a vector."""
         view = self.of(tensor, k)
         if self.partition is None:
             view.copy_(values.view_as(view))
@@ -95,7 +95,7 @@ class PartitionedParameter:
             scatter_entries(view, self.partition, k, values)
 
     def gradient(self, k: int) -> Tensor | None:
-        """Return the gradient that partition k is stepped by, like `of(stored, k)`; None if it has none.
+        """Return the gradient for a step of partition k, like `of(stored, k)`; None if there is no gradient.
 
         All ranks must call it for a vector that is sharded.
         """
@@ -111,7 +111,7 @@ class PartitionedParameter:
 
     @torch.no_grad()
     def put_gradient(self, k: int, values: Tensor) -> None:
-        """Set the gradient that partition k is stepped by, from packed values; keep those of other partitions."""
+        """Set the gradient for a step of partition k, from a vector; keep those of other partitions."""
         parameter, state = self.parameter, self.state
         state.learned.add(k)
         if self.is_vector and state.count > 1:
@@ -131,7 +131,7 @@ class PartitionedParameter:
 
     @torch.no_grad()
     def combine(self, into: Tensor | None = None) -> None:
-        """Make the parameter what its vectors are together, after they were changed."""
+        """Set the parameter to the sum or product of its vectors, after they were changed."""
         if self.is_vector and self.state.count > 1:
             into = self.parameter if into is None else into
             combined = torch.empty_like(self.rows[0]) if is_sharded(into) else into.detach()
@@ -145,11 +145,11 @@ class PartitionedParameter:
 
 @torch.no_grad()
 def combine_all(parameters: Sequence[PartitionedParameter], made: dict[tuple, Exchange]) -> None:
-    """Make parameters what their vectors are together, in one launch for each dtype and device.
+    """Set parameters to the sums or products of their vectors, in one launch for each dtype and device.
 
     Args:
-        parameters: of which vectors were changed; others are left unchanged.
-        made: what was made for earlier calls.
+        parameters: those with changed vectors; others are left unchanged.
+        made: a cache of earlier calls.
     """
     groups: dict[tuple, list[PartitionedParameter]] = defaultdict(list)
     for one in parameters:
@@ -169,7 +169,7 @@ def combine_all(parameters: Sequence[PartitionedParameter], made: dict[tuple, Ex
 
 
 def partitioned_parameters(model: nn.Module) -> list[PartitionedParameter]:
-    """Return what is partitioned of a model, each parameter once."""
+    """Return the partitioned parameters of a model, each once."""
     found, seen = [], set()
     for module in partitioned_modules(model):
         state = state_of(module)
@@ -181,7 +181,7 @@ def partitioned_parameters(model: nn.Module) -> list[PartitionedParameter]:
 
 
 def learned(module: nn.Module) -> Iterator[str]:
-    """Yield the names of the parameters that a module has, where there is one partition."""
+    """Yield the names of a module's own parameters, for a model with one partition."""
     return (name for name, parameter in module._parameters.items() if parameter is not None)
 
 

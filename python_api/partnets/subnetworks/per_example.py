@@ -1,4 +1,4 @@
-"""Several subnetworks in one call of a model: each example has its own (Appendix C)."""
+"""Several subnetworks in one call of a model, one for each example (Appendix C)."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ class Group(NamedTuple):
 
 
 def grouped(active: Tensor | int, update: Tensor | int | None, count: int) -> list[Group]:
-    """The examples by what is live and what learns for each.
+    """Return groups of examples with the same active subnetwork and the same learning partition.
 
     Args:
-        active, update: as of partnets.subnetwork; one of them is a tensor.
+        active, update: those of partnets.subnetwork; one of them is a tensor.
         count: C.
 
     Raises:
-        ValueError: a tensor is none of whole numbers, one for each example, or a number is out of range.
+        ValueError: a tensor does not contain whole numbers, one for each example, or a number is out of range.
 
     Example:
         >>> grouped(torch.tensor([2, 1, 2]), torch.tensor([2, 0, 2]), count=2)
@@ -80,15 +80,14 @@ def _numbers(name: str, given: Tensor | int | None) -> list[int] | int:
 
 
 @contextmanager
-def grouping(
-    model: nn.Module, groups: list[Group], switch: Switch, withheld: Iterable[nn.Parameter]
-) -> Iterator[None]:
-    """Inside, model(...) computes group by group, each in its own subnetwork.
+def grouping(model: nn.Module, groups: list[Group], switch: Switch, withheld: Iterable[nn.Parameter]) -> Iterator[None]:
+    """In the context, model(...) computes each group in its subnetwork, one after another.
 
-    Of DistributedDataParallel the module inside does: ranks may have other groups, and gradients travel once.
+    For DistributedDataParallel, the module inside computes the groups: ranks may have different groups, and gradients
+    are sent once.
 
     Args:
-        withheld: parameters without gradients from examples that a partition learns from.
+        withheld: parameters that get no gradient from examples from which a partition learns.
     """
     if any(is_sharded(one.parameter) for one in (*switch.weights, *switch.vectors)):
         raise ValueError(
@@ -140,14 +139,14 @@ def _computed(
     inputs: tuple,
     options: dict,
 ) -> Any:
-    """Return what a model's forward gives for all examples, group by group."""
+    """Return the output of a model's forward for all examples, computed group by group."""
     count = sum(len(group.rows) for group in groups)
     if len(groups) > 1:
         _check_divides((inputs, options), count)
     _check_rows(model, tree_flatten((inputs, options))[0], groups)
     outputs = []
     for group in groups:
-        # A penalty regularises what learns from these examples, beside a loss that is the mean over all.
+        # The loss is a mean over all examples, so a group's penalty counts by its share of them.
         counting = weighed_penalties(len(group.rows) / count) if group.update else penalties()
         with computed(switch, group.active, group.update), frozen(withheld if group.update else ()), counting:
             given, named = tree_map(_taking(group.rows, count), (inputs, options))
@@ -156,7 +155,7 @@ def _computed(
 
 
 def _check_divides(given: Any, count: int) -> None:
-    """Raises ValueError for what has something for each example, and is no tensor."""
+    """Raise ValueError for an input that has a value for each example, but is not a tensor."""
     if isinstance(given, PackedSequence):
         raise ValueError(
             "an input is a PackedSequence, whose rows are words of all examples; with a subnetwork for each example"
@@ -175,7 +174,7 @@ def _check_divides(given: Any, count: int) -> None:
 
 
 def _check_rows(model: nn.Module, leaves: list[Any], groups: list[Group]) -> None:
-    """Raises ValueError if no input has a row for each example; warns where rows may be something else."""
+    """Raise ValueError if no input has a row for each example; warn if rows may not be examples."""
     count = sum(len(group.rows) for group in groups)
     divided = [leaf for leaf in leaves if _has_rows(leaf, count)]
     if not divided:
@@ -207,7 +206,7 @@ def _has_rows(leaf: Any, count: int) -> bool:
 
 
 def _taking(rows: list[int], count: int) -> Callable[[Any], Any]:
-    """Takes these rows of what has as many as there are examples, as a view where they follow each other."""
+    """Return a function that takes these rows of a tensor with a row for each example; a view if adjacent."""
     follow = rows == list(range(rows[0], rows[0] + len(rows))) if rows else True
 
     def take(leaf: Any) -> Any:
@@ -219,7 +218,7 @@ def _taking(rows: list[int], count: int) -> Callable[[Any], Any]:
 
 
 def _joined(outputs: list[Any], groups: list[Group]) -> Any:
-    """The outputs of all groups as one, in the order of the examples."""
+    """Join the outputs of all groups, in the order of the examples."""
     leaves, structures = zip(*map(tree_flatten, outputs), strict=True)
     if any(structure != structures[0] for structure in structures):
         raise ValueError("the model's output has other parts in other subnetworks; compute them apart.")

@@ -1,4 +1,4 @@
-"""Running statistics: those of BatchNorm layers, which each subnetwork has of its own, and when they are stale."""
+"""Running statistics of BatchNorm layers: each subnetwork has its own, which may become stale."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from partnets.utils.modules import is_sharded
 # Integer dtypes by their size in bytes.
 WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64, 16: torch.int64}
 UNKNOWN_AT = -1
-# The bits of sum_of_weights below the sum of its parameters' sizes of an entry.
+# sum_of_weights is a checksum of SUM_BITS bits; the bits above are the sum of the parameters' item sizes.
 SUM_BITS = 44
 
 
@@ -28,7 +28,7 @@ def partitioned_norms(model: nn.Module) -> list[nn.Module]:
 def other_norms(model: nn.Module) -> list[nn.Module]:
     """Return the modules with running statistics that partnets.partition left out.
 
-    They would carry what a later chunk looks like into earlier subnetworks: train with them in evaluation mode.
+    They would carry later chunks into earlier subnetworks: train with them in evaluation mode.
 
     Example:
         >>> import partnets
@@ -40,16 +40,16 @@ def other_norms(model: nn.Module) -> list[nn.Module]:
 
 
 def following_norms(model: nn.Module) -> list[nn.Module]:
-    """Return the modules whose running statistics follow each batch in training mode, even if nothing learns.
+    """Return the modules with running statistics that follow each batch in training mode, even if nothing learns.
 
-    These are those that partnets.partition left out, and those in a baselines.Ensemble.
+    These are the norms that partnets.partition left out, and those in a baselines.Ensemble.
     """
     norms = [module for module in model.modules() if isinstance(module, _NormBase)]
     return [norm for norm in norms if (state := state_of(norm)) is None or "running_mean" not in state.statistics]
 
 
 def batches_of(norm: nn.Module) -> int:
-    """Return how many batches the statistics of all subnetworks have followed."""
+    """Return the number of batches that the statistics of all subnetworks have followed."""
     batches, state = norm._buffers[BATCHES], state_of(norm)
     if batches is None or batches.is_meta:
         return UNKNOWN_AT
@@ -60,12 +60,12 @@ def batches_of(norm: nn.Module) -> int:
 
 
 def is_stale(norm: nn.Module) -> bool:
-    """Return whether a partition has learned since the running statistics of a module were estimated, or given."""
+    """Return whether a partition has learned since the running statistics of a module were estimated or loaded."""
     return state_of(norm).count > 1 and int(norm._buffers[ESTIMATED][0]) != batches_of(norm)
 
 
 def hold_statistics(norm: nn.Module, weights: int = 0) -> None:
-    """Take the present running statistics for those of the present weights.
+    """Mark the present running statistics as those of the present weights.
 
     Args:
         weights: the sum_of_weights of the model; 0 if it is unknown.
@@ -75,26 +75,22 @@ def hold_statistics(norm: nn.Module, weights: int = 0) -> None:
 
 
 def stale_norms(model: nn.Module) -> dict[str, nn.Module]:
-    """Return the modules whose running statistics are older than the weights, by their paths."""
+    """Return the modules with running statistics older than the weights, by their paths."""
     norms = {path: m for path, m in model.named_modules() if (state := state_of(m)) and BATCHES in state.statistics}
     norms = {path: norm for path, norm in norms.items() if state_of(norm).count > 1}
     known = {path: int(norm._buffers[ESTIMATED][1]) for path, norm in norms.items()}
-    # Inside of a subnetwork the parameters are others than those of which the sum is.
+    # The stored checksum is that of the whole network; inside a subnetwork it cannot be computed.
     present = sum_of_weights(model) if any(known.values()) and not inside(model) else 0
-    return {
-        path: norm
-        for path, norm in norms.items()
-        if is_stale(norm) or _are_others(known[path], present)
-    }
+    return {path: norm for path, norm in norms.items() if is_stale(norm) or _are_others(known[path], present)}
 
 
 def _are_others(before: int, present: int) -> bool:
-    """Return whether these are sums of other weights of the same model, and not of a part or in another dtype."""
+    """Return whether two checksums differ although they cover the same parameters in the same dtype."""
     return before != present and before >> SUM_BITS == present >> SUM_BITS != 0
 
 
 def sum_of_weights(model: nn.Module) -> int:
-    """Return a checksum of what partitions own of a model, never 0; 0 if no rank has all of it.
+    """Return a checksum of all partitioned parameters, above 0; or 0 if this rank does not have all of them.
 
     Example:
         >>> import partnets
@@ -116,14 +112,14 @@ def sum_of_weights(model: nn.Module) -> int:
 
 
 def outdate_statistics(model: nn.Module) -> None:
-    """Mark statistics as stale: what comes before the norms has changed, though none of them has learned."""
+    """Mark statistics as stale, because the layers before the norms have changed."""
     for norm in partitioned_norms(model):
         if norm.training and state_of(norm).count > 1:
             norm._buffers[ESTIMATED].fill_(UNKNOWN_AT)
 
 
 def warn_of_stale(model: nn.Module) -> None:
-    """Warn the caller's caller that a model does not compute in evaluation mode what it learned."""
+    """Warn, at the caller's caller, that running statistics are stale in evaluation mode."""
     if stale := list(stale_norms(model)):
         warnings.warn(
             f"the running statistics of {len(stale)} BatchNorm layers ({stale[0] or 'the model itself'} is the first)"
