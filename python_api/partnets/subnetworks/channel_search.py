@@ -80,6 +80,10 @@ def find_channels(
         ) from error
     among = set(model.modules() if among is None else among)
     count, device = len(proportions), device_of(model)
+    if any(parameter.is_meta for parameter in model.parameters()):
+        raise ValueError("the model is on the meta device, which computes nothing; move it with to_empty, and fill it.")
+    if not all(tensor.numel() for tensor in tensors(example)):
+        raise ValueError("example has a tensor without entries, which shows nothing; pass at least one example.")
     with preserved(device), eagerly():
         trials = Trials(model, to_device(example, device), count)
         groups = [
@@ -100,7 +104,17 @@ def find_channels(
             " narrow subnetworks. Pass an example that uses all parameters, or remove them if nothing does.",
             stacklevel=4,  # past partition and its decorator
         )
-    return joined(model, chosen, count)
+    found = joined(model, chosen, count)
+    owned = torch.cat(
+        [owners.flatten() for one in found.values() for owners in (one.inputs, one.outputs) if owners is not None]
+    )
+    if none := [k for k, share in enumerate(proportions, 1) if share and not (owned == k).any()]:
+        warnings.warn(
+            f"partition {', '.join(map(str, none))} of proportions {tuple(proportions)} has no channel of any layer;"
+            " pass a larger share, or make the layers wider.",
+            stacklevel=4,
+        )
+    return found
 
 
 def _traced(torch_pruning, trials: Trials) -> list[list[tuple]]:
@@ -181,7 +195,7 @@ def _alternatives(
         for end in widths(number, proportions, measure)[:-1]:
             owners[end:] += 1
         owners = owners.repeat_interleave(block).repeat(beside)
-        if (key := bytes(owners.tolist())) in seen:
+        if (key := bytes(owners.tolist())) in seen or owners.max() == 1:
             continue
         seen.add(key)
         channels: Channels = defaultdict(dict)
@@ -273,6 +287,7 @@ class Trials:
         # The model may write into frozen parameters, such as averages.
         values = {id(p): p.detach() if p.requires_grad else p.detach().clone() for p in self.model.parameters()}
         memo = {key: nn.Parameter(value, value.is_floating_point()) for key, value in values.items()}
+        memo |= {id(buffer): buffer.clone() for buffer in self.model.buffers()}  # copy has no sparse ones
         new = copy.deepcopy(self.model, memo)
         return new, dict(zip(self.model.modules(), new.modules(), strict=True))
 

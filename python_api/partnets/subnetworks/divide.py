@@ -73,7 +73,7 @@ class Division:
     ) -> None:
         sizes(0, proportions)
         if scheme not in SCHEMES:
-            raise ValueError(f"scheme={scheme!r}; pass 'weight', 'node' or 'nested'.")
+            raise ValueError(f"scheme={scheme!r}; pass 'weight' or 'node', or 'nested' to partnets.partition.")
         self.module, self.proportions, self.count, self.seed = module, proportions, len(proportions), seed
         self.defaults, self.scheme = defaults, scheme
         self.rule = rule_of(type(module)) if rule is None else rule
@@ -271,6 +271,11 @@ def before_loading(module: nn.Module, state_dict: dict, prefix: str, *rest) -> N
                 Partition(tuple(parameter_of(module, name).shape), state.count, map.contiguous(), Zeros())
             except ValueError as error:
                 errors.append(f"{prefix}{name}{MAP}: {error}")
+            if state.narrow is not None and name in state.narrow.owners and not torch.equal(map.to(own.device), own):
+                raise RuntimeError(
+                    f"{prefix}{name}{MAP} has other partitions than those of this model's nested channels; partition"
+                    " the model as the saved one was."
+                )
         if isinstance(state_dict.get(prefix + name + DEFAULTS), Tensor):
             own, saved = module._buffers.get(name + STORED), state_dict.get(prefix + name + STORED)
             if not isinstance(saved, Tensor):

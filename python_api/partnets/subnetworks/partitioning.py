@@ -21,7 +21,8 @@ from partnets.hyper import Hyperparameter
 from partnets.subnetworks.channel_search import find_channels
 from partnets.subnetworks.channels import MEASURES, Narrow
 from partnets.subnetworks.context import subnetwork
-from partnets.subnetworks.divide import SCHEMES, Division
+from partnets.subnetworks.divide import SCHEMES, Division, drawn_entries
+from partnets.subnetworks.initial_values import looks_learned
 from partnets.subnetworks.rules import known_rule, rule_of
 from partnets.subnetworks.state import DEFAULTS, MAP, ROWS, STORED, state_of
 from partnets.subnetworks.stateful import check_copies, keep_for_each, taken_name
@@ -139,6 +140,8 @@ def partition(
     check_copies(model, kept)
     channels: dict[nn.Module, Narrow] = {}
     if scheme == "nested":
+        if defaults is None:
+            _warn_of_learned(found)
         scheme, defaults = "weight", "zero"
         if len(proportions) > 1:
             without = {module for module in model.modules() if not any(True for _ in module.parameters(recurse=False))}
@@ -381,6 +384,26 @@ def _warn_of_lost(divisions: dict[str, Division], tied: list) -> None:
             " defaults='seed' draws them again without this warning.",
             stacklevel=4,  # past the decorator
         )
+
+
+def _warn_of_learned(found: dict[str, nn.Module]) -> None:
+    paths = [
+        path
+        for path, module in found.items()
+        if known_rule(type(module)) is not None and any(map(looks_learned, _trained(module)))
+    ]
+    if paths:
+        warnings.warn(
+            f"scheme='nested' keeps the weights of {_listed(paths)}, which look as if they had learned: partition 1"
+            " would start with knowledge of all chunks if it is from this data. Draw the weights again, or pass"
+            " defaults='zero' if they have only learned from other data.",
+            stacklevel=4,  # past the decorator
+        )
+
+
+def _trained(module: nn.Module) -> list[Tensor]:
+    """Return the parameters of a module's own that require gradients, without the rows that stand for padding."""
+    return [drawn_entries(module, p) for p in module.parameters(recurse=False) if p.requires_grad and p.dim() > 1]
 
 
 def _listed(paths: list[str]) -> str:
