@@ -1,4 +1,4 @@
-"""explain_partition: what each subnetwork has of each weight, as a table."""
+"""explain_partition: a table of the shape and active entries of each weight in each subnetwork."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rules: how the parameters of each type of module are partitioned, and how they start."""
+"""Rules: how the parameters of each type of module are partitioned and initialised."""
 
 from __future__ import annotations
 
@@ -39,20 +39,20 @@ def _outputs(module: nn.Module, name: str, weight: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Rule:
-    """How a type of module is partitioned.
+    """The partitioning of a type of module.
 
     Attributes:
-        weights: the names of parameters whose entries belong to partitions, or the beginnings of such names.
-        scales: the names of vectors that are multiplied, s_1 * ... * s_k.
-        statistics: the names of buffers that each subnetwork has of its own.
-        distribution: distribution(module, name): what the module's own initialisation draws a parameter from; None if
-            it is not drawn.
-        outputs: outputs(module, name, weight): which output each entry of a weight depends on, int64, broadcast to the
-            weight's shape, for the scheme 'node'.
-        refuses: refuses(module): why a module of this type cannot be partitioned, or None.
-        vectors: the names of vectors that are added, b_1 + ... + b_k, or the beginnings of such names. A parameter that
-            is none of these, such as one of a subclass, is an added vector if is_vector says so, and else a weight.
-        alike: alike(name): the name of the weight whose outputs have the same owners in the scheme 'node'.
+        weights: names of parameters with entries in partitions, or prefixes of such names.
+        scales: names of vectors that are multiplied, s_1 * ... * s_k.
+        statistics: names of buffers that differ between subnetworks.
+        distribution: distribution(module, name): the distribution in the module's initialisation of a parameter; None
+            if it is not drawn.
+        outputs: outputs(module, name, weight): the output that each entry of a weight contributes to, int64, broadcast
+            to the weight's shape, for the scheme 'node'.
+        refuses: refuses(module): the reason why a module of this type cannot be partitioned, or None.
+        vectors: names of vectors that are added, b_1 + ... + b_k, or prefixes of such names. Parameters without an entry
+            here, such as those of a subclass, are added vectors if is_vector returns True, and otherwise weights.
+        alike: alike(name): the name of the weight that has the same owners of outputs in the scheme 'node'.
     """
 
     weights: Sequence[str] = ()
@@ -75,12 +75,12 @@ class Rule:
         return not is_vector(parameter)
 
     def map_of(self, name: str) -> str:
-        """Return the name of the weight whose map a weight has, if their shapes agree; its own by default."""
+        """Return the name of the weight that shares its map with this one, if their shapes agree; by default its own."""
         return name
 
 
 def _fan_in(module: nn.Module, name: str) -> Distribution:
-    """torch.nn.Linear's and the convolutions': U(-1 / sqrt(fan_in), 1 / sqrt(fan_in)), for weight and bias."""
+    """Return torch's U(-1 / sqrt(fan_in), 1 / sqrt(fan_in)) of linear layers and convolutions, for weight and bias."""
     return functools.partial(Uniform, 1 / math.sqrt(max(module.weight[0].numel(), 1)))
 
 
@@ -159,14 +159,14 @@ FOREIGN: dict[str, Rule] = {
 
 
 def register(cls: type[nn.Module], rule: Rule) -> None:
-    """Set the rule by which `partition` divides a type of module and its subclasses.
+    """Set the rule by which `partition` treats a type of module and its subclasses.
 
     Args:
         cls: a subclass of torch.nn.Module.
         rule: see Rule.
 
     Raises:
-        TypeError: cls is no type of module, or the rule no Rule.
+        TypeError: cls is not a type of module, or the rule is not a Rule.
 
     Example:
         >>> class Gain(nn.Module):
@@ -183,7 +183,7 @@ def register(cls: type[nn.Module], rule: Rule) -> None:
 
 
 def known_rule(cls: type[nn.Module]) -> Rule | None:
-    """Return the rule of the nearest base class that has one; None if none has."""
+    """Return the rule of the nearest base class with a rule, or None."""
     for base in cls.__mro__:
         if base in RULES:
             return RULES[base]
@@ -193,5 +193,5 @@ def known_rule(cls: type[nn.Module]) -> Rule | None:
 
 
 def rule_of(cls: type[nn.Module]) -> Rule:
-    """Return the rule of a type of module; by default, parameters are added if they are vectors, else weights."""
+    """Return the rule of a type of module; by default, vectors are added, and other parameters are weights."""
     return known_rule(cls) or Rule()
