@@ -1,4 +1,4 @@
-"""Computed weights: a subnetwork whose parameters are made from the whole network's, so that several can be in a graph."""
+"""Computed weights: a subnetwork with parameters computed from the whole network's, so that a graph can hold several."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from partnets.subnetworks.switch import Switch, Vector, Weight
 
 @contextmanager
 def computed(switch: Switch, active: int, update: int | None) -> Iterator[None]:
-    """Inside, modules have the parameters of subnetwork `active` as tensors with a graph to the whole network's.
+    """In the context, give modules the parameters of subnetwork `active`, as tensors computed from the whole network's.
 
-    It costs memory and time for each weight, where partnets.subnetwork exchanges entries in place. Backward passes may
-    come at any time. The gradient of a vector is that of partition `update`.
+    This takes memory and time for each weight; partnets.subnetwork exchanges entries in place instead. The backward pass
+    may run outside of the context. The gradient of a vector is that of partition `update`.
     """
     values = {id(one.parameter): _value(one, active, update) for one in (*switch.weights, *switch.vectors)}
     buffers, stack = [], ExitStack()
@@ -67,7 +67,7 @@ def _value(one: Weight | Vector, active: int, update: int | None) -> Tensor:
 
 
 class _Combined(torch.autograd.Function):
-    """b_1 + ... + b_k or s_1 * ... * s_k, whose gradient is set aside for partition `update`."""
+    """b_1 + ... + b_k or s_1 * ... * s_k, with a gradient that is set aside for partition `update`."""
 
     @staticmethod
     def forward(ctx, parameter, rows, active, update, is_product, state: PartitionState, name: str):
@@ -87,7 +87,7 @@ class _Combined(torch.autograd.Function):
 
 
 class _Masked(torch.autograd.Function):
-    """The identity, whose gradient is 0 outside of a mask."""
+    """The identity, with a gradient of 0 outside of a mask."""
 
     @staticmethod
     def forward(ctx, parameter, mask):
