@@ -433,7 +433,42 @@ class Backwards(Around):
         return x
 
 
+class MergedAdapter(Around):
+    """A low-rank term that evaluation mode adds to a weight, outside of subnetworks."""
+
+    def made(self):
+        self.a, self.b, self.is_merged = nn.Parameter(torch.randn(6, 2)), nn.Parameter(torch.randn(2, 6)), False
+
+    def train(self, mode=True):
+        if self.is_merged == mode:
+            with torch.no_grad():
+                self.layer.weight.add_(self.a @ self.b, alpha=-1 if mode else 1)
+            self.is_merged = not mode
+        return super().train(mode)
+
+    def between(self, x):
+        return x if self.is_merged else x + x @ self.a @ self.b
+
+
+class Distilled(Around):
+    """An average with the outputs of another subnetwork."""
+
+    is_inside = False
+
+    def forward(self, x):
+        y = super().forward(x)
+        if self.training or self.is_inside:
+            return y
+        self.is_inside = True
+        with partnets.subnetwork(self, 3):
+            y = y + self(x)
+        self.is_inside = False
+        return y
+
+
 LEAKS = {
+    MergedAdapter: "the model itself computes output 0 in evaluation from weights of inactive partitions",
+    Distilled: "the model itself computes output 0 in evaluation from weights of inactive partitions",
     Rows: "the model itself computes output 0 from weights of inactive partitions",
     RowsOfGradient: "the model itself computes gradient of layer.weight from weights of inactive partitions",
     RowsInEvaluation: "the model itself computes output 0 in evaluation from weights of inactive partitions",
