@@ -1,4 +1,4 @@
-"""Computed weights: a subnetwork with parameters computed from the whole network's, so that a graph can hold several."""
+"""Computed weights: a subnetwork with parameters computed from the whole network's, so that a graph can have many."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from partkernels import subnetwork_weight
 from partkernels.operators.entries import combine_rows
@@ -20,8 +20,8 @@ from partnets.subnetworks.switch import Switch, Vector, Weight
 def computed(switch: Switch, active: int, update: int | None) -> Iterator[None]:
     """In the context, give modules the parameters of subnetwork `active`, as tensors computed from the whole network's.
 
-    This takes memory and time for each weight; partnets.subnetwork exchanges entries in place instead. The backward pass
-    may run outside of the context. The gradient of a vector is that of partition `update`.
+    This takes memory and time for each weight; partnets.subnetwork exchanges entries in place instead. The backward
+    pass may run outside of the context. The gradient of a vector is that of partition `update`.
     """
     values = {id(one.parameter): _value(one, active, update) for one in (*switch.weights, *switch.vectors)}
     buffers, stack = [], ExitStack()

@@ -50,8 +50,8 @@ class Rule:
         outputs: outputs(module, name, weight): the output that each entry of a weight contributes to, int64, broadcast
             to the weight's shape, for the scheme 'node'.
         refuses: refuses(module): the reason why a module of this type cannot be partitioned, or None.
-        vectors: names of vectors that are added, b_1 + ... + b_k, or prefixes of such names. Parameters that a rule does
-            not name, such as those of a subclass, are added vectors if is_vector returns True, and otherwise weights.
+        vectors: names of vectors that are added, b_1 + ... + b_k, or prefixes of such names. Parameters without a
+            name here, such as those of a subclass, are added vectors if is_vector returns True, and otherwise weights.
         alike: alike(name): the name of the weight that has the same owners of outputs in the scheme 'node'.
     """
 
