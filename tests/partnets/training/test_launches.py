@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 import math
+import re
 from collections import Counter
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -27,50 +28,13 @@ pytest.importorskip("triton")
 pytestmark = pytest.mark.skipif(not INTERPRETED, reason="with a GPU, Triton's backend takes tensors of the GPU only")
 
 # Operators that launch nothing: views, and memory that is not written.
-VIEWS = [
-    "alias",
-    "as_strided",
-    "detach",
-    "empty",
-    "empty_like",
-    "expand",
-    "lift_fresh",
-    "narrow",
-    "new_empty",
-    "permute",
-    "record_stream",
-    "_reshape_alias",
-    "reshape",
-    "select",
-    "slice",
-    "split",
-    "split_with_sizes",
-    "squeeze",
-    "t",
-    "transpose",
-    "unbind",
-    "_unsafe_view",
-    "unsafe_split",
-    "unsqueeze",
-    "view",
-]
-# Operators whose results the host needs, and methods that hand numbers to the host or back.
-WAITING = ["equal", "is_nonzero", "item", "_local_scalar_dense", "masked_select", "nonzero", "unique", "_unique2"]
-TO_HOST = [
-    "__array__",
-    "__bool__",
-    "__float__",
-    "__index__",
-    "__int__",
-    "cpu",
-    "cuda",
-    "item",
-    "nonzero",
-    "numpy",
-    "pin_memory",
-    "to",
-    "tolist",
-]
+VIEWS = re.compile(
+    "alias|as_strided|detach|empty|empty_like|expand|lift_fresh|narrow|new_empty|permute|_reshape_alias|select|slice"
+    "|split|split_with_sizes|squeeze|t|transpose|unbind|_unsafe_view|unsafe_split|unsqueeze|view"
+)
+# Operators for whose results the host waits, and methods that hand numbers to the host or from there.
+WAITING = re.compile("equal|is_nonzero|item|_local_scalar_dense|masked_select|nonzero|_?unique2?")
+METHODS = ["__array__", "__bool__", "__float__", "__index__", "__int__", "cpu", "cuda", "item", "numpy", "to", "tolist"]
 # The number of tensors in a launch of torch's foreach operators, by the number of lists.
 MOST = {1: 110, 2: 64, 3: 48}
 
@@ -86,12 +50,12 @@ class Launches(TorchDispatchMode):
         namespace, _, name = operator._schema.name.partition("::")
         if namespace == "partkernels":  # its kernels are counted where they are launched
             return operator(*args, **(kwargs or {}))
-        if name in WAITING:
+        if WAITING.fullmatch(name):
             self.waits[name] += 1
         elif name.startswith("_foreach"):
             lists = [one for one in args if isinstance(one, list | tuple) and isinstance(one[0], Tensor)]
             self.found[name] += math.ceil(len(lists[0]) / MOST[len(lists)])
-        elif namespace == "aten" and name not in VIEWS:
+        elif namespace == "aten" and not VIEWS.fullmatch(name):
             self.found[name] += 1
         return operator(*args, **(kwargs or {}))
 
@@ -121,7 +85,7 @@ def launches(run: Callable[[], object]) -> Launches:
 
     with ExitStack() as stack:
         stack.enter_context(patch.object(InterpretedFunction, "__getitem__", record))
-        for name in TO_HOST:
+        for name in METHODS:
             stack.enter_context(patch.object(Tensor, name, waiting(name)))
         stack.enter_context(counted)
         run()
