@@ -171,11 +171,14 @@ def _traced(torch_pruning, trials: Trials) -> list[list[tuple]]:
     return found
 
 
-def _is_of_channels(grad_fn) -> bool | None:
-    """Return whether a step joins or divides tensors by a CNN's channels; None if they have fewer dimensions."""
-    dim, is_torch = getattr(grad_fn, "_saved_dim", None), hasattr(grad_fn, "_input_metadata")
-    dims = len(grad_fn._input_metadata[0].shape) if is_torch and isinstance(dim, int) else 0
-    return (dim - (dim >> 63 << 64)) % dims == 1 if dims > 3 else None
+def _is_of_channels(step) -> bool | None:
+    """Return whether a step joins, divides or reshapes tensors by a CNN's channels; None if it may."""
+    if not hasattr(step, "_input_metadata"):
+        return None
+    dim, dims = getattr(step, "_saved_dim", None), len(step._input_metadata[0].shape)
+    if isinstance(dim, int):
+        return (dim - (dim >> 63 << 64)) % dims == 1 if dims > 3 else None
+    return False if dims > 4 and "View" in step.name() else None
 
 
 def _alternatives(
@@ -265,13 +268,20 @@ class Trials:
                 ) from error
 
     def roots(self, model: nn.Module, example: Any) -> list[Tensor]:
-        """Return what a copy of the model and its modules return, in evaluation and in training mode."""
-        found: list[Tensor] = []
-        with hooked(model.modules(), after=lambda module, args, kwargs, output: found.extend(tensors(output))):
+        """Return what a copy of the model and its layers return, in evaluation and in training mode."""
+        found: list[tuple[Tensor, Any]] = []
+        layers = [module for module in model.modules() if isinstance(module, ROOTS) or is_conv1d(module)]
+
+        def note(value: Any) -> None:
+            found.extend((output, output.grad_fn) for output in tensors(value))
+
+        with hooked(layers, after=lambda module, args, kwargs, output: note(output)):
             for mode in self.shapes:
                 _set_mode(model, mode)
-                _called(model, example)
-        used, waiting = set(), {tensor.grad_fn for tensor in found}
+                note(_called(model, example))
+        # torch-pruning takes other roots than layers, such as what was written into later, for outputs of the model.
+        returned = [output for output, step in found if step is not None and output.grad_fn is step]
+        used, waiting = set(), {output.grad_fn for output in returned}
         seen = set(waiting)
         while waiting:
             step = waiting.pop()
@@ -280,7 +290,7 @@ class Trials:
             waiting |= new
             seen |= new
         self.unused = [name for name, parameter in model.named_parameters() if parameter not in used]
-        return [tensor for tensor in found if tensor.grad_fn is not None]
+        return returned
 
     def copied(self) -> tuple[nn.Module, dict[nn.Module, nn.Module]]:
         """Return a copy of the model, and the copy of each module."""

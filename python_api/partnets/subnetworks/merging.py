@@ -53,11 +53,12 @@ def merge(model: nn.Module, active: int | None = None) -> nn.Module:
             values = [(p, p.detach().clone()) for p in new.parameters()] + [(b, b.clone()) for b in new.buffers()]
         for tensor, value in values:
             tensor.copy_(value)
+        narrow: dict[nn.Parameter, nn.Parameter] = {}
         for module in partitioned_modules(new) if active != count else ():
             for name in state_of(module).statistics:
                 module._buffers[name].copy_(module._buffers[name + ROWS][active - 1])
             if state_of(module).narrow is not None:
-                _narrow(module, active)
+                _narrow(module, active, narrow)
     for module in stateful_modules(partitioned_modules(new)):
         settle(module, active)
     remove(new)
@@ -72,14 +73,15 @@ def without_ensembles(model: nn.Module, active: int) -> nn.Module:
     return chosen.get(model, model)
 
 
-def _narrow(module: nn.Module, active: int) -> None:
-    """Keep what subnetwork `active` has of a module with nested channels."""
+def _narrow(module: nn.Module, active: int, made: dict[nn.Parameter, nn.Parameter]) -> None:
+    """Keep what subnetwork `active` has of a module with nested channels; tied parameters stay tied."""
     narrow = state_of(module).narrow
     for name in narrow.owners:
         own = module._parameters if name in module._parameters else module._buffers
-        if (whole := own[name]) is not None:
+        if (whole := own[name]) is not None and whole not in made:
             part = narrow.take(whole.detach(), name, active).clone()
-            own[name] = nn.Parameter(part, whole.requires_grad) if own is module._parameters else part
+            made[whole] = nn.Parameter(part, whole.requires_grad) if own is module._parameters else part
+        own[name] = made.get(whole)
     for name, values in narrow.attributes.items():
         setattr(module, name, values[active - 1])
 
