@@ -58,7 +58,7 @@ def count_steps(counters: list[Tensor], place: int) -> list[int]:
     one = torch.zeros_like(counters[0])
     one[place] = 1
     torch._foreach_add_(counters, [one] * len(counters))
-    return [counter.tolist()[place] for counter in counters]
+    return torch.stack(counters)[:, place].tolist()
 
 
 def _sgd_step(
