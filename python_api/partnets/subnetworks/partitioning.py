@@ -86,8 +86,8 @@ def partition(
         skip: dotted paths or modules that stay as they are, with everything inside them.
         stateful: dotted paths or modules whose code keeps something of the batches that it has seen (a running mean, a
             codebook, loads of experts, an average of weights): each subnetwork gets a copy of their buffers, frozen
-            parameters and attributes, with everything inside them. What is assigned later, outside of any subnetwork,
-            is assigned to all.
+            parameters and attributes, with everything inside them. Assignments outside of any subnetwork apply
+            to all copies, except those that a call of the module makes, which apply to that of subnetwork C.
         scheme: 'weight' gives each entry of a weight to a partition at random; 'node' each output of a layer, with all
             weights that it depends on (Appendix C). 'nested' gives the first channels of each layer to partition 1, the
             next ones to partition 2, and so on, so that subnetwork k is narrower and computes with nothing else: see
