@@ -34,7 +34,8 @@ def exchange_entries(
 
     Args:
         tensors: contiguous vectors [n] of one dtype, on one device.
-        places: for each an int32 or int64 vector of distinct places in 0..n - 1.
+        places: for each an int32 or int64 vector of distinct places in 0..n - 1, best ascending; of a tensor that is in
+            the list several times, one after the other, no place may be in two of them.
         values: for each a contiguous vector like places, of the tensors' dtype.
         saved: for each where the entries are saved: a vector like values, other than it, or None to lose them.
 

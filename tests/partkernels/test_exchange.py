@@ -38,6 +38,23 @@ def test_entries_are_saved_and_replaced(target, dtype):
     assert all(tensor._version > version for tensor, version in zip(tensors, versions, strict=True))
 
 
+@pytest.mark.parametrize("is_sorted", [True, False])
+@pytest.mark.parametrize("target", TARGETS, ids=str)
+def test_several_lists_of_places_in_one_tensor_take_turns(target, is_sorted):
+    ids = torch.rand(100_000)  # beyond a part that stays in the cache
+    places = [((low < ids) & (ids < low + 0.1)).nonzero().view(-1) for low in (0.1, 0.2, 0.7)]
+    if not is_sorted:
+        places = [at[torch.randperm(len(at))] for at in places]
+    places = [at.int().to(target.device) for at in places]
+    tensor = target.randn((len(ids),)).float()
+    before, values = tensor.clone(), [target.randn(at.shape).float() for at in places]
+    saved = [torch.full_like(value, torch.nan) for value in values]
+    with target.use():
+        exchange_entries([tensor] * 3, places, values, saved)
+    assert all(torch.equal(kept, before[at.long()]) for kept, at in zip(saved, places, strict=True))
+    assert torch.equal(tensor, before.index_put((torch.cat(places).long(),), torch.cat(values)))
+
+
 @pytest.mark.parametrize("active", [1, 2, 4])
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("target", TARGETS, ids=str)

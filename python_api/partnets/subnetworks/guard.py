@@ -9,6 +9,7 @@ unless the model is the subnetwork that computed last.
 from __future__ import annotations
 
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -56,10 +57,13 @@ def _guard_outputs(state: PartitionState, only_first: bool, module: nn.Module, i
         return output
     if only_first and any(isinstance(one, Tensor) and one.requires_grad for one in inputs):
         return output
-    return tree_map(lambda one: _guard(one, state) if isinstance(one, Tensor) and one.requires_grad else one, output)
+    guard = partial(_guard, state)
+    return guard(output) if isinstance(output, Tensor) else tree_map(guard, output)
 
 
-def _guard(tensor: Tensor, state: PartitionState) -> Tensor:
+def _guard(state: PartitionState, tensor: Any) -> Any:
+    if not (isinstance(tensor, Tensor) and tensor.requires_grad):
+        return tensor
     guarded = _SameSubnetwork.apply(tensor, state)
     return guarded if tensor.is_leaf or tensor._is_view() else no_view(guarded)
 

@@ -30,15 +30,11 @@ class PartitionedParameter:
     """
 
     def __init__(self, module: nn.Module, name: str) -> None:
-        self.module, self.name = module, name
+        self.module, self.name, self.parameter = module, name, parameter_of(module, name)
         self.state: PartitionState = state_of(module)
         self.is_vector = name in self.state.vectors
         self.owner = self.state.wholes.get(name, 1 if self.state.count == 1 else None)
         self._partition: tuple[tuple, Partition] | None = None
-
-    @property
-    def parameter(self) -> nn.Parameter:
-        return parameter_of(self.module, self.name)
 
     @property
     def rows(self) -> Tensor:

@@ -68,7 +68,6 @@ class Exchanged:
     def parameter(self) -> nn.Parameter:
         return self._parameter()
 
-
     def hold(self) -> None:
         """Take the parameter's present memory for right."""
         parameter, rows = self.parameter, self.module._buffers.get(self.name + ROWS)
@@ -386,15 +385,15 @@ class Switch:
             if one.is_narrow:
                 continue
             old, new = one.state.active, wanted[id(one.state)]
-            between = slice(*sorted((one.starts[old - 1], one.starts[new - 1])))
-            if between.start < between.stop:
+            low, high = sorted((old, new))
+            for begin, end in itertools.pairwise(one.starts[low - 1 : high]):
                 lists = found[one.memory.device, one.memory.dtype, new][:4]
-                learned, defaults = one.learned[between], one.defaults[between]
+                learned, defaults = one.learned[begin:end], one.defaults[begin:end]
                 values = (defaults, learned) if new < old else (learned, None)
-                for each, value in zip(lists, (one.memory, one.places[between], *values), strict=True):
+                for each, value in zip(lists, (one.memory, one.places[begin:end], *values), strict=True):
                     each.append(value)
-                if is_sharded(one.parameter):  # the memory of others has their version
-                    written += [one.parameter, local(one.parameter)]
+            if low != high and is_sharded(one.parameter):  # the memory of others has their version
+                written += [one.parameter, local(one.parameter)]
         for one in self.vectors:
             if one.state.active != (new := wanted[id(one.state)]):
                 whole, rows = one.parameter, one.rows
