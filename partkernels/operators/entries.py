@@ -34,8 +34,7 @@ def exchange_entries(
 
     Args:
         tensors: contiguous vectors [n] of one dtype, on one device.
-        places: for each an int32 or int64 vector of distinct places in 0..n - 1, best ascending; of a tensor that is in
-            the list several times, one after the other, no place may be in two of them.
+        places: for each an int32 or int64 vector of distinct places in 0..n - 1, fastest if they ascend.
         values: for each a contiguous vector like places, of the tensors' dtype.
         saved: for each where the entries are saved: a vector like values, other than it, or None to lose them.
 
@@ -86,7 +85,8 @@ class Exchange:
     """Changes of many tensors that are made again and again: by one launch on a GPU, and without checks.
 
     Args:
-        tensors, places, values, saved: see exchange_entries; places are int32 on a GPU.
+        tensors, places, values, saved: see exchange_entries; places are int32 on a GPU. A tensor may be listed several
+            times, one after the other, with places that are all distinct.
         vectors, rows, are_products: see combine_rows. All tensors are of one dtype, on one device.
 
     Example:

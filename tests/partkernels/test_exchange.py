@@ -50,7 +50,7 @@ def test_several_lists_of_places_in_one_tensor_take_turns(target, is_sorted):
     before, values = tensor.clone(), [target.randn(at.shape).float() for at in places]
     saved = [torch.full_like(value, torch.nan) for value in values]
     with target.use():
-        exchange_entries([tensor] * 3, places, values, saved)
+        Exchange([tensor] * 3, places, values, saved)(1)
     assert all(torch.equal(kept, before[at.long()]) for kept, at in zip(saved, places, strict=True))
     assert torch.equal(tensor, before.index_put((torch.cat(places).long(),), torch.cat(values)))
 

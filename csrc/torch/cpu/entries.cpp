@@ -57,8 +57,8 @@ struct Exchange {
   Tensor places, values, saved;
 };
 
-// Saves entries unless there is no room, and replaces them by values, by their bits. No two places are the same, so that
-// the order is free.
+// Saves entries unless there is no room, and replaces them by values, by their bits. No two places are the same, so
+// that the order is free.
 template <class Word, class Place>
 void replace_entries(Word* entries, const Exchange& exchange, int64_t begin, int64_t end) {
   const Word* const others = static_cast<const Word*>(exchange.values.data_ptr());
@@ -120,13 +120,14 @@ void exchange_entries(Tensors tensors, Tensors places, Tensors values, Tensors s
                   " tensors");
   for (size_t i = 0; i < tensors.size(); ++i) {
     bool fits = places[i].numel() == values[i].numel() &&
-                (saved[i].numel() == 0 || saved[i].numel() == values[i].numel()) &&
-                alike(values[i], tensors[i]) && alike(saved[i], tensors[i]) &&
+                (saved[i].numel() == 0 || saved[i].numel() == values[i].numel()) && alike(values[i], tensors[i]) &&
+                alike(saved[i], tensors[i]) &&
                 (places[i].scalar_type() == ScalarType::Int || places[i].scalar_type() == ScalarType::Long);
     for (const Tensor& one : {tensors[i], places[i], values[i], saved[i]}) {
       fits = fits && one.dim() == 1 && one.is_contiguous();
     }
-    STD_TORCH_CHECK(fits, "entry ", i, " of the lists does not fit: expected contiguous vectors, a value for each place");
+    STD_TORCH_CHECK(fits, "entry ", i,
+                    " of the lists does not fit: expected contiguous vectors, a value for each place");
   }
   for (size_t i = 0; i < tensors.size();) {
     const Tensor& tensor = tensors[i];
@@ -159,7 +160,8 @@ void combine_rows(Tensors vectors, Tensors rows, int64_t active, Sizes are_produ
     const int64_t length = vectors[i].numel(), count = rows[i].dim() == 0 ? 0 : rows[i].size(0);
     STD_TORCH_CHECK(vectors[i].is_contiguous() && rows[i].is_contiguous() && alike(vectors[i], rows[i]) &&
                         rows[i].numel() == count * length && 1 <= active && active <= count,
-                    "vector ", i, " does not fit: expected rows [C, ...] of the vector's shape and dtype, and active in"
+                    "vector ", i,
+                    " does not fit: expected rows [C, ...] of the vector's shape and dtype, and active in"
                     " 1..C");
   }
   for (size_t i = 0; i < vectors.size(); ++i) {

@@ -2,8 +2,8 @@
 
 torch raises where a weight has changed that the backward pass needs. It needs none of a module whose inputs require no
 gradient, such as the first layer, and none changes between two subnetworks that differ in `update`. So the outputs of
-such modules and of the model are guarded. torch.utils.checkpoint computes outputs again in the backward pass: that raises
-unless the model is the subnetwork that computed last.
+such modules and of the model are guarded. torch.utils.checkpoint computes outputs again in the backward pass: that
+raises unless the model is the subnetwork that computed last.
 """
 
 from __future__ import annotations

@@ -18,8 +18,6 @@ from partkernels.operators.entries import Exchange, combine_rows
 from partkernels.operators.subnetwork_weight import select
 from partnets.subnetworks.channels import narrow_to, widen
 from partnets.subnetworks.guard import guard_module
-from partnets.subnetworks.stateful import move as move_state
-from partnets.subnetworks.stateful import assign_to_all, remember, stateful_modules
 from partnets.subnetworks.state import (
     ATTRIBUTE,
     MAP,
@@ -34,6 +32,8 @@ from partnets.subnetworks.state import (
     partitioned_modules,
     state_of,
 )
+from partnets.subnetworks.stateful import assign_to_all, remember, stateful_modules
+from partnets.subnetworks.stateful import move as move_state
 from partnets.utils.modules import is_sharded, overlapping
 from partnets.utils.shards import local, local_partition, part, sharded_like, version
 
@@ -121,7 +121,7 @@ class Weight(Exchanged):
         return self.state.narrow is not None and self.name in self.state.narrow.owners
 
     def refresh(self) -> None:
-        """Make memory, places and values anew if parameter, map or defaults have changed; of a DTensor this rank's part."""
+        """Make memory, places and values anew if parameter, map or defaults have changed; for a DTensor this rank's."""
         parameter, buffers = local(self.parameter), self.module._buffers
         map, stored = buffers[self.name + MAP], buffers.get(self.name + STORED)
         key = (
@@ -482,7 +482,7 @@ def noted(parameters) -> None:
 
 
 def watch(one: Weight | Vector, parameter: nn.Parameter) -> None:
-    """Let the gradients of a parameter, or of all of it as gathered from shards, be those of the partition that learns."""
+    """Let the gradients of a parameter, or of what was gathered from its shards, be those of the learning partition."""
     if not parameter.requires_grad:
         return
     hooks = parameter._backward_hooks or {}
