@@ -35,6 +35,7 @@ from partnets.subnetworks.channels import (
     gain_of,
     is_conv1d,
     joined,
+    narrow_of,
     narrowed,
     place_of,
     widths,
@@ -89,7 +90,7 @@ def find_channels(
         groups = [
             alternatives
             for group in _traced(torch_pruning, trials)
-            if (alternatives := _alternatives(model, group, among, proportions, measure))
+            if (alternatives := _alternatives(group, among, proportions, measure))
         ]
         chosen = _accepted(trials, groups, [])
     if not chosen:
@@ -97,11 +98,15 @@ def find_channels(
             f"no channels of this {type(model).__name__} can be divided so that narrower subnetworks run on the"
             " example and leave the others out; use scheme='weight' or 'node'."
         )
-    if trials.unused:
+    names = {id(p): name for name, p in model.named_parameters()}
+    of_others = {
+        names[id(p)] for module in set(model.modules()) - among for p in module._parameters.values() if p is not None
+    }
+    if unused := [name for name in trials.unused if name not in of_others]:
         warnings.warn(
-            f"the example does not use {', '.join(trials.unused[:5])}{' and others' if len(trials.unused) > 5 else ''},"
-            " of which no channels are divided: code that computes with them and narrow layers will raise an error in"
-            " narrow subnetworks. Pass an example that uses all parameters, or remove them if nothing does.",
+            f"the example does not use {', '.join(unused[:5])}{' and others' if len(unused) > 5 else ''}, of which no"
+            " channels are divided: code that computes with them and narrow layers will raise an error in narrow"
+            " subnetworks. Pass an example that uses all parameters, or remove them if nothing does.",
             stacklevel=4,  # past partition and its decorator
         )
     found = joined(model, chosen, count)
@@ -121,7 +126,7 @@ def _traced(torch_pruning, trials: Trials) -> list[list[tuple]]:
     """Return groups of channels: module, side, indices there and those of the group's first module."""
     model, copies = trials.copied()
     originals = {new: module for module, new in copies.items()}
-    places: dict[nn.Parameter, list[tuple[nn.Module, str]]] = defaultdict(list)
+    places: dict[nn.Parameter | None, list[tuple[nn.Module, str]]] = defaultdict(list)
     for new, module in originals.items():
         for name, parameter in new._parameters.items():
             places[parameter].append((module, name))
@@ -165,10 +170,16 @@ def _traced(torch_pruning, trials: Trials) -> list[list[tuple]]:
             elif node.module in originals:  # and no operation without parameters
                 side = OUT if graph.is_out_channel_pruning_fn(item.dep.handler) else IN
                 entries.append((originals[node.module], side, *indices))
-        found.append(entries)
+        own = [parameter for module, *_ in entries for parameter in copies[module]._parameters.values()]
+        tied = {parameter for parameter in own if parameter is not None and len(places[parameter]) > 1}
+        first = next((one for keys, one in found if keys & tied and len(one[0][2]) == len(entries[0][2])), None)
+        if first is None:
+            found.append((tied, entries))
+        else:
+            first += entries
     for node in graph.module2node.values():  # nodes refer to each other, and would keep tensors alive
         vars(node).clear()
-    return found
+    return [entries for _, entries in found]
 
 
 def _is_of_channels(step) -> bool | None:
@@ -182,7 +193,7 @@ def _is_of_channels(step) -> bool | None:
 
 
 def _alternatives(
-    model: nn.Module, group: list[tuple], among: Collection[nn.Module], proportions: Sequence[float], measure: str
+    group: list[tuple], among: Collection[nn.Module], proportions: Sequence[float], measure: str
 ) -> list[Channels]:
     """Return how a group of channels that belong together may be divided, from the best to the last resort."""
     size, modules = len(group[0][2]), {module for module, *_ in group}
@@ -206,7 +217,8 @@ def _alternatives(
             for module, side, indices, roots in group:
                 _add(channels[module], module, side, indices, owners[torch.tensor(roots)])
             channels = {module: sides for module, sides in channels.items() if sides}
-            joined(model, [channels], len(proportions))
+            for module, sides in channels.items():
+                narrow_of(module, sides, len(proportions))
         except (Whole, TypeError, IndexError):  # torch-pruning gives no root to some indices
             continue
         found.append(channels)

@@ -147,7 +147,7 @@ def place_of(module: nn.Module, side: Any) -> tuple[dict[str, int], tuple[str, .
     return next((place for cls in type(module).__mro__ if (place := PLACES.get((cls, side)))), None)
 
 
-def _narrow(module: nn.Module, channels: Mapping[Any, Tensor], count: int) -> Narrow:
+def narrow_of(module: nn.Module, channels: Mapping[Any, Tensor], count: int) -> Narrow:
     """Return how these channels narrow a module.
 
     Raises:
@@ -195,7 +195,7 @@ def joined(model: nn.Module, groups: Iterable[Channels], count: int) -> dict[nn.
         for module, sides in group.items():
             own = channels.setdefault(module, {})
             own.update({side: torch.maximum(own.get(side, owners), owners) for side, owners in sides.items()})
-    made = {module: _narrow(module, sides, count) for module, sides in channels.items()}
+    made = {module: narrow_of(module, sides, count) for module, sides in channels.items()}
     seen: dict[nn.Parameter, dict[int, list[int]]] = {}
     for module in model.modules():
         for name, parameter in module._parameters.items():
