@@ -1,4 +1,4 @@
-"""merge: a dense model that computes what a subnetwork computes."""
+"""merge: a dense model with the outputs of a subnetwork."""
 
 from __future__ import annotations
 

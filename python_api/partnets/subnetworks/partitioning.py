@@ -1,4 +1,4 @@
-"""partition: gives the parameters of a model partitions, in place."""
+"""partition: partition the parameters of a model in place."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ MOST_NAMED = 10
 
 
 class Obstacle(NamedTuple):
-    """Why a module cannot be partitioned, in words that follow "a {kind}", and what helps."""
+    """The reason why a module cannot be partitioned, as words after "a {kind}", and the cure."""
 
     kind: str
     what: str
@@ -220,7 +220,7 @@ def find(
     frozen: bool = False,
     keeping: Collection[nn.Module] = (),
 ) -> tuple[dict[str, nn.Module], dict[str, Obstacle]]:
-    """Return the modules that `partition` would partition, by their paths, and those that it cannot, and why."""
+    """Return the modules that `partition` would partition, and the obstacles of those that it cannot, by their paths."""
     found, obstacles = {}, {}
     inside_hyper = {inner for one in model.modules() if isinstance(one, Hyperparameter) for inner in one.modules()}
     for path, module in model.named_modules():
@@ -278,7 +278,7 @@ def _obstacle(module: nn.Module, own: list[nn.Parameter], is_kept: bool = False)
 
 
 def named(model: nn.Module, entries: Iterable[str | nn.Module], argument: str) -> set[nn.Module]:
-    """Return the modules that an argument names, and all that are inside of them."""
+    """Return the modules that an argument names, with all modules inside them."""
     modules = dict(model.named_modules(remove_duplicate=False))
     found = set()
     for entry in [entries] if isinstance(entries, str | nn.Module) else entries:
@@ -292,7 +292,7 @@ def named(model: nn.Module, entries: Iterable[str | nn.Module], argument: str) -
 
 
 def _check_found(model: nn.Module, found: dict[str, nn.Module], skipped: set[nn.Module], frozen: bool) -> None:
-    """Raise ValueError unless there is something to partition, and each parameter has memory of its own."""
+    """Raise ValueError if there is nothing to partition, or if two parameters share memory."""
     partitioned = {
         f"{path}.{name}".lstrip("."): parameter
         for path, module in found.items()
@@ -332,7 +332,7 @@ def _check_found(model: nn.Module, found: dict[str, nn.Module], skipped: set[nn.
 
 
 def _tied(divisions: dict[str, Division]) -> list[tuple[Division, str, Division, str]]:
-    """Return each parameter that is in a second place, with the first, where it is partitioned."""
+    """Return each tied parameter: the place where it is partitioned, and another place."""
     first: dict[int, tuple[str, Division, str]] = {}
     tied = []
     for path, division in divisions.items():
@@ -412,7 +412,7 @@ def _listed(paths: list[str]) -> str:
 
 
 def _refusal(obstacles: dict[str, Obstacle]) -> str:
-    """Return a message that names each type once, with how many there are, where the first is, and what helps."""
+    """Return a message with each type of module, the number of such modules, the path of the first, and the cure."""
     alike: dict[Obstacle, list[str]] = defaultdict(list)
     for path, obstacle in obstacles.items():
         alike[obstacle].append(path or "the model itself")
