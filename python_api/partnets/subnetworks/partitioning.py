@@ -220,7 +220,7 @@ def find(
     frozen: bool = False,
     keeping: Collection[nn.Module] = (),
 ) -> tuple[dict[str, nn.Module], dict[str, Obstacle]]:
-    """Return the modules that `partition` would partition, and the obstacles of those that it cannot, by their paths."""
+    """Return the modules that `partition` would partition, and the obstacles of others, both by their paths."""
     found, obstacles = {}, {}
     inside_hyper = {inner for one in model.modules() if isinstance(one, Hyperparameter) for inner in one.modules()}
     for path, module in model.named_modules():
