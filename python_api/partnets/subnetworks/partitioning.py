@@ -76,12 +76,13 @@ def partition(
         model: a dense model.
         proportions: C numbers that sum to 1. The paper matches them to the chunks' (Appendix I.2).
         defaults: 'seed' draws weights and biases again from the module's seed, so that the weight starts at its
-            defaults, which take no memory: as torch does, or, where the present values were not drawn like that, from a
-            uniform or normal distribution of their standard deviation, or as `seed_defaults` says; weights of modules
-            without a rule stay, and are stored. 'zero' keeps the present weights, with defaults of 0; 'stored' keeps
-            the present weights and a copy as defaults, for models that were pretrained on other data: for weights that
-            have seen D_2..D_C, L_ML has no meaning. Or one of partkernels' Zeros, Uniform, Normal, Stored. None is
-            'seed', with a warning that names the modules whose weights do not look freshly drawn.
+            defaults, which no file needs to contain. Weights are drawn as torch draws them, or as `seed_defaults` says;
+            if the present values were not drawn like that, from a uniform or normal distribution with their standard
+            deviation. Weights of modules without a rule are unchanged, and stored. 'zero' keeps the present weights,
+            with defaults of 0. 'stored' keeps the present weights and a copy as defaults, for models that were
+            pretrained on other data; L_ML has no meaning for weights that have seen D_2..D_C. Or one of partkernels'
+            Zeros, Uniform, Normal, Stored. None is 'seed', with a warning that names modules with weights that do not
+            look freshly drawn.
         seed: an int in [0, 2**63).
         skip: dotted paths or modules that stay as they are, with everything inside them.
         stateful: dotted paths or modules whose code keeps something of the batches that it has seen (a running mean, a
@@ -90,13 +91,13 @@ def partition(
             to all copies, except those that a call of the module makes, which apply to that of subnetwork C.
         scheme: 'weight' gives each entry of a weight to a partition at random; 'node' each output of a layer, with all
             weights that it depends on (Appendix C). 'nested' gives the first channels of each layer to partition 1, the
-            next ones to partition 2, and so on, so that subnetwork k is narrower and computes with nothing else: see
+            next ones to partition 2, and so on, so that subnetwork k is narrower and skips all other channels: see
             partnets.subnetworks.channels. It needs torch-pruning.
-        example: for 'nested', what the model is called with to find which layers' channels belong together: a tensor, a
-            tuple of its arguments, or a dict of them by name.
-        proportions_of: for 'nested', of what the proportions are: the 'units' (channels) of each layer, or its
-            'weights', so that subnetwork k has the square root of its share of the channels. Numbers of channels are
-            rounded to multiples of 16, 8, 4 or 2 where there are many.
+        example: for 'nested', an input with which the model is called to find the channels: a tensor, a tuple of
+            arguments, or a dict of arguments by name.
+        proportions_of: for 'nested': 'units' if the proportions are shares of each layer's channels, 'weights' if they
+            are shares of its weights; the shares of channels are then square roots. Numbers of channels are rounded to
+            multiples of 16, 8, 4 or 2 if there are many.
         frozen: whether parameters that require no gradient are partitioned as well, for a model that is unfrozen later.
 
     An attribute `seed_defaults` on a module, set before this call, says how it starts: partkernels.Zeros(), or a
