@@ -147,7 +147,8 @@ def _traced(torch_pruning, trials: Trials) -> list[list[tuple]]:
     graph = Graph()
     found = []
     try:
-        with torch.enable_grad():
+        with torch.enable_grad(), warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "Maximum recursive depth reached")  # torch-pruning leaves these steps out
             graph.build_dependency(
                 model.eval(),
                 trials.example,
@@ -155,7 +156,7 @@ def _traced(torch_pruning, trials: Trials) -> list[list[tuple]]:
                 customized_pruners={type(one): torch_pruning.pruner.function.LinearPruner() for one in conv1d},
                 verbose=False,
             )
-        groups = list(graph.get_all_groups(ignored_layers=[], root_module_types=[*ROOTS, *map(type, conv1d)]))
+            groups = list(graph.get_all_groups(ignored_layers=[], root_module_types=[*ROOTS, *map(type, conv1d)]))
     except Exception as error:
         raise ValueError(
             f"torch-pruning cannot follow this {type(model).__name__}: {type(error).__name__}: {error}; use"
@@ -215,7 +216,7 @@ def _alternatives(
         channels: Channels = defaultdict(dict)
         try:
             for module, side, indices, roots in group:
-                _add(channels[module], module, side, indices, owners[torch.tensor(roots)])
+                _add(channels[module], module, side, indices, owners[torch.tensor(roots, device="cpu")])
             channels = {module: sides for module, sides in channels.items() if sides}
             for module, sides in channels.items():
                 narrow_of(module, sides, len(proportions))
@@ -236,7 +237,7 @@ def _add(sides: dict[Any, Tensor], module: nn.Module, side: Any, indices: list[i
     sizes = {tensor.shape[dim] for name, dim in place[0].items() if (tensor := getattr(module, name, None)) is not None}
     size = max(sizes, default=max(indices) + 1)  # a norm may have no parameters
     all_owners = torch.ones(size, dtype=torch.uint8, device="cpu")
-    all_owners[torch.tensor(indices)] = owners
+    all_owners[torch.tensor(indices, device="cpu")] = owners
     sides[side] = torch.maximum(sides.get(side, all_owners), all_owners)
 
 

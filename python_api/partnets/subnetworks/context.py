@@ -150,6 +150,8 @@ def _entered(switch: Switch, active: int, update: int | None, masked: bool = Tru
             switch.move([was for was, *_ in before])
             switch.fit()
             switch.note()
+        else:
+            switch.widen()  # whoever looks at parameters between subnetworks finds whole ones
         for state, (_, *rest) in zip(switch.states, before, strict=True):
             state.update, state.thread, state.masks, state.entry = rest
         _clear_caches()

@@ -356,8 +356,7 @@ class Switch:
             lists = self._lists[old, new]
         else:
             lists = self._exchanged({id(state): k for state, k in zip(self.states, wanted, strict=True)})
-        for module in self._narrow:
-            widen(module())
+        self.widen()
         for exchange, new in lists[0]:
             exchange(new)
         increment_version(lists[1])
@@ -410,11 +409,16 @@ class Switch:
             shards,
         )
 
+    def widen(self) -> None:
+        """Give modules with nested channels the parameters and attributes of the whole network."""
+        for module in self._narrow:
+            widen(module())
+
     def fit(self) -> None:
         """Give modules with nested channels the parameters and attributes of their active subnetwork."""
+        self.widen()
         for reference in self._narrow:
             module = reference()
-            widen(module)
             if (active := state_of(module).active) != self.count:
                 narrow_to(module, active)
 
