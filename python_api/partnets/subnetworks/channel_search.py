@@ -427,7 +427,7 @@ def _set_mode(model: nn.Module, mode: bool) -> None:
 
 
 def _called(model: nn.Module, example: Any) -> Any:
-    example = copy.deepcopy(example)
+    example = copy.deepcopy(example, {id(tensor): tensor.clone() for tensor in tensors(example)})
     with penalties():
         if isinstance(example, Mapping):
             return model(**example)

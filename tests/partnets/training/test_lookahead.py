@@ -24,18 +24,18 @@ class Attending(nn.Module):
     def __init__(self):
         super().__init__()
         self.embed, self.attention = nn.Linear(6, 8), nn.MultiheadAttention(8, 2, batch_first=True)
-        self.norm, self.last = nn.LayerNorm(8), nn.Linear(8, 3)
+        self.norm, self.hidden, self.last = nn.LayerNorm(8), nn.Linear(8, 8), nn.Linear(8, 3)
 
     def forward(self, x):
         x = self.embed(x)
         x = self.norm(x + self.attention(x, x, x, need_weights=False)[0])
-        return self.last(x.mean(1))
+        return self.last(torch.tanh(self.hidden(x.mean(1))))
 
 
 NETWORKS = {
     "linear": (lambda: nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3)), (6,)),
     "convolution": (lambda: nn.Sequential(nn.Conv2d(2, 8, 3), nn.GELU(), nn.Flatten(), nn.Linear(72, 3)), (2, 5, 5)),
-    "group norm": (lambda: nn.Sequential(nn.Linear(6, 8), nn.GroupNorm(2, 8), nn.GELU(), nn.Linear(8, 3)), (6,)),
+    "group norm": (lambda: nn.Sequential(nn.Linear(6, 8), nn.GroupNorm(4, 8), nn.GELU(), nn.Linear(8, 3)), (6,)),
     "batch norm": (lambda: nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.GELU(), nn.Linear(8, 3)), (6,)),
     "attention": (Attending, (4, 6)),
     "weight norm": (lambda: nn.Sequential(weight_norm(nn.Linear(6, 8)), nn.Tanh(), weight_norm(nn.Linear(8, 3))), (6,)),
