@@ -49,9 +49,10 @@ def test_what_is_handed_on_is_held_once():
 @pytest.mark.usefixtures("_pytorch")
 def test_contexts_free_nothing_that_others_hold():
     # A string object that nothing else references and that Python does not intern; caches hold a different one.
-    with pk.use_backend("".join(["refer", "ence"])):
-        pk.linear(torch.ones(2, 4), torch.ones(3, 4), pk.Partition.random((3, 4), (0.5, 0.5), seed=0), 1)
-    name, value, layer = "".join(["refer", "ence"]), InThread(), partnets.Linear(4, 3, proportions=(0.5, 0.5), seed=0)
+    layer = partnets.Linear(4, 3, proportions=(0.5, 0.5), seed=0)
+    with pk.use_backend("".join(["refer", "ence"])), partnets.subnetwork(layer, active=1, update=1):
+        layer(torch.ones(2, 4)).sum().backward()
+    name, value = "".join(["refer", "ence"]), InThread()
     held = [name, value, layer]
     before = [sys.getrefcount(one) for one in held]
     for _ in range(ROUNDS):
