@@ -171,8 +171,13 @@ def _traced(torch_pruning, trials: Trials) -> list[list[tuple]]:
             elif node.module in originals:  # and no operation without parameters
                 side = OUT if graph.is_out_channel_pruning_fn(item.dep.handler) else IN
                 entries.append((originals[node.module], side, *indices))
-        own = [parameter for module, *_ in entries for parameter in copies[module]._parameters.values()]
-        tied = {parameter for parameter in own if parameter is not None and len(places[parameter]) > 1}
+        dims = [
+            (copies[module], *one)
+            for module, side, *_ in entries
+            for one in (place_of(module, side) or ({},))[0].items()
+        ]
+        own = {(module._parameters.get(name), dim) for module, name, dim in dims}
+        tied = {(parameter, dim) for parameter, dim in own if parameter is not None and len(places[parameter]) > 1}
         first = next((one for keys, one in found if keys & tied and len(one[0][2]) == len(entries[0][2])), None)
         if first is None:
             found.append((tied, entries))
