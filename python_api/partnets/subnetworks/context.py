@@ -13,7 +13,6 @@ from torch.nn.utils import parametrize
 
 from partkernels.arguments import check_live
 from partnets.hyper import hyperparameters
-from partnets.subnetworks.guard import guard_model
 from partnets.subnetworks.per_example import grouped, grouping
 from partnets.subnetworks.state import (
     PER_EXAMPLE,
@@ -86,7 +85,6 @@ def subnetwork(
     switch = switch_of(model)
     if isinstance(active, Tensor) or isinstance(update, Tensor):
         groups = grouped(active, update, switch.count)
-        guard_model(model, switch.states[0])
         with (
             _entered(switch, switch.count, PER_EXAMPLE),
             grouping(model, groups, switch, () if hyper else hyperparameters(model)),
@@ -98,7 +96,6 @@ def subnetwork(
         return
     _check(switch.count, active, update)
     withheld = hyperparameters(model) if update is not None and not hyper else ()
-    guard_model(model, switch.states[0])
     with _entered(switch, active, update, masked), frozen(withheld):
         yield
 

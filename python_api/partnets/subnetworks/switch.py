@@ -17,7 +17,7 @@ from partkernels.backend import dispatch
 from partkernels.operators.entries import Exchange, combine_rows
 from partkernels.operators.subnetwork_weight import select
 from partnets.subnetworks.channels import narrow_to, widen
-from partnets.subnetworks.guard import guard_module
+from partnets.subnetworks.guard import guard
 from partnets.subnetworks.state import (
     ATTRIBUTE,
     MAP,
@@ -319,7 +319,7 @@ class Switch:
             watch(one, one.parameter)
         for module, state in zip(self._modules, self.states, strict=True):
             if not state.is_guarded:
-                guard_module(module(), state)
+                guard(module(), state)
                 state.is_guarded = True
 
     @torch.no_grad()

@@ -251,6 +251,17 @@ def test_the_backward_pass_of_another_subnetwork_raises():
         y.backward()
 
 
+def test_outputs_may_be_changed_in_place():
+    x = torch.randn(3, 4, 2, dtype=torch.float64)
+    model = nn.Sequential(nn.Linear(2, 8), nn.ReLU(inplace=True), nn.Linear(8, 1)).double()
+    model = partnets.partition(model, PROPORTIONS)
+    twin = dense(model, 1)
+    with partnets.subnetwork(model, 1, 1):
+        model(x).mul_(2).square().sum().backward()
+    twin(x).mul_(2).square().sum().backward()
+    assert_learns(model, twin, 1, 1)
+
+
 def call_first(model, x):
     return model[0](x)
 
