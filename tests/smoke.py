@@ -16,6 +16,6 @@ with partnets.subnetwork(model, active=2, update=2):
     ours = model(x)
     with pk.use_backend("reference"):
         reference = model(x)
-ours.sum().backward()
+    ours.sum().backward()
 torch.testing.assert_close(ours, reference)
 print("the wheel works")
