@@ -48,7 +48,7 @@ def exchange_kernel(table, programs, active, skip, TYPE: tl.constexpr, BLOCK: tl
         tl.store(first + at, tl.load(values + i, inside, 0), inside)
     else:
         rows = tl.load(row + 2).to(tl.pointer_type(TYPE))
-        WIDE: tl.constexpr = tl.float64 if TYPE == tl.float64 else tl.float32
+        WIDE: tl.constexpr = tl.float64 if tl.float64 == TYPE else tl.float32
         total = tl.full([BLOCK], 0, WIDE) + tl.where(kind == 2, 1, 0)
         for k in range(active):
             value = tl.load(rows + k * count + i, inside, 0).to(WIDE)

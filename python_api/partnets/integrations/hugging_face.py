@@ -23,9 +23,9 @@ from partnets.evaluation.same_chunks import check_same_chunks, remember_chunks
 from partnets.hyper import penalties
 from partnets.hyper.hyperparameter import Hyperparameter, hyperparameters, values_by_path
 from partnets.hyper.penalty import with_terms
-from partnets.subnetworks.context import subnetwork
 from partnets.optim import AdamW, PartitionedOptimizer
 from partnets.optim.base import check_partitioned
+from partnets.subnetworks.context import subnetwork
 from partnets.training.checkpoint import raise_other_chunks
 from partnets.training.lookahead import Technique, step_lookahead, steps_ahead
 from partnets.training.start import check_leaks, check_learns

@@ -11,13 +11,11 @@ from torch import Tensor, nn
 from torch._C import _is_any_autocast_enabled
 from torch.nn.utils import parametrize
 
-from partkernels.arguments import check_live
 from partnets.hyper import hyperparameters
 from partnets.subnetworks.per_example import grouped, grouping
 from partnets.subnetworks.state import (
     PER_EXAMPLE,
     current_thread,
-    num_partitions,
     partitioned_modules,
     state_of,
 )

@@ -318,9 +318,7 @@ def test_memory_that_parameters_share_later_is_refused():
 def test_a_parametrization_of_zeros_is_refused_before_anything_changes():
     model = nn.Sequential(nn.utils.parametrizations.weight_norm(nn.Linear(4, 5)))
     before = copy.deepcopy(model.state_dict())
-    with pytest.raises(
-        ValueError, match=r"0\.parametrizations\.weight makes a weight that is not finite"
-    ):
+    with pytest.raises(ValueError, match=r"0\.parametrizations\.weight makes a weight that is not finite"):
         partnets.partition(model, PROPORTIONS, scheme="node", defaults="zero")
     after = model.state_dict()
     assert before.keys() == after.keys() and all(torch.equal(before[name], after[name]) for name in before)
