@@ -10,7 +10,7 @@ import copy
 import math
 import warnings
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
 from types import MappingProxyType
@@ -48,6 +48,8 @@ from partnets.utils.random_state import preserved, seed
 ROOTS = (_ConvNd, nn.Linear, nn.Embedding)
 # Where channels cannot be divided anywhere: as 2 or 3 tensors beside each other, or in heads of so many channels.
 BESIDE, HEADS = (2, 3), (8, 16, 32, 64, 128)
+# Of channels that torch-pruning relates, a million of which takes some seconds.
+MOST_INDICES = 1 << 22
 
 
 def find_channels(
@@ -145,7 +147,7 @@ def _traced(torch_pruning, trials: Trials) -> list[list[tuple]]:
             return nodes
 
     graph = Graph()
-    found = []
+    found, done = [], [0]
     try:
         with torch.enable_grad(), warnings.catch_warnings():
             warnings.filterwarnings("ignore", "Maximum recursive depth reached")  # torch-pruning leaves these steps out
@@ -156,6 +158,9 @@ def _traced(torch_pruning, trials: Trials) -> list[list[tuple]]:
                 customized_pruners={type(one): torch_pruning.pruner.function.LinearPruner() for one in conv1d},
                 verbose=False,
             )
+            for node in graph.module2node.values():
+                for step in node.dependencies:
+                    step.index_mapping = _Bounded(step.index_mapping, done)
             groups = list(graph.get_all_groups(ignored_layers=[], root_module_types=[*ROOTS, *map(type, conv1d)]))
     except Exception as error:
         raise ValueError(
@@ -186,6 +191,27 @@ def _traced(torch_pruning, trials: Trials) -> list[list[tuple]]:
     for node in graph.module2node.values():  # nodes refer to each other, and would keep tensors alive
         vars(node).clear()
     return [entries for _, entries in found]
+
+
+class _Bounded(list):
+    """torch-pruning's functions of indices, which raise when all of them have had too many, as for Swin's windows.
+
+    Args:
+        done: how many indices they have had.
+    """
+
+    def __init__(self, mappings: list, done: list[int]) -> None:
+        super().__init__(mappings)
+        self.done = done
+
+    def __setitem__(self, i: int, mapping: Callable[[list], list] | None) -> None:
+        def bounded(indices: list) -> list:
+            self.done[0] += len(indices) * getattr(mapping, "_stride", 1)
+            if self.done[0] > MOST_INDICES:
+                raise ValueError(f"it relates more than {MOST_INDICES} channels")
+            return mapping(indices)
+
+        super().__setitem__(i, mapping and bounded)
 
 
 def _is_of_channels(step) -> bool | None:

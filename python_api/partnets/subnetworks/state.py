@@ -212,8 +212,8 @@ def check_map(module: nn.Module, name: str) -> None:
     known, present = state_of(module).sums_of_maps.setdefault(name, {}), int(map.sum(dtype=torch.int64))
     if known.setdefault("sum", present) != present:
         raise RuntimeError(
-            f"{name}{MAP} of a {type(module).__name__} was written into; it holds the partitions of the weight, so"
-            " leave buffers out of averages, as by use_buffers=False."
+            f"{name}{MAP} of a {type(module).__name__} was written into; it holds the partitions of the weight;"
+            " for an average, average partnets.merge(model) instead of the model."
         )
 
 

@@ -276,3 +276,10 @@ def test_code_between_layers_leaves_channels_narrow_or_whole(name):
         owners = [state_of(layer).narrow and state_of(layer).narrow.outputs for layer in model.layers]
         assert (owners[0] is None) == (name == "4 heads")
         assert owners[0] is None or all(torch.equal(one, owners[0]) for one in owners)
+
+
+@pytest.mark.full
+def test_a_model_whose_channels_cannot_be_followed_is_refused_in_seconds():
+    model = vision.swin_t(weights=None)
+    with pytest.raises(ValueError, match="cannot follow this SwinTransformer.*scheme='weight'"):
+        partnets.partition(model, PROPORTIONS, scheme="nested", example=torch.randn(1, 3, 64, 64))
