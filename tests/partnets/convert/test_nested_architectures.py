@@ -281,5 +281,5 @@ def test_code_between_layers_leaves_channels_narrow_or_whole(name):
 @pytest.mark.full
 def test_a_model_whose_channels_cannot_be_followed_is_refused_in_seconds():
     model = vision.swin_t(weights=None)
-    with pytest.raises(ValueError, match="cannot follow this SwinTransformer.*scheme='weight'"):
+    with pytest.raises(ValueError, match=r"cannot follow this SwinTransformer.*scheme='weight'"):
         partnets.partition(model, PROPORTIONS, scheme="nested", example=torch.randn(1, 3, 64, 64))
