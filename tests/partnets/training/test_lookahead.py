@@ -35,7 +35,7 @@ class Attending(nn.Module):
 NETWORKS = {
     "linear": (lambda: nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3)), (6,)),
     "convolution": (lambda: nn.Sequential(nn.Conv2d(2, 8, 3), nn.GELU(), nn.Flatten(), nn.Linear(72, 3)), (2, 5, 5)),
-    "group norm": (lambda: nn.Sequential(nn.Linear(6, 8), nn.GroupNorm(4, 8), nn.GELU(), nn.Linear(8, 3)), (6,)),
+    "group norm": (lambda: nn.Sequential(nn.Linear(6, 16), nn.GroupNorm(4, 16), nn.GELU(), nn.Linear(16, 3)), (6,)),
     "batch norm": (lambda: nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.GELU(), nn.Linear(8, 3)), (6,)),
     "attention": (Attending, (4, 6)),
     "weight norm": (lambda: nn.Sequential(weight_norm(nn.Linear(6, 8)), nn.Tanh(), weight_norm(nn.Linear(8, 3))), (6,)),
