@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from partnets.data.chunks import digest
-from partnets.subnetworks.state import num_partitions
+from partnets.subnetworks.state import num_partitions, state_of
 from partnets.training import validation
 from partnets.training.best_model import Best
 from partnets.training.history import History
@@ -151,11 +151,23 @@ def _groups(model: nn.Module, optimizer: torch.optim.Optimizer | None) -> list[l
     return [[names[parameter] for parameter in group["params"]] for group in groups]
 
 
+def _channels(model: nn.Module) -> dict[str, dict[int, list[list[int]]]]:
+    """Return the nested channels of parameters, by dimension: their partitions in order, and how many are in a row."""
+    found = {}
+    for path, module in model.named_modules():
+        narrow = getattr(state_of(module), "narrow", None)
+        for name, owners in narrow.owners.items() if narrow else ():
+            runs = {dim: torch.unique_consecutive(one, return_counts=True) for dim, one in owners.items()}
+            found[f"{path}.{name}".lstrip(".")] = {dim: [one.tolist() for one in run] for dim, run in runs.items()}
+    return found
+
+
 def configuration(trainer: TrainingState) -> dict:
     """Return the settings that must be the same to resume from a checkpoint."""
     return {
         "chunk sizes": trainer.chunks.sizes,
         "partitions": num_partitions(trainer.model),
+        "channels": _channels(trainer.model),
         "parameters": validation.kinds(trainer.model.state_dict()),
         "hyper": list(trainer.hyper),
         "optimizer": trainer.optimizer.kind,

@@ -70,13 +70,13 @@ def nested_trainer(measure):
 
 
 @pytest.mark.full
-def test_nested_units_of_another_number_are_refused_before_anything_is_written(tmp_path):
+def test_nested_channels_of_another_number_are_refused_before_anything_is_written(tmp_path):
     saved = nested_trainer("weights")
     saved.fit(1)
     distributed.save(saved, tmp_path)
     other = nested_trainer("units")
     before = [parameter.clone() for parameter in other.model.parameters()]
-    with pytest.raises(ValueError, match="was saved with units"):
+    with pytest.raises(ValueError, match="was saved with channels"):
         distributed.load(other, tmp_path)
     assert all(map(torch.equal, before, other.model.parameters()))
     distributed.load(nested_trainer("weights"), tmp_path)
