@@ -254,6 +254,13 @@ def with_rows(vector: Tensor, count: int, neutral: float) -> Tensor:
     return rows
 
 
+def is_nested_map(module: nn.Module, name: str, map: Tensor) -> bool:
+    """Return whether a map is that of nested channels; the buffer may have been loaded into already."""
+    state = vars(module)[ATTRIBUTE]
+    ids = state.narrow.partition(name, parameter_of(module, name).shape)
+    return torch.equal(map.cpu(), Partition.from_ids(ids, count=state.count).map)
+
+
 def before_loading(module: nn.Module, state_dict: dict, prefix: str, *rest) -> None:
     """Give the buffers of stored defaults the sizes that a state_dict has; it may have other partitions or defaults.
 
@@ -271,7 +278,7 @@ def before_loading(module: nn.Module, state_dict: dict, prefix: str, *rest) -> N
                 Partition(tuple(parameter_of(module, name).shape), state.count, map.contiguous(), Zeros())
             except ValueError as error:
                 errors.append(f"{prefix}{name}{MAP}: {error}")
-            if state.narrow is not None and name in state.narrow.owners and not torch.equal(map.to(own.device), own):
+            if state.narrow is not None and name in state.narrow.owners and not is_nested_map(module, name, map):
                 raise RuntimeError(
                     f"{prefix}{name}{MAP} has other partitions than those of this model's nested channels; partition"
                     " the model as the saved one was."

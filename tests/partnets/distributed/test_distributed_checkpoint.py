@@ -82,6 +82,15 @@ def test_nested_channels_of_another_number_are_refused_before_anything_is_writte
     distributed.load(nested_trainer("weights"), tmp_path)
 
 
+@pytest.mark.full
+def test_a_model_alone_is_refused_other_nested_channels(alone, tmp_path):
+    saved, other = (nested_trainer(measure).model for measure in ("weights", "units"))
+    dcp.save({"model": saved}, checkpoint_id=tmp_path)
+    with pytest.raises(RuntimeError, match=r"0\.weight_partition has other partitions than those of this model's"):
+        dcp.load({"model": other}, checkpoint_id=tmp_path)
+    dcp.load({"model": nested_trainer("weights").model}, checkpoint_id=tmp_path)
+
+
 def other_partitions(seed):
     return partnets.partition(nn.Sequential(nn.Linear(4, 3)), (0.5, 0.5), seed=seed)
 
