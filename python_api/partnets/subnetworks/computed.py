@@ -11,9 +11,9 @@ from torch import Tensor
 from partkernels import subnetwork_weight
 from partkernels.operators.entries import combine_rows
 from partnets.subnetworks.channels import narrowed
-from partnets.subnetworks.state import ROWS, PartitionState, partition_of
+from partnets.subnetworks.state import ROWS, partition_of
 from partnets.subnetworks.stateful import moved
-from partnets.subnetworks.switch import Switch, Vector, Weight
+from partnets.subnetworks.switch import Switch, Vector, Weight, add_gradient
 
 
 @contextmanager
@@ -63,27 +63,26 @@ def _value(one: Weight | Vector, active: int, update: int | None) -> Tensor:
         value = torch.empty_like(parameter, requires_grad=False)
         combine_rows([value], [one.rows], active, [one.is_product])
         return value
-    return _Combined.apply(parameter, one.rows, active, update, one.is_product, one.state, one.name)
+    return _Combined.apply(parameter, one, active, update)
 
 
 class _Combined(torch.autograd.Function):
-    """b_1 + ... + b_k or s_1 * ... * s_k, with a gradient that is set aside for partition `update`."""
+    """b_1 + ... + b_k or s_1 * ... * s_k, with a gradient that becomes `.grad` of partition `update`."""
 
     @staticmethod
-    def forward(ctx, parameter, rows, active, update, is_product, state: PartitionState, name: str):
-        value = torch.empty_like(parameter)
-        combine_rows([value], [rows], active, [is_product])
-        others = torch.cat([rows[: update - 1], rows[update:active]]) if is_product and active > 1 else None
+    def forward(ctx, parameter, one: Vector, active, update):
+        value, rows = torch.empty_like(parameter), one.rows
+        combine_rows([value], [rows], active, [one.is_product])
+        others = torch.cat([rows[: update - 1], rows[update:active]]) if one.is_product and active > 1 else None
         ctx.factor = None if others is None else others.prod(0)
-        ctx.update, ctx.state, ctx.name = update, state, name
+        ctx.update, ctx.one = update, one
         return value
 
     @staticmethod
     def backward(ctx, grad):
         grad = grad if ctx.factor is None else grad * ctx.factor
-        kept = ctx.state.grads.setdefault(ctx.name, {})
-        kept[ctx.update] = kept[ctx.update] + grad if ctx.update in kept else grad.clone()
-        return (None,) * 7
+        add_gradient(ctx.one, ctx.update, grad)
+        return (None,) * 4
 
 
 class _Masked(torch.autograd.Function):

@@ -29,13 +29,14 @@ from partnets.subnetworks.state import (
     defaults_of,
     numbers_of,
     parameter_of,
+    read_defaults,
     text_of,
 )
 from partnets.subnetworks.statistics import UNKNOWN_AT, hold_statistics
-from partnets.subnetworks.switch import noted
+from partnets.subnetworks.switch import noted, version_of
 from partnets.utils import seeds
 from partnets.utils.modules import is_sharded
-from partnets.utils.shards import local
+from partnets.utils.shards import local, version
 
 # The stream of a weight's defaults is 0; a bias is drawn from another, so that the two are independent.
 BIAS_STREAM = 1
@@ -234,7 +235,7 @@ def set_partition(module: nn.Module, name: str, partition: Partition) -> None:
     is_stored = isinstance(partition.defaults, Stored)
     vars(module)[ATTRIBUTE].weights[name] = None if is_stored else partition.defaults
     module.register_buffer(name + MAP, partition.map)
-    module.register_buffer(name + DEFAULTS, numbers_of(partition.defaults))
+    module.register_buffer(name + DEFAULTS, numbers_of(partition.defaults, partition.count))
     if is_stored:
         values = partition.defaults.stored
         if values.is_meta:  # loading a state_dict gives it its size
@@ -283,7 +284,18 @@ def before_loading(module: nn.Module, state_dict: dict, prefix: str, *rest) -> N
                     f"{prefix}{name}{MAP} has other partitions than those of this model's nested channels; partition"
                     " the model as the saved one was."
                 )
-        if isinstance(state_dict.get(prefix + name + DEFAULTS), Tensor):
+        numbers = state_dict.get(prefix + name + DEFAULTS)
+        if prefix + name in state_dict and not (isinstance(map, Tensor) and isinstance(numbers, Tensor)):
+            errors.append(
+                f"{prefix}{name} comes without {prefix}{name}{MAP} or {DEFAULTS}, so its entries would belong to other"
+                " partitions than they learned in; load weights of a dense model before partnets.partition."
+            )
+        if isinstance(numbers, Tensor) and not is_sharded(numbers) and numbers.shape == (5,) and not numbers.is_meta:
+            if (count := int(numbers[-1])) != state.count:
+                errors.append(f"{prefix}{name}{MAP} has {count} partitions; this model has {state.count}.")
+            if defaults_of(numbers) is None and not isinstance(state_dict.get(prefix + name + STORED), Tensor):
+                errors.append(f"{prefix}{name}{STORED} is missing, the stored defaults of {prefix}{name}.")
+        if isinstance(numbers, Tensor):
             own, saved = module._buffers.get(name + STORED), state_dict.get(prefix + name + STORED)
             if not isinstance(saved, Tensor):
                 module._buffers.pop(name + STORED, None)
@@ -303,7 +315,7 @@ def after_loading(module: nn.Module, incompatible_keys) -> None:
     if (state := vars(module).get(ATTRIBUTE)) is None:
         return
     for name in state.weights:
-        state.weights[name] = defaults_of(local(module._buffers[name + DEFAULTS]))
+        read_defaults(module, name)
         check_map(module, name)
     if not module._buffers[LEARNED].is_meta:
         state.learned_from = text_of(local(module._buffers[LEARNED]))
@@ -320,10 +332,13 @@ def before_saving(module: nn.Module, prefix: str, keep_vars: bool) -> None:
         )
     with torch.no_grad():
         local(module._buffers[LEARNED]).copy_(bytes_of(state.learned_from))
-        for name, defaults in state.weights.items():  # others, such as averages of buffers, may have written into them
+        for name in state.weights:
             check_map(module, name)
-            numbers = numbers_of(Stored(torch.empty(0)) if defaults is None else defaults)
-            local(module._buffers[name + DEFAULTS]).copy_(numbers)
+        for name in state.vectors:  # whose rows may have been written into
+            one, before = PartitionedParameter(module, name), state.versions.get(name)
+            if before is not None and before[0] == version(one.parameter) and before != version_of(one):
+                one.combine()
+                noted([one])
         for name in state.statistics:
             module._buffers[name + ROWS][-1].copy_(module._buffers[name])
 

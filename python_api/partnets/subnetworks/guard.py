@@ -63,6 +63,6 @@ def _check(state: PartitionState, then: tuple[int, int | None], grad: Tensor) ->
 def _other_subnetwork(then: tuple[int, int | None]) -> RuntimeError:
     active, update = then
     return RuntimeError(
-        f"this was computed by subnetwork active={active}, update={update}, and the model is another now; call backward"
-        f" inside of partnets.subnetwork(model, {active}, {update})."
+        f"this was computed by subnetwork active={active}, update={update}, and the model is another now; compute"
+        f" the loss and call backward inside of partnets.subnetwork(model, {active}, {update})."
     )

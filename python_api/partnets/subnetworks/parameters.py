@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from partkernels import Partition, Zeros, gather_entries, scatter_entries
 from partkernels.operators.entries import Exchange, combine_rows
 from partnets.subnetworks.state import MAP, ROWS, PartitionState, parameter_of, partitioned_modules, state_of
-from partnets.subnetworks.switch import forget_cleared, turn_gradient
+from partnets.subnetworks.switch import check_kept, forget_cleared, note_gradient, turn_gradient
 from partnets.utils.modules import is_sharded
 from partnets.utils.shards import local, local_partition, part, redistributed, version, whole
 
@@ -99,6 +99,7 @@ class PartitionedParameter:
         if not self.is_vector or self.state.count == 1:
             return None if grad is None else local(redistributed(grad, self.parameter))
         forget_cleared(self)
+        check_kept(self)
         if self.state.grad_of.get(self.name, k) != k:
             grad = None
         kept = self.state.grads.get(self.name, {}).get(k)
@@ -114,7 +115,7 @@ class PartitionedParameter:
             turn_gradient(self, k)
             state.grads.get(self.name, {}).pop(k, None)
             parameter.grad = values.view_as(parameter).clone()
-            state.grad_of[self.name] = k
+            note_gradient(self, k)
             return
         if parameter.grad is None:
             parameter.grad = torch.zeros_like(parameter)

@@ -105,6 +105,8 @@ class PartitionState:
         # Gradients of vectors of other partitions than that which `.grad` is of, by name and partition.
         self.grads: dict[str, dict[int, Tensor]] = {}
         self.grad_of: dict[str, int] = {}
+        # What `.grad` was when such a gradient was added to it: see check_kept.
+        self.grad_seen: dict[str, tuple[int, int]] = {}
         # The names of scales whose gradients are to be multiplied by the other vectors when the subnetwork is left.
         self.unscaled: set[str] = set()
 
@@ -192,8 +194,14 @@ def partition_of(module: nn.Module, name: str) -> Partition:
         name: that of a weight in it, such as "weight".
     """
     state, weight = state_of(module), parameter_of(module, name)
+    read_defaults(module, name)
     defaults, map = state.weights[name], local(module._buffers[name + MAP])
     if defaults is None:
+        if name + STORED not in module._buffers:
+            raise RuntimeError(
+                f"the stored defaults of the {name} of a {type(module).__name__} are in another place of it; enter"
+                " partnets.subnetwork once, which shares them."
+            )
         whole = torch.zeros(weight.shape, dtype=weight.dtype, device=weight.device)
         partition = Partition._unchecked(tuple(weight.shape), state.count, map, Zeros())
         ids = partition.ids()
@@ -204,24 +212,47 @@ def partition_of(module: nn.Module, name: str) -> Partition:
     return Partition._unchecked(tuple(weight.shape), state.count, map, defaults)
 
 
+def read_defaults(module: nn.Module, name: str) -> None:
+    """Take a weight's defaults from their buffer, into which a file of a tied weight may have been loaded."""
+    numbers = local(module._buffers[name + DEFAULTS])
+    if not numbers.is_meta:
+        state_of(module).weights[name] = defaults_of(numbers)
+
+
+def share_defaults(one: nn.Module, name: str, other: nn.Module, other_name: str) -> None:
+    """Give two places of a tied weight the same defaults; a file may have those of one place only."""
+    read_defaults(one, name)
+    read_defaults(other, other_name)
+    is_stored = state_of(one).weights[name] is None
+    mine, others = one._buffers.get(name + STORED), other._buffers.get(other_name + STORED)
+    if is_stored and mine is None and others is not None:
+        one.register_buffer(name + STORED, others)
+    elif is_stored and others is None and mine is not None:
+        other.register_buffer(other_name + STORED, mine)
+    elif not is_stored:
+        one._buffers.pop(name + STORED, None)
+        other._buffers.pop(other_name + STORED, None)
+
+
 def check_map(module: nn.Module, name: str) -> None:
-    """Raise RuntimeError if a weight's map was written into, other than by load_state_dict."""
-    map = module._buffers[name + MAP]
-    if map.is_meta or is_sharded(map):
+    """Raise RuntimeError if a weight's map or numbers were written into, other than by load_state_dict."""
+    map, numbers = module._buffers[name + MAP], module._buffers[name + DEFAULTS]
+    if map.is_meta or is_sharded(map) or is_sharded(numbers):
         return
-    known, present = state_of(module).sums_of_maps.setdefault(name, {}), int(map.sum(dtype=torch.int64))
+    known = state_of(module).sums_of_maps.setdefault(name, {})
+    present = int(map.sum(dtype=torch.int64)), numbers.tolist()
     if known.setdefault("sum", present) != present:
         raise RuntimeError(
-            f"{name}{MAP} of a {type(module).__name__} was written into; it holds the partitions of the weight;"
+            f"{name}{MAP} of a {type(module).__name__}, the partitions of the weight, or its defaults were written into;"
             " for an average, average partnets.merge(model) instead of the model."
         )
 
 
-def numbers_of(defaults: Defaults) -> Tensor:
-    """Return defaults as int64 numbers: kind, scale as the bits of a float64, seed, stream."""
+def numbers_of(defaults: Defaults, count: int) -> Tensor:
+    """Return defaults as int64 numbers: kind, scale as the bits of a float64, seed, stream, C."""
     scale = getattr(defaults, "scale", getattr(defaults, "std", 0.0))
     (bits,) = struct.unpack("<q", struct.pack("<d", scale))
-    values = KINDS.index(type(defaults)), bits, getattr(defaults, "seed", 0), getattr(defaults, "stream", 0)
+    values = KINDS.index(type(defaults)), bits, getattr(defaults, "seed", 0), getattr(defaults, "stream", 0), count
     return torch.tensor(values, dtype=torch.int64, device="cpu")
 
 
@@ -232,10 +263,10 @@ def defaults_of(numbers: Tensor) -> Defaults | None:
         ValueError: the numbers are of no defaults.
 
     Example:
-        >>> defaults_of(numbers_of(Uniform(0.5, seed=3)))
+        >>> defaults_of(numbers_of(Uniform(0.5, seed=3), count=2))
         Uniform(scale=0.5, seed=3, stream=0)
     """
-    kind, bits, seed, stream = numbers.tolist()
+    kind, bits, seed, stream, _ = numbers.tolist()
     if not 0 <= kind < len(KINDS):
         raise ValueError(f"the saved defaults are of kind {kind}; known are 0 to {len(KINDS) - 1}.")
     if KINDS[kind] is Stored:

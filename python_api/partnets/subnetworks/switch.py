@@ -20,6 +20,7 @@ from partnets.subnetworks.channels import narrow_to, widen
 from partnets.subnetworks.guard import guard
 from partnets.subnetworks.state import (
     ATTRIBUTE,
+    DEFAULTS,
     MAP,
     PER_EXAMPLE,
     ROWS,
@@ -30,6 +31,7 @@ from partnets.subnetworks.state import (
     parameter_of,
     partition_of,
     partitioned_modules,
+    share_defaults,
     state_of,
 )
 from partnets.subnetworks.stateful import assign_to_all, remember, stateful_modules
@@ -48,10 +50,11 @@ class Exchanged:
         state: the module's.
         parameter: that of the whole network.
         whole: the parameter's memory, to see whether it was replaced; it shares the parameter's version.
+        hooked: the numbers of the parameters, of the network or gathered from its shards, whose gradients are masked.
     """
 
     def __init__(self, module: nn.Module, name: str, state: PartitionState, parameter: nn.Parameter) -> None:
-        self.name, self.versions = name, state.versions
+        self.name, self.versions, self.hooked = name, state.versions, set()
         self.whole: Tensor | None = None
         self._watched: tuple[Tensor, ...] | None = None
         self._module, self._state, self._parameter = weakref.ref(module), weakref.ref(state), weakref.ref(parameter)
@@ -124,13 +127,22 @@ class Weight(Exchanged):
         """Make memory, places and values anew if parameter, map or defaults have changed; for a DTensor this rank's."""
         parameter, buffers = local(self.parameter), self.module._buffers
         map, stored = buffers[self.name + MAP], buffers.get(self.name + STORED)
+        numbers = buffers[self.name + DEFAULTS]
         key = (
             parameter.data_ptr(), parameter.dtype, parameter.stride(), local(map).data_ptr(), version(map),
-            self.state.weights[self.name], None if stored is None else (local(stored).data_ptr(), version(stored)),
+            local(numbers).data_ptr(), version(numbers), None if stored is None else (local(stored).data_ptr(), version(stored)),
         )  # fmt: skip
         if key == self.key:
             return
         check_map(self.module, self.name)
+        if not (is_sharded(self.parameter) or is_sharded(map) or map.is_meta):
+            try:
+                Partition(tuple(self.parameter.shape), self.state.count, map, Zeros())
+            except ValueError as error:
+                raise ValueError(
+                    f"the {self.name} of a {type(self.module).__name__} does not fit its partitions, {self.name}{MAP}:"
+                    f" {error} Resize parameters before partnets.partition; after to_empty, load a state_dict."
+                ) from error
         with torch.no_grad():
             partition = partition_of(self.module, self.name)
             self.memory = in_memory(parameter.detach(), parameter)
@@ -223,6 +235,11 @@ class Switch:
                 if id(parameter) not in found:
                     found[id(parameter)] = self._exchanged_of(module, name, parameter)
                 state.exchanged[name] = found[id(parameter)]
+        self._tied = [
+            (one, module, name)
+            for module, name, parameter in self._aliases
+            if isinstance(one := found[id(parameter)], Weight) and one.module is not module()
+        ]
         self.weights = [one for one in found.values() if isinstance(one, Weight)]
         self.vectors = [one for one in found.values() if isinstance(one, Vector)]
         self.count = num_partitions(model)
@@ -246,6 +263,11 @@ class Switch:
             raise RuntimeError(
                 f"the {name} of a {type(module).__name__} is still gathered from its shards; call reshard() of the"
                 " modules that torch has sharded first."
+            )
+        if known is not None and state.thread is not None:
+            raise RuntimeError(
+                f"the {name} of a {type(module).__name__} is tied to a module outside of this part of the model; enter"
+                " subnetworks of the whole model."
             )
         if name in state.weights:
             return Weight(module, name, state, parameter)
@@ -283,6 +305,8 @@ class Switch:
 
     def prepare(self) -> None:
         """Look at everything outside of subnetworks: what has changed there is taken over, or refused."""
+        for one, module, name in self._tied:
+            share_defaults(one.module, one.name, module(), name)
         for one in self.weights:
             if not one.is_narrow:
                 one.refresh()
@@ -328,10 +352,12 @@ class Switch:
         whole, parameter = one.combined(), local(one.parameter)
         before = one.state.versions.get(one.name)
         is_kept = before is not None and before[0] == version(one.parameter)  # and only the rows have changed
-        # A cast rounds the parameter and each of its rows.
+        # A cast, or a file that was cast, rounds the parameter and each of its rows.
         sizes = one.rows.abs().prod(0) if one.is_product else one.rows.abs().sum(0)
         sizes = part(sizes, one.parameter).to(parameter.device)
-        rounding = max(1e-5, len(one.rows) * torch.finfo(parameter.dtype).eps)
+        is_loaded = before is None or before[1] != version(one.rows)
+        eps = torch.finfo(torch.bfloat16 if is_loaded else parameter.dtype).eps
+        rounding = max(1e-5, len(one.rows) * eps)
         is_close = (whole - parameter).abs() <= rounding * sizes + 1e-6
         if not is_kept and not (is_close | (whole.isnan() & parameter.isnan())).all():
             raise RuntimeError(
@@ -487,8 +513,9 @@ def noted(parameters) -> None:
 
 def watch(one: Weight | Vector, parameter: nn.Parameter) -> None:
     """Let the gradients of a parameter, or of what was gathered from its shards, be those of the learning partition."""
-    if not parameter.requires_grad:
-        return
+    if not parameter.requires_grad or (torch.compiler.is_compiling() and id(parameter) in one.hooked):
+        return  # torch.compile does not see hooks that are there
+    one.hooked.add(id(parameter))
     hooks = parameter._backward_hooks or {}
     before = [key for key, hook in hooks.items() if isinstance(hook, partial) and hook.func is _masked]
     if before and hooks[before[0]].args[0].state is not None:
@@ -507,7 +534,9 @@ def _masked(one: Weight | Vector, grad: Tensor) -> Tensor | None:
 def mask_weight(one: Weight, grad: Tensor) -> Tensor | None:
     """Return the gradient with zeros outside of the partition that learns."""
     state = one.state
-    if state is None or not state.masks or state.count == 1 or state.update == PER_EXAMPLE:
+    if state is None or state.count == 1 or state.update == PER_EXAMPLE:
+        return None
+    if not state.masks and not torch.is_grad_enabled():  # gradients of gradients are of masked ones
         return None
     if state.update is None:
         return torch.zeros_like(grad)
@@ -528,7 +557,7 @@ def mask_vector(one: Vector, grad: Tensor) -> Tensor | None:
     turn_gradient(one, update)
     if not one.is_product or state.active == 1:
         return None
-    if not state.masks and (one.parameter.grad is None or one.name in state.unscaled):
+    if not state.masks and not torch.is_grad_enabled() and (one.parameter.grad is None or one.name in state.unscaled):
         state.unscaled.add(one.name)  # by `scale_gradients`, with all others
         return None
     rows = one.rows
@@ -538,22 +567,39 @@ def mask_vector(one: Vector, grad: Tensor) -> Tensor | None:
 
 def _accumulated(one: Vector) -> None:
     if one.state is not None and one.state.update not in (None, PER_EXAMPLE):
-        one.state.grad_of[one.name] = one.state.update
+        note_gradient(one, one.state.update)
+
+
+def note_gradient(one, k: int) -> None:
+    """Note that `.grad` of a vector is the gradient of partition k as it is now."""
+    one.state.grad_of[one.name], grad = k, one.parameter.grad
+    if grad is not None:  # FSDP moves that of a gathered parameter
+        one.state.grad_seen[one.name] = id(grad), version(grad)
+
+
+def add_gradient(one, k: int, grad: Tensor) -> None:
+    """Add to the gradient of a vector of partition k, and make it `.grad`."""
+    turn_gradient(one, k)
+    parameter = one.parameter
+    parameter.grad = grad.clone() if parameter.grad is None else parameter.grad + grad
+    note_gradient(one, k)
 
 
 def turn_gradient(one, k: int) -> None:
     """Make a vector's `.grad` the gradient of partition k, and set that of another partition aside."""
     state, parameter = one.state, one.parameter
     forget_cleared(one)
+    check_kept(one)
     before = state.grad_of.get(one.name)
     if parameter.grad is not None and before not in (None, k):
         kept = state.grads.setdefault(one.name, {})
         # A copy, as DistributedDataParallel writes the next gradient into the same memory.
         kept[before] = kept[before] + parameter.grad if before in kept else parameter.grad.clone()
         parameter.grad = kept.pop(k, None)
-        state.grad_of[one.name] = k
         if parameter.grad is None:
             del state.grad_of[one.name]
+        else:
+            note_gradient(one, k)
 
 
 def forget_cleared(one) -> None:
@@ -561,6 +607,30 @@ def forget_cleared(one) -> None:
     if one.parameter.grad is None and one.name in one.state.grad_of:
         one.state.grads.pop(one.name, None)
         del one.state.grad_of[one.name]
+
+
+def _has_ranks() -> bool:
+    return torch.distributed.is_available() and torch.distributed.is_initialized()
+
+
+def check_kept(one) -> None:
+    """Raise RuntimeError if gradients were changed, such as by clipping, of which those that wait know nothing.
+
+    If they were set to 0 instead, those that wait are forgotten.
+    """
+    state, grad = one.state, one.parameter.grad
+    if grad is None or not state.grads.get(one.name) or one.name not in state.grad_seen:
+        return
+    if state.grad_seen[one.name] == (id(grad), version(grad)) or _has_ranks():
+        return  # DistributedDataParallel writes into gradients
+    if not grad.any():
+        state.grads.pop(one.name)
+        return
+    raise RuntimeError(
+        f"the gradient of the {one.name} of a {type(one.module).__name__} was changed while that of partition"
+        f" {next(iter(state.grads[one.name]))} waits for its step: take the step of each partition, or unscale and clip"
+        " its gradients, before another one learns."
+    )
 
 
 _switches: WeakKeyDictionary[nn.Module, Switch] = WeakKeyDictionary()

@@ -292,15 +292,12 @@ def test_writing_into_data_inside_leaves_the_defaults_of_later_partitions():
         assert torch.equal(model[4].weight[~partition.mask(1)], defaults[~partition.mask(1)])
 
 
-def test_averages_of_maps_are_refused_and_numbers_of_defaults_stay():
+def test_averages_of_maps_are_refused():
     model = network()
     average = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(0.9), use_buffers=True)
-    before = model[4].weight_defaults.clone()
-    model[4].weight_defaults.zero_()
-    assert torch.equal(model.state_dict()["4.weight_defaults"], before)
     for _ in range(2):
         average.update_parameters(model)
-    refused = pytest.raises(RuntimeError, match=r"weight_partition of a \w+ was written into.*partnets\.merge")
+    refused = pytest.raises(RuntimeError, match=r"weight_partition of a \w+, .* written into; .*partnets\.merge")
     with refused, partnets.subnetwork(average.module, 1):
         pass
     with refused:
