@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Sequence
 
 import torch
@@ -235,7 +236,7 @@ def set_partition(module: nn.Module, name: str, partition: Partition) -> None:
     is_stored = isinstance(partition.defaults, Stored)
     vars(module)[ATTRIBUTE].weights[name] = None if is_stored else partition.defaults
     module.register_buffer(name + MAP, partition.map)
-    module.register_buffer(name + DEFAULTS, numbers_of(partition.defaults, partition.count))
+    module.register_buffer(name + DEFAULTS, numbers_of(partition.defaults, partition.count, math.prod(partition.shape)))
     if is_stored:
         values = partition.defaults.stored
         if values.is_meta:  # loading a state_dict gives it its size
@@ -290,8 +291,8 @@ def before_loading(module: nn.Module, state_dict: dict, prefix: str, *rest) -> N
                 f"{prefix}{name} comes without {prefix}{name}{MAP} or {DEFAULTS}, so its entries would belong to other"
                 " partitions than they learned in; load weights of a dense model before partnets.partition."
             )
-        if isinstance(numbers, Tensor) and not is_sharded(numbers) and numbers.shape == (5,) and not numbers.is_meta:
-            if (count := int(numbers[-1])) != state.count:
+        if isinstance(numbers, Tensor) and not is_sharded(numbers) and numbers.shape == (6,) and not numbers.is_meta:
+            if (count := int(numbers[4])) != state.count:
                 errors.append(f"{prefix}{name}{MAP} has {count} partitions; this model has {state.count}.")
             if defaults_of(numbers) is None and not isinstance(state_dict.get(prefix + name + STORED), Tensor):
                 errors.append(f"{prefix}{name}{STORED} is missing, the stored defaults of {prefix}{name}.")

@@ -243,17 +243,17 @@ def check_map(module: nn.Module, name: str) -> None:
     present = int(map.sum(dtype=torch.int64)), numbers.tolist()
     if known.setdefault("sum", present) != present:
         raise RuntimeError(
-            f"{name}{MAP} of a {type(module).__name__}, the partitions of the weight, or its defaults were written into;"
-            " for an average, average partnets.merge(model) instead of the model."
+            f"{name}{MAP} of a {type(module).__name__}, the partitions of the weight, or its defaults were written"
+            " into; for an average, average partnets.merge(model) instead of the model."
         )
 
 
-def numbers_of(defaults: Defaults, count: int) -> Tensor:
-    """Return defaults as int64 numbers: kind, scale as the bits of a float64, seed, stream, C."""
+def numbers_of(defaults: Defaults, count: int, entries: int) -> Tensor:
+    """Return defaults as int64 numbers: kind, scale as the bits of a float64, seed, stream, C, the weight's entries."""
     scale = getattr(defaults, "scale", getattr(defaults, "std", 0.0))
     (bits,) = struct.unpack("<q", struct.pack("<d", scale))
-    values = KINDS.index(type(defaults)), bits, getattr(defaults, "seed", 0), getattr(defaults, "stream", 0), count
-    return torch.tensor(values, dtype=torch.int64, device="cpu")
+    values = KINDS.index(type(defaults)), bits, getattr(defaults, "seed", 0), getattr(defaults, "stream", 0)
+    return torch.tensor([*values, count, entries], dtype=torch.int64, device="cpu")
 
 
 def defaults_of(numbers: Tensor) -> Defaults | None:
@@ -263,10 +263,10 @@ def defaults_of(numbers: Tensor) -> Defaults | None:
         ValueError: the numbers are of no defaults.
 
     Example:
-        >>> defaults_of(numbers_of(Uniform(0.5, seed=3), count=2))
+        >>> defaults_of(numbers_of(Uniform(0.5, seed=3), count=2, entries=12))
         Uniform(scale=0.5, seed=3, stream=0)
     """
-    kind, bits, seed, stream, _ = numbers.tolist()
+    kind, bits, seed, stream, *_ = numbers.tolist()
     if not 0 <= kind < len(KINDS):
         raise ValueError(f"the saved defaults are of kind {kind}; known are 0 to {len(KINDS) - 1}.")
     if KINDS[kind] is Stored:

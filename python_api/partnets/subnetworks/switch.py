@@ -137,6 +137,8 @@ class Weight(Exchanged):
         check_map(self.module, self.name)
         if not (is_sharded(self.parameter) or is_sharded(map) or map.is_meta):
             try:
+                if not numbers.is_meta and int(numbers[5]) != self.parameter.numel():
+                    raise ValueError(f"it has {self.parameter.numel()} entries instead of {int(numbers[5])}.")
                 Partition(tuple(self.parameter.shape), self.state.count, map, Zeros())
             except ValueError as error:
                 raise ValueError(
@@ -252,6 +254,7 @@ class Switch:
         self._lists: dict[tuple[int, int], tuple] = {}
         self._made_of: list = []
         self._factors: dict[tuple, tuple] = {}
+        self._check_of: tuple[list[Vector], list[Tensor], Exchange] = [], [], Exchange()
 
     def _exchanged_of(self, module: nn.Module, name: str, parameter: nn.Parameter) -> Weight | Vector:
         """Return what is exchanged with a parameter: what another model with this module has, if there is one."""
@@ -319,12 +322,29 @@ class Switch:
                 one.hold()
             self._lists.clear()
             self._factors.clear()
+            self._check_of = self._checks()
         if self.stateful:
             assign_to_all(self.model, self.stateful)
         for one in self.vectors:
             if not one.is_noted():
                 self._agree(one)
+        ones, combined, exchange = self._check_of
+        exchange(self.count)
+        for one, whole in zip(ones, combined, strict=True):
+            if not torch.equal(one.whole, whole):
+                self._agree(one, is_seen=False)
         self.hook()
+
+    def _checks(self) -> tuple[list[Vector], list[Tensor], Exchange]:
+        """Return what compares vectors with their rows, to find writes by `.data`; a GPU would have to be waited for."""
+        ones = [one for one in self.vectors if one.whole.device.type == "cpu" and not is_sharded(one.parameter)]
+        ones = [one for one in ones if one.rows.dtype == ones[0].rows.dtype and not one.rows.is_meta]
+        combined = [torch.empty_like(one.whole) for one in ones]
+        return (
+            ones,
+            combined,
+            Exchange((), (), (), (), combined, [one.rows for one in ones], [one.is_product for one in ones]),
+        )
 
     def _check_apart(self) -> None:
         """Raise ValueError if parameters share memory, such as tied ones after load_state_dict(assign=True)."""
@@ -347,11 +367,15 @@ class Switch:
                 state.is_guarded = True
 
     @torch.no_grad()
-    def _agree(self, one: Vector) -> None:
-        """Check that a parameter is what its rows make, where one of them was written into."""
+    def _agree(self, one: Vector, is_seen: bool = True) -> None:
+        """Check that a parameter is what its rows make, where one of them was written into.
+
+        Args:
+            is_seen: whether versions tell which one.
+        """
         whole, parameter = one.combined(), local(one.parameter)
         before = one.state.versions.get(one.name)
-        is_kept = before is not None and before[0] == version(one.parameter)  # and only the rows have changed
+        is_kept = is_seen and before is not None and before[0] == version(one.parameter)  # only the rows have changed
         # A cast, or a file that was cast, rounds the parameter and each of its rows.
         sizes = one.rows.abs().prod(0) if one.is_product else one.rows.abs().sum(0)
         sizes = part(sizes, one.parameter).to(parameter.device)

@@ -94,7 +94,8 @@ def step_weights(
         backward: a function that computes the gradients of the loss; its method backward() by default. If it scales the
             loss, it must unscale the gradients, such as by scaler.unscale_(optimizer), before they are clipped.
         masked: whether gradients are 0 outside of w_k, and kept after the step. If False, they are not masked, which
-            saves a pass over them, and are cleared after the step. True by default with `clip` or `backward`.
+            saves a pass over them, and are cleared after the step. True by default with `clip` or `backward`, and if
+            the optimizer has step hooks.
 
     Returns:
         The loss without penalties, detached.
@@ -122,7 +123,7 @@ def step_weights(
     _check_all_known(model, optimizer)
     optimizer.zero_grad()
     if masked is None:
-        masked = clip is not None or backward is not Tensor.backward
+        masked = clip is not None or backward is not Tensor.backward or has_step_hooks(optimizer)
     with weights_learning(model, k, masked=masked):
         value, total = penalised(loss, batch)
         backward(total)
@@ -131,6 +132,11 @@ def step_weights(
     if not masked:
         optimizer.zero_grad()
     return value.detach()
+
+
+def has_step_hooks(optimizer: torch.optim.Optimizer) -> bool:
+    """Return whether an optimizer has hooks of its steps, which may read gradients and write into the whole network."""
+    return bool(optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks)
 
 
 def _check_all_known(model: nn.Module, optimizer: PartitionedOptimizer) -> None:

@@ -47,7 +47,7 @@ from partnets.training.start import (
     warn_of_unused_losses,
 )
 from partnets.training.state import TrainingState
-from partnets.training.step import check_clip, parameters_of, step_hyper, step_weights, still_modules
+from partnets.training.step import check_clip, has_step_hooks, parameters_of, step_hyper, step_weights, still_modules
 from partnets.utils.checks import check_at_least
 from partnets.utils.likelihood import check_loss, check_mean, plain
 from partnets.utils.modules import to_device
@@ -261,7 +261,8 @@ class Trainer(TrainingState):
             steps = math.ceil(epochs * len(self.chunks.order) / self.batch_size)
         check_at_least(0, steps=steps)
         fetching = self._ahead.fetching(partial(self._plan, steps), self.generator) if self._ahead else nullcontext()
-        with fetching, resident(self.model), Progress(self.steps, steps, shown=self.shows_progress) as progress:
+        stays = nullcontext() if has_step_hooks(self.optimizer) else resident(self.model)
+        with fetching, stays, Progress(self.steps, steps, shown=self.shows_progress) as progress:
             for _ in range(steps):
                 if self.exhausted:
                     break
@@ -350,7 +351,11 @@ class Trainer(TrainingState):
         With one_pass, update all partitions, each on a part of a batch; return 0 and the mean loss of all examples.
         """
         parts = self._draw_learning(self.generator)
-        options = {"clip": self.clip, "backward": self._backward, "masked": self.clip is not None}
+        options = {
+            "clip": self.clip,
+            "backward": self._backward,
+            "masked": self.clip is not None or has_step_hooks(self.optimizer),
+        }
         losses = []
         for k, examples in parts.items():
             batch = self._source.sample_upto(k, examples, self.generator)

@@ -118,6 +118,56 @@ def test_a_model_that_is_made_on_the_meta_device_takes_everything_from_a_state_d
             assert torch.equal(loaded(x), saved(x))
 
 
+class Tied(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.table, self.head = nn.Embedding(20, 6), nn.Linear(6, 20, bias=False)
+        self.head.weight = self.table.weight
+
+    def forward(self, ids):
+        return self.head(self.table(ids))
+
+
+@pytest.mark.parametrize("own", DEFAULTS)
+@pytest.mark.parametrize("saved", DEFAULTS)
+def test_a_file_of_one_place_of_a_tied_weight_gives_both_its_defaults(saved, own, tmp_path):
+    models = [
+        partnets.partition(Tied(), (0.5, 0.25, 0.25), seed=seed, defaults=kind)
+        for seed, kind in enumerate((saved, own))
+    ]
+    safetensors = pytest.importorskip("safetensors.torch")
+    safetensors.save_model(models[0], str(tmp_path / "file"))  # under the first name, which is loaded last
+    safetensors.load_model(models[1], str(tmp_path / "file"))
+    ids = torch.arange(7)
+    for k in (1, 2, 3):
+        with partnets.subnetwork(models[0], k), partnets.subnetwork(models[1], k):
+            assert torch.equal(models[0](ids), models[1](ids))
+
+
+def test_weights_without_their_partitions_and_other_numbers_of_partitions_are_refused():
+    def made(shares):
+        return partnets.partition(nn.Sequential(nn.Linear(8, 8, bias=False)), shares)
+
+    state = made((0.5, 0.25, 0.25)).state_dict()
+    with pytest.raises(RuntimeError, match="0.weight_partition has 3 partitions; this model has 4"):
+        made((0.25,) * 4).load_state_dict(state)
+    with pytest.raises(RuntimeError, match="0.weight comes without 0.weight_partition"):
+        made((0.5, 0.25, 0.25)).load_state_dict({"0.weight": state["0.weight"]}, strict=False)
+
+
+def test_rows_that_were_written_into_and_files_of_half_precision_load():
+    model, loaded = layer(seed=0), layer(seed=1)
+    with torch.no_grad():
+        model.bias_rows.normal_()
+    outputs(model)
+    loaded.load_state_dict(copy.deepcopy(model).half().state_dict())
+    outputs(loaded)
+    with torch.no_grad():
+        model.bias_rows.normal_()
+    loaded.load_state_dict(model.state_dict())
+    assert all(map(torch.equal, outputs(loaded), outputs(model)))
+
+
 def changed(**entries):
     def change(state):
         state.update({name: value(state[name]) if callable(value) else value for name, value in entries.items()})
@@ -134,9 +184,9 @@ def changed(**entries):
             "weight_partition: the map holds an id above its count",
         ),
         (changed(weight_partition=torch.zeros(5, 16)), "needs a contiguous torch.uint8 map"),
-        (changed(weight_defaults=torch.tensor([9, 0, 0, 0, 3])), "defaults are of kind 9; known are 0 to 3"),
+        (changed(weight_defaults=torch.tensor([9, 0, 0, 0, 3, 60])), "defaults are of kind 9; known are 0 to 3"),
         (changed(weight_defaults=torch.zeros(3, dtype=torch.int64)), "size mismatch for weight_defaults"),
-        (changed(weight_defaults=torch.tensor([1, -1, 0, 0, 3])), "scale"),
+        (changed(weight_defaults=torch.tensor([1, -1, 0, 0, 3, 60])), "scale"),
         (lambda state: state.pop("weight_partition"), "Missing key"),
         (changed(bias=torch.zeros(4)), "size mismatch for bias"),
         (changed(bias_rows=torch.zeros(2, 5)), "size mismatch for bias_rows"),

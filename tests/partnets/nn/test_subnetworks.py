@@ -304,6 +304,76 @@ def test_averages_of_maps_are_refused():
         average.module.state_dict()
 
 
+@pytest.mark.parametrize("is_entered", [False, True])
+def test_writing_into_the_data_of_a_bias_outside_is_refused(is_entered):
+    model = network()
+    if is_entered:
+        with partnets.subnetwork(model, 1):
+            pass
+    model[4].bias.data.fill_(0.5)
+    with pytest.raises(RuntimeError, match="bias of Linear was written into"), partnets.subnetwork(model, 1):
+        pass
+
+
+def accumulated():
+    model, x = network(), inputs()
+    for k in (1, 2):
+        with partnets.subnetwork(model, k, k):
+            model(x).square().sum().backward()
+    return model
+
+
+def test_changing_gradients_while_others_wait_is_refused():
+    model = accumulated()
+    for parameter in model.parameters():
+        parameter.grad /= 2
+    with pytest.raises(RuntimeError, match="was changed while that of partition 1 waits"):
+        partnets.optim.SGD(model).step(update=1)
+
+
+def test_gradients_that_are_set_to_0_are_forgotten_with_those_that_wait():
+    model = accumulated()
+    model.zero_grad(set_to_none=False)
+    x = inputs()
+    with partnets.subnetwork(model, 1, 1):
+        expected = torch.autograd.grad(model(x).square().sum(), model[4].bias)[0]
+        model(x).square().sum().backward()
+    torch.testing.assert_close(model[4].bias.grad, expected)
+
+
+@pytest.mark.filterwarnings("ignore:Dynamo")
+def test_compiled_contexts_mask_gradients_once():
+    torch.compiler.reset()
+    model, x = network(), inputs()
+    with partnets.subnetwork(model, 2, 2):
+        expected = torch.autograd.grad(model(x).square().sum(), model[5].weight)[0]
+
+    @torch.compile(backend="eager")
+    def evaluated(k):
+        with partnets.subnetwork(model, k), torch.no_grad():
+            return model(x)
+
+    for k in (1, 2, 3):
+        evaluated(k)
+    assert {len(parameter._backward_hooks) for parameter in model.parameters()} == {1}
+    with partnets.subnetwork(model, 2, 2):
+        model(x).square().sum().backward()
+    torch.testing.assert_close(model[5].weight.grad, expected)
+
+
+def test_a_parameter_of_another_shape_and_maps_that_nobody_filled_are_refused():
+    model = network()
+    model[4].weight = nn.Parameter(torch.zeros(7, 61, dtype=torch.float64))
+    with pytest.raises(ValueError, match="does not fit its partitions.*427 entries"), partnets.subnetwork(model, 1):
+        pass
+    with torch.device("meta"):
+        model = partnets.partition(nn.Sequential(nn.Linear(40, 40)), PROPORTIONS)
+    model.to_empty(device="cpu")
+    model[0].weight_partition.fill_(255)
+    with pytest.raises(ValueError, match="after to_empty, load a state_dict"), partnets.subnetwork(model, 1):
+        pass
+
+
 def test_memory_that_parameters_share_later_is_refused():
     model = network()
     model[7].weight.data = model[4].weight.data.view(-1)[3:24].view(3, 7)

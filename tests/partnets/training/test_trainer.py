@@ -11,6 +11,7 @@ from torch import nn
 
 import partnets
 from partnets import hyper, optim
+from partnets.subnetworks.state import state_of
 
 PROPORTIONS = (0.8, 0.1, 0.1)
 
@@ -397,3 +398,47 @@ def test_a_history_is_shown_by_its_numbers():
     one = trainer()
     one.fit(5)
     assert len(repr(one.history)) < 200 and repr(one.history).startswith("History(5 steps, 1 evaluations of L_ML, 0.0")
+
+
+def test_hooks_of_the_optimizer_see_the_whole_network_and_masked_gradients():
+    model = partnets.partition(
+        nn.Sequential(nn.Linear(4, 8, bias=False), nn.ReLU(), nn.Linear(8, 3, bias=False)), (0.5, 0.25, 0.25)
+    )
+    chunks = partnets.chunk((torch.randn(60, 4), torch.randint(3, (60,))), (0.5, 0.25, 0.25), seed=0)
+    optimizer, seen = partnets.optim.SGD(model, lr=0.1), []
+
+    def before(*_):
+        ids = partnets.partitions(model)["0.weight"].ids()
+        seen.append(len(ids[model[0].weight.grad != 0].unique()))
+
+    def after(*_):
+        seen.append(state_of(model[0]).active)
+        with torch.no_grad():
+            model[0].weight.clamp_(-0.05, 0.05)
+
+    optimizer.register_step_pre_hook(before)
+    optimizer.register_step_post_hook(after)
+    partnets.Trainer(model, chunks, optimizer=optimizer, audit=False).fit(6)
+    assert seen == [1, 3] * 6
+    partition = partnets.partitions(model)["0.weight"]
+    with partnets.subnetwork(model, 1):
+        defaults = partition.defaults.values((8, 4))
+        assert torch.equal(model[0].weight[~partition.mask(1)], defaults[~partition.mask(1)])
+
+
+def test_gradients_within_a_loss_are_those_of_the_partition():
+    def stepped(**options):
+        torch.manual_seed(0)
+        model = partnets.partition(nn.Sequential(nn.Linear(4, 8), nn.LayerNorm(8), nn.Linear(8, 3)), (0.5, 0.25, 0.25))
+        x, y = torch.randn(9, 4), torch.randint(3, (9,))
+
+        def loss(_):
+            value = nn.functional.cross_entropy(model(x), y)
+            grads = torch.autograd.grad(value, list(model.parameters()), create_graph=True)
+            return value + 10 * sum(grad.square().sum() for grad in grads)
+
+        partnets.step_weights(model, partnets.optim.SGD(model, lr=1.0), 2, None, loss, **options)
+        return model
+
+    for one, other in zip(stepped().parameters(), stepped(masked=True).parameters(), strict=True):
+        torch.testing.assert_close(one, other)
