@@ -130,7 +130,8 @@ class Weight(Exchanged):
         numbers = buffers[self.name + DEFAULTS]
         key = (
             parameter.data_ptr(), parameter.dtype, parameter.stride(), local(map).data_ptr(), version(map),
-            local(numbers).data_ptr(), version(numbers), None if stored is None else (local(stored).data_ptr(), version(stored)),
+            local(numbers).data_ptr(), version(numbers),
+            None if stored is None else (local(stored).data_ptr(), version(stored)),
         )  # fmt: skip
         if key == self.key:
             return
@@ -336,15 +337,12 @@ class Switch:
         self.hook()
 
     def _checks(self) -> tuple[list[Vector], list[Tensor], Exchange]:
-        """Return what compares vectors with their rows, to find writes by `.data`; a GPU would have to be waited for."""
+        """Return what compares vectors with their rows, to find writes by `.data`; on a GPU this would wait."""
         ones = [one for one in self.vectors if one.whole.device.type == "cpu" and not is_sharded(one.parameter)]
         ones = [one for one in ones if one.rows.dtype == ones[0].rows.dtype and not one.rows.is_meta]
         combined = [torch.empty_like(one.whole) for one in ones]
-        return (
-            ones,
-            combined,
-            Exchange((), (), (), (), combined, [one.rows for one in ones], [one.is_product for one in ones]),
-        )
+        rows, are_products = [one.rows for one in ones], [one.is_product for one in ones]
+        return ones, combined, Exchange((), (), (), (), combined, rows, are_products)
 
     def _check_apart(self) -> None:
         """Raise ValueError if parameters share memory, such as tied ones after load_state_dict(assign=True)."""

@@ -149,9 +149,9 @@ def test_weights_without_their_partitions_and_other_numbers_of_partitions_are_re
         return partnets.partition(nn.Sequential(nn.Linear(8, 8, bias=False)), shares)
 
     state = made((0.5, 0.25, 0.25)).state_dict()
-    with pytest.raises(RuntimeError, match="0.weight_partition has 3 partitions; this model has 4"):
+    with pytest.raises(RuntimeError, match=r"0\.weight_partition has 3 partitions; this model has 4"):
         made((0.25,) * 4).load_state_dict(state)
-    with pytest.raises(RuntimeError, match="0.weight comes without 0.weight_partition"):
+    with pytest.raises(RuntimeError, match=r"0\.weight comes without 0\.weight_partition"):
         made((0.5, 0.25, 0.25)).load_state_dict({"0.weight": state["0.weight"]}, strict=False)
 
 

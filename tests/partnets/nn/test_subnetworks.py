@@ -364,7 +364,7 @@ def test_compiled_contexts_mask_gradients_once():
 def test_a_parameter_of_another_shape_and_maps_that_nobody_filled_are_refused():
     model = network()
     model[4].weight = nn.Parameter(torch.zeros(7, 61, dtype=torch.float64))
-    with pytest.raises(ValueError, match="does not fit its partitions.*427 entries"), partnets.subnetwork(model, 1):
+    with pytest.raises(ValueError, match=r"does not fit its partitions.*427 entries"), partnets.subnetwork(model, 1):
         pass
     with torch.device("meta"):
         model = partnets.partition(nn.Sequential(nn.Linear(40, 40)), PROPORTIONS)
