@@ -40,6 +40,8 @@ from partnets.utils.modules import is_sharded, overlapping
 from partnets.utils.shards import local, local_partition, part, sharded_like, version
 
 INT32_MAX = 2**31 - 1
+# The devices on which vectors are compared with their rows at each entry; a GPU would have to be waited for.
+COMPARED = ("cpu",)
 
 
 class Exchanged:
@@ -337,8 +339,8 @@ class Switch:
         self.hook()
 
     def _checks(self) -> tuple[list[Vector], list[Tensor], Exchange]:
-        """Return what compares vectors with their rows, to find writes by `.data`; on a GPU this would wait."""
-        ones = [one for one in self.vectors if one.whole.device.type == "cpu" and not is_sharded(one.parameter)]
+        """Return what compares vectors with their rows, to find writes by `.data`."""
+        ones = [one for one in self.vectors if one.whole.device.type in COMPARED and not is_sharded(one.parameter)]
         ones = [one for one in ones if one.rows.dtype == ones[0].rows.dtype and not one.rows.is_meta]
         combined = [torch.empty_like(one.whole) for one in ones]
         rows, are_products = [one.rows for one in ones], [one.is_product for one in ones]

@@ -120,6 +120,11 @@ MODELS = {
 every_model = pytest.mark.parametrize("name", MODELS)
 
 
+@pytest.fixture(autouse=True)
+def _as_on_a_gpu(monkeypatch):
+    monkeypatch.setattr("partnets.subnetworks.switch.COMPARED", ())
+
+
 def pair(name: str) -> tuple[nn.Module, nn.Module, tuple[Tensor, Tensor]]:
     """Return a dense model with a hyperparameter, the same model with three partitions, and a batch."""
     make, batch = MODELS[name]
