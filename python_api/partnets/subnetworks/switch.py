@@ -245,6 +245,7 @@ class Switch:
             for module, name, parameter in self._aliases
             if isinstance(one := found[id(parameter)], Weight) and one.module is not module()
         ]
+        self._shared: dict[int, tuple[int, int]] = {}
         self.weights = [one for one in found.values() if isinstance(one, Weight)]
         self.vectors = [one for one in found.values() if isinstance(one, Vector)]
         self.count = num_partitions(model)
@@ -311,8 +312,11 @@ class Switch:
 
     def prepare(self) -> None:
         """Look at everything outside of subnetworks: what has changed there is taken over, or refused."""
-        for one, module, name in self._tied:
-            share_defaults(one.module, one.name, module(), name)
+        for i, (one, module, name) in enumerate(self._tied):
+            numbers = local(one.module._buffers[one.name + DEFAULTS])
+            if (key := (numbers.data_ptr(), version(numbers))) != self._shared.get(i):
+                share_defaults(one.module, one.name, module(), name)
+                self._shared[i] = key
         for one in self.weights:
             if not one.is_narrow:
                 one.refresh()
