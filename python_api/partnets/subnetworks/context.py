@@ -240,3 +240,4 @@ def trying(model: nn.Module) -> Iterator[None]:
     finally:
         for state, kept in zip(states, before, strict=True):
             state.learned, state.grads, state.grad_of = kept
+            state.grad_seen.clear()  # gradients may be put back as copies
