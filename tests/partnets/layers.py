@@ -14,7 +14,7 @@ from torch.testing._internal.common_modules import FunctionInput, ModuleInput, m
 import partnets
 from partnets import models
 from partnets.subnetworks.parameters import partitioned_parameters
-from partnets.subnetworks.state import partition_of, partitioned_modules, state_of
+from partnets.subnetworks.state import ROWS, partition_of, partitioned_modules, state_of
 from partnets.subnetworks.switch import noted
 
 RANDOM = torch.Generator().manual_seed(0)
@@ -265,3 +265,27 @@ def module_inputs(name: str, training: bool) -> list[ModuleInput]:
             wide = [x.double() if isinstance(x, torch.Tensor) and x.is_floating_point() else x for x in given]
             found.append(ModuleInput(FunctionInput(*arguments, **options), FunctionInput(*wide)))
     return found
+
+
+def mask_of(one, k):
+    """Return the mask of the entries of a partitioned parameter, or of its vectors, that partition k owns."""
+    if one.partition is not None:
+        return one.partition.mask(k)
+    rows = torch.arange(1, one.state.count + 1) == k
+    return rows.view(-1, *[1] * one.parameter.dim()).expand(one.stored.shape)
+
+
+@torch.no_grad()
+def spoil(model, k):
+    """Make NaN of everything that subnetwork k must not read."""
+    for one in partitioned_parameters(model):
+        for later in range(k + 1, one.state.count + 1):
+            one.stored[mask_of(one, later)] = torch.nan
+        one.combine()
+    noted(partitioned_parameters(model))
+    for module in partitioned_modules(model):
+        for name in state_of(module).statistics:
+            if module.get_buffer(name).is_floating_point():
+                module.get_buffer(name + ROWS)[k:] = torch.nan
+                module.get_buffer(name).fill_(torch.nan)
+    return model

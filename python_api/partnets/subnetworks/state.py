@@ -29,7 +29,7 @@ from torch import Tensor, nn
 
 from partkernels import Defaults, Normal, Partition, Stored, Uniform, Zeros
 from partnets.utils.modules import is_sharded
-from partnets.utils.shards import local
+from partnets.utils.shards import local, version
 
 ATTRIBUTE = "_partition_state"
 # The `update` of a state while each example has a subnetwork of its own.
@@ -92,6 +92,8 @@ class PartitionState:
         self.starts: dict = {}
         # The subnetwork that computed last, and the partition that learned: see guard.
         self.called: tuple[int, int | None] = count, count
+        # The address and version of the buffers that `weights` was read from, by the weights' names.
+        self.defaults_read: dict[str, tuple[int, int]] = {}
         # The sums of maps by the weights' names, to see whether others have written into them; shared by tied weights.
         self.sums_of_maps: dict[str, dict[str, int]] = {}
         # What Switch exchanges, by the parameter's name: the same for all models that the module is in.
@@ -213,10 +215,12 @@ def partition_of(module: nn.Module, name: str) -> Partition:
 
 
 def read_defaults(module: nn.Module, name: str) -> None:
-    """Take a weight's defaults from their buffer, into which a file of a tied weight may have been loaded."""
-    numbers = local(module._buffers[name + DEFAULTS])
-    if not numbers.is_meta:
-        state_of(module).weights[name] = defaults_of(numbers)
+    """Take a weight's defaults from their buffer if it was written into, such as by a file of another place of it."""
+    state, buffer = state_of(module), module._buffers[name + DEFAULTS]
+    numbers = local(buffer)
+    key = numbers.data_ptr(), version(buffer)
+    if not numbers.is_meta and key != state.defaults_read.get(name):
+        state.weights[name], state.defaults_read[name] = defaults_of(numbers), key
 
 
 def share_defaults(one: nn.Module, name: str, other: nn.Module, other_name: str) -> None:

@@ -245,7 +245,6 @@ class Switch:
             for module, name, parameter in self._aliases
             if isinstance(one := found[id(parameter)], Weight) and one.module is not module()
         ]
-        self._shared: dict[int, tuple[int, int]] = {}
         self.weights = [one for one in found.values() if isinstance(one, Weight)]
         self.vectors = [one for one in found.values() if isinstance(one, Vector)]
         self.count = num_partitions(model)
@@ -312,11 +311,8 @@ class Switch:
 
     def prepare(self) -> None:
         """Look at everything outside of subnetworks: what has changed there is taken over, or refused."""
-        for i, (one, module, name) in enumerate(self._tied):
-            numbers = local(one.module._buffers[one.name + DEFAULTS])
-            if (key := (numbers.data_ptr(), version(numbers))) != self._shared.get(i):
-                share_defaults(one.module, one.name, module(), name)
-                self._shared[i] = key
+        for one, module, name in self._tied:
+            share_defaults(one.module, one.name, module(), name)
         for one in self.weights:
             if not one.is_narrow:
                 one.refresh()
@@ -674,12 +670,4 @@ def switch_of(model: nn.Module) -> Switch:
     found = _switches.get(model)
     if found is None or not found.is_of(modules):
         _switches[model] = found = Switch(model, modules)
-    return found
-
-
-def states_by_subnetwork(switch: Switch) -> dict[int, list[PartitionState]]:
-    """Return the states of a switch by the subnetwork that is active in them."""
-    found = defaultdict(list)
-    for state in switch.states:
-        found[state.active].append(state)
     return found

@@ -9,6 +9,7 @@ import types
 import pytest
 import torch
 import torch.nn.functional as F
+from layers import spoil
 from torch import nn
 from torch.utils._pytree import tree_leaves
 
@@ -119,24 +120,6 @@ def stir(model):
             if name == "running_mean":
                 module.get_buffer(name).normal_(std=0.1)
                 module.get_buffer(name + ROWS).normal_(std=0.1)
-
-
-@torch.no_grad()
-def spoil(model, k):
-    """Make NaN of everything that subnetwork k must not read."""
-    for one in partitioned_parameters(model):
-        if one.partition is None:
-            one.stored[k:] = torch.nan
-        else:
-            one.stored[one.partition.ids() > k] = torch.nan
-        one.combine()
-    noted(partitioned_parameters(model))
-    for module in partitioned_modules(model):
-        for name in state_of(module).statistics:
-            if module.get_buffer(name).is_floating_point():
-                module.get_buffer(name + ROWS)[k:] = torch.nan
-                module.get_buffer(name).fill_(torch.nan)
-    return model
 
 
 def check(model, given):

@@ -14,6 +14,7 @@ from functools import partial
 import pytest
 import torch
 import torch.nn.functional as F
+from layers import mask_of, spoil
 from torch import nn
 
 import partkernels
@@ -138,30 +139,6 @@ def stir(model, scale=0.3):
     noted(partitioned_parameters(model))
 
 
-def owned(one, k):
-    """Return the mask of the entries of a partitioned parameter, or of its vectors, that partition k owns."""
-    if one.partition is not None:
-        return one.partition.mask(k)
-    rows = torch.arange(1, len(PROPORTIONS) + 1) == k
-    return rows.view(-1, *[1] * one.parameter.dim()).expand(one.stored.shape)
-
-
-@torch.no_grad()
-def spoil(model, k):
-    """Make NaN of everything that subnetwork k must not read."""
-    for one in partitioned_parameters(model):
-        for later in range(k + 1, len(PROPORTIONS) + 1):
-            one.stored[owned(one, later)] = torch.nan
-        one.combine()
-    noted(partitioned_parameters(model))
-    for module in partitioned_modules(model):
-        for name in state_of(module).statistics:
-            if module.get_buffer(name).is_floating_point():
-                module.get_buffer(name + ROWS)[k:] = torch.nan
-                module.get_buffer(name).fill_(torch.nan)
-    return model
-
-
 def width(module, k, side="outputs"):
     """Return the number of a module's channels in subnetwork k; None if it has all in each."""
     owners = getattr(state_of(module).narrow, side, None)
@@ -199,7 +176,7 @@ def test_later_partitions_are_not_read_and_nothing_else_learns(name):
     model, x = made(name)
     model.eval()
     for one in partitioned_parameters(model):
-        masks = [owned(one, k).int() for k in (1, 2, 3)]
+        masks = [mask_of(one, k).int() for k in (1, 2, 3)]
         assert torch.equal(sum(masks), torch.ones(one.stored.shape, dtype=torch.int32))
     for k in (1, 2):
         with partnets.subnetwork(model, k, update=k):
@@ -213,7 +190,7 @@ def test_later_partitions_are_not_read_and_nothing_else_learns(name):
                 y.square().sum().backward()
             for one in partitioned_parameters(damaged):
                 if one.partition is not None and one.parameter.grad is not None:
-                    assert not one.parameter.grad[~owned(one, update)].any(), one.name
+                    assert not one.parameter.grad[~mask_of(one, update)].any(), one.name
 
 
 @pytest.mark.cases(usual=4)
@@ -234,7 +211,7 @@ def test_a_subnetwork_computes_and_learns_as_its_merged_network(name):
             expected, narrow = theirs[one.module]._parameters[one.name].grad, state_of(one.module).narrow
             if one.partition is None or expected is None:
                 continue
-            mask, grad = owned(one, k), one.parameter.grad
+            mask, grad = mask_of(one, k), one.parameter.grad
             if narrow is not None and one.name in narrow.owners and k < 3:
                 mask, grad = (narrow.take(each, one.name, k) for each in (mask, grad))
             torch.testing.assert_close(grad, expected * mask, rtol=1e-9, atol=1e-9)
@@ -949,7 +926,7 @@ def test_volumes():
         torch.testing.assert_close(partnets.merge(model, k)(x), y)
         for one in partitioned_parameters(model):
             if one.partition is not None and one.parameter.grad is not None:
-                assert not one.parameter.grad[~owned(one, k)].any()
+                assert not one.parameter.grad[~mask_of(one, k)].any()
 
 
 WIDTHS = {
