@@ -102,7 +102,7 @@ aarch64: $(VENV)/test
 
 # Which, with WEEKLY=1, look at the wheel's CUDA library.
 unit: $(VENV)/test $(if $(WEEKLY),build/triton-3.6 wheel $(VENV)/ray)
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal --durations 10 --durations-min 5
 
 # The wheel in an environment that has nothing else but PyTorch, as a user gets it.
 wheel: $(VENV)/test build/empty/torch

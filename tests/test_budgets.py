@@ -29,12 +29,13 @@ def test_which_folder_pays(nodeid, folder):
     assert folder_of(nodeid) == folder
 
 
-def test_a_folder_may_take_half_again_as_much_as_its_budget():
-    seconds = {"tests/a": 14.9, "tests/b": 15.1, "tests/new": 2.0, "tests/tiny": 0.5}
-    lines, over = report(seconds, {"tests/a": 10, "tests/b": 10})
-    assert lines[0].split() == ["15.1", "of", "10", "s", "tests/b"] and lines[-1].split()[:3] == ["32.5", "of", "20"]
-    assert [sentence.split()[0] for sentence in over] == ["tests/b", "tests/new"]
-    assert "took 15 s of processor time and may take 10" in over[0]
+def test_a_folder_may_take_half_again_as_much_as_its_budget_and_a_minute():
+    seconds = {"tests/a": 299.0, "tests/b": 301.0, "tests/new": 61.0, "tests/small": 69.0}
+    lines, over = report(seconds, {"tests/a": 200, "tests/b": 200, "tests/small": 10, "tests/none": 1000})
+    assert lines[0].split() == ["301.0", "of", "200", "s", "tests/b"]
+    assert lines[-1].split() == ["730.0", "of", "410", "s", "in", "all"]
+    assert [sentence.split()[0] for sentence in over] == ["tests/b", "tests/new", "in"]
+    assert "took 301 s of processor time and may take 200" in over[0]
 
 
 @pytest.mark.parametrize("tier", [Tier.USUAL, Tier.FULL])
@@ -85,28 +86,31 @@ def test_times_are_scaled_to_the_reference_machine_and_a_run_that_is_over_fails_
     meter = Meter()
     clock.now += 8
     meter.pytest_collection_finish()
-    clock.run(meter, "tests/test_readme.py::test_one", 150)
-    clock.run(meter, "tests/test_names.py::test_two", 20)
+    clock.run(meter, "tests/test_readme.py::test_one", 200)
+    clock.run(meter, "tests/test_names.py::test_two", 30)
     status, printed = finished(meter, monkeypatch)
-    assert status == 0 and "85.0 of    60 s  tests\n" in printed and f"4.0 of     5 s  {COLLECTION}" in printed
+    assert status == 0 and "115.0 of    60 s  tests\n" in printed and f"4.0 of     5 s  {COLLECTION}" in printed
     clock.run(meter, "tests/test_names.py::test_three", 20)
     assert finished(meter, monkeypatch)[0] == 1
-    assert "tests took 95 s of processor time and may take 60" in finished(meter, monkeypatch)[1]
+    assert "tests took 125 s of processor time and may take 60" in finished(meter, monkeypatch)[1]
     assert finished(meter, monkeypatch, ci="")[0] == 0
     assert finished(meter, monkeypatch, keyword="names")[0] == 0
     assert finished(meter, monkeypatch, args_source=pytest.Config.ArgsSource.ARGS)[0] == 0
 
 
-def test_the_machine_is_measured_again_and_again(monkeypatch):
+def test_times_are_scaled_by_the_speed_at_that_time(monkeypatch):
     clock = Clock(monkeypatch)
     meter = Meter()
     meter.pytest_collection_finish()
     clock.run(meter, "tests/test_names.py::test_one", 10)
-    assert len(meter.loops) == 1
     monkeypatch.setattr(budgets, "EVERY", 0)
-    monkeypatch.setattr(budgets, "reference_loop", lambda: 4 * REFERENCE)
-    clock.run(meter, "tests/test_names.py::test_two", 20)
-    assert len(meter.loops) == 2 and meter.scaled()["tests"] == 30 / 3
+    clock.run(meter, "tests/test_names.py::test_two", 10)
+    assert meter.scaled()["tests"] == 20 / 2
+    monkeypatch.setattr(budgets, "reference_loop", lambda: 4 * REFERENCE)  # another program slows the machine down
+    clock.run(meter, "tests/test_names.py::test_three", 30)
+    assert meter.scaled()["tests"] == 20 / 2 + 30 / 3
+    clock.run(meter, "tests/test_names.py::test_four", 40)
+    assert meter.scaled()["tests"] == 20 / 2 + 30 / 3 + 40 / 4
 
 
 def test_a_run_without_budgets_is_not_over(monkeypatch):
@@ -117,16 +121,6 @@ def test_a_run_without_budgets_is_not_over(monkeypatch):
     status, printed = finished(meter, monkeypatch, allowed={})
     assert status == 0 and "  250.0 s  tests\n" in printed
     assert finished(meter, monkeypatch)[0] == 1
-
-
-def test_a_run_that_fails_says_why_however_short_it_was(monkeypatch):
-    clock = Clock(monkeypatch)
-    meter = Meter()
-    meter.pytest_collection_finish()
-    clock.run(meter, "tests/test_names.py::test_one", 20)
-    status, printed = finished(meter, monkeypatch, allowed={"tests": 3.0})
-    assert status == 1 and "tests took 10 s of processor time and may take 3" in printed
-    assert finished(meter, monkeypatch) == (0, "")
 
 
 def test_processes_and_the_weekly_slice_are_booked_apart(monkeypatch):
