@@ -72,7 +72,7 @@ class Preset:
     series: bool = False
     paper: bool = True
     scale: float = 1.0
-    step_plan: Plan = field(default_factory=lambda: Plan(rounds=5, seconds=0.5))
+    step_plan: Plan = field(default_factory=lambda: Plan(rounds=5, sample=0.05, seconds=0.5))
 
 
 PRESETS = {
@@ -111,7 +111,7 @@ PRESETS = {
         optim=("linear-2048", "mnist-cnn", "resnet-14"),
     ),
     "cpu": Preset(
-        about="ten minutes on two cores: what partbench.bars.cpu holds the kernels for CPUs to",
+        about="fifteen minutes on two cores: what partbench.bars.cpu holds the kernels and steps for CPUs to",
         plan=Plan(rounds=7, sample=3e-3, seconds=0.1),
         linear=LINEAR,
         conv2d=CONV2D,
@@ -120,7 +120,14 @@ PRESETS = {
         compiled=("linear forward",),
         memory=(),
         arithmetic=(),
-        step=(("mnist-cnn", 200, 1),),
+        step=(
+            ("mlp-512", 64, 1),
+            ("mnist-cnn", 64, 1),
+            ("resnet-8", 32, 1),
+            ("resnet-9", 32, 1),
+            ("gpt-256", 8, 1),
+            ("vit-4", 16, 1),
+        ),
         paper=False,
         optim=("linear-2048",),
     ),

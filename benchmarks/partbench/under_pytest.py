@@ -55,8 +55,8 @@ def test_speed_step_and_optim(workload, peer, benchmark):
 
 
 def test_memory(job: Job, benchmark):
-    """Measure seconds a training step; its peaks by the allocator, in bytes, are among the extra information."""
+    """Measure seconds a training step; its peak by the allocator, in bytes, is among the extra information."""
     benchmark.group = f"memory {job.model} {job.batch}"
-    benchmark.extra_info.update(by_allocator(job))
+    benchmark.extra_info["peak"] = by_allocator(job)
     with pk.use_backend(job.backend):
         benchmark(job.make())

@@ -121,9 +121,9 @@ class Exchange:
                 self._run = prepare(*self.entries, *self.rows)
 
     def __call__(self, active: int, skip: int | None = None) -> None:
+        """Swap the entries, and combine the first `active` rows without that of partition `skip`."""
         if (requested := dispatch.requested()) != self._requested:
             self._choose(requested)
-        """Swap the entries, and combine the first `active` rows without that of partition `skip`."""
         if self._run is not None:
             self._run(active, (skip or 0) - 1)
         elif self.written:

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import bisect
+import itertools
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor
+from torch.autograd.graph import increment_version
 
 from partkernels.arguments import check_betas, check_momentum, check_not_negative, check_number, check_step
 from partkernels.backend import dispatch
 from partkernels.operators.checks import check_apart, check_entries_apart, check_weight
-from partkernels.operators.registration import define_in_place
+from partkernels.operators.registration import PLAIN, define_in_place, is_transformed
 from partkernels.partition import NestedPartition, Partition
 
 # Map and count of a tensor that is stepped entirely.
@@ -116,22 +119,9 @@ def sgd_steps(
     check_not_negative(lr=lr, weight_decay=weight_decay)
     check_momentum(momentum, nesterov)
     _check(parameters, grads, {"momentum_buffer": momentum_buffers} if momentum else {}, partitions, update)
-    numbers = lr, momentum, weight_decay, nesterov
-    run_sgd(parameters, grads, momentum_buffers if momentum else None, partitions, update, numbers)
-
-
-def run_sgd(
-    parameters: Sequence[Tensor], grads: Sequence[Tensor], momentum_buffers: Sequence[Tensor] | None,
-    partitions: Sequence[Partition | None], update: int | None, numbers: tuple,
-) -> None:  # fmt: skip
-    """Run sgd_steps without checks, for an optimizer that made the tensors itself.
-
-    Args:
-        numbers: lr, momentum, weight_decay and nesterov.
-    """
-    lists = (parameters, grads) if momentum_buffers is None else (parameters, grads, momentum_buffers)
-    for maps, counts, columns in _alike(partitions, update, *lists):
-        own, own_grads, *buffers = columns
+    lists = (parameters, grads, momentum_buffers) if momentum else (parameters, grads)
+    for maps, counts, (own, own_grads, *buffers) in _alike(partitions, update, *lists):
+        numbers = lr, momentum, weight_decay, nesterov
         _sgd(own, own_grads, *(buffers or ([],)), maps, counts, _number(update), *numbers, dispatch.requested())
 
 
@@ -221,21 +211,91 @@ def adam_steps(
         _adam(*tensors, maps, counts, _number(update), own_steps, *numbers, dispatch.requested())
 
 
-def run_adam(
-    parameters: Sequence[Tensor], grads: Sequence[Tensor], exp_avgs: Sequence[Tensor], exp_avg_sqs: Sequence[Tensor],
-    partitions: Sequence[Partition | None], update: int, counters: Sequence[Tensor], numbers: tuple,
-) -> None:  # fmt: skip
-    """Count steps and run adam_steps without checks, for an optimizer that made the tensors itself.
+class Steps:
+    """Steps of the same parameters again and again, where only gradients are checked: for an optimizer.
 
     Args:
-        partitions: none of them nested, as each tensor's step is counted once.
-        counters: the number of steps of each partition, int64 [C] for each parameter, on its device. Triton reads them
-            from there, so that the host does not wait, and a CUDA graph can replay the step.
-        numbers: lr, the two betas, eps, weight_decay and decoupled.
+        parameters: floating point, any dtypes and devices.
+        moments: lists of tensors like the parameters: of momentum buffers, or of two moments for Adam.
+        partitions: those of the parameters, none of them nested; None steps every entry.
+        update: the partition that is stepped.
+        counters: for Adam, the number of steps of each partition, int64 [C] for each parameter, on its device. A step
+            adds 1. On a GPU the kernel reads them, so that the host does not wait and a CUDA graph can replay the step.
+
+    Example:
+        >>> weight = torch.zeros(2)
+        >>> steps = Steps([weight], [], [None], 1)
+        >>> steps([torch.ones(2)], lr=0.5, momentum=0.0, weight_decay=0.0, nesterov=False)
+        >>> weight
+        tensor([-0.5000, -0.5000])
     """
-    lists = parameters, grads, exp_avgs, exp_avg_sqs, counters
-    for maps, counts, (*tensors, own) in _alike(partitions, update, *lists):
-        _counted_adam(*tensors, maps, counts, update, own, update - 1, *numbers, dispatch.requested())
+
+    def __init__(
+        self,
+        parameters: Sequence[Tensor],
+        moments: Sequence[Sequence[Tensor]],
+        partitions: Sequence[Partition | None],
+        update: int,
+        counters: Sequence[Tensor] | None = None,
+    ) -> None:
+        self._call, self._name = (_sgd, "sgd_steps") if counters is None else (_counted_adam, "counted_adam_steps")
+        numbered = counters or [None] * len(parameters)
+        self._groups = []
+        lists = parameters, parameters, *moments, numbered, range(len(parameters))
+        for maps, counts, (own, _, *rest, counting, places) in _alike(partitions, update, *lists):
+            written = rest or [[]]
+            tail = (maps, counts, update) if counters is None else (maps, counts, update, counting, update - 1)
+            kept = [tensor for tensor in (*own, *itertools.chain(*rest), *counting) if tensor is not None]
+            # Subclasses, and tensors in one storage, need the operator's own checks.
+            is_plain = all(type(tensor) in PLAIN and not (tensor.is_meta or tensor.is_neg()) for tensor in kept)
+            storages = [tensor.untyped_storage() for tensor in kept] if is_plain else []
+            ranges = sorted((one.data_ptr(), one.data_ptr() + one.nbytes()) for one in storages if one.nbytes())
+            apart = all(end <= start for (_, end), (start, _) in itertools.pairwise(ranges))
+            self._groups.append((places, own, written, tail, kept, ranges if is_plain and apart else None))
+
+    def __call__(self, grads: Sequence[Tensor], **numbers: float | bool) -> None:
+        """Take a step with a gradient for each parameter, and the operator's numbers by their names.
+
+        Raises:
+            ValueError: a gradient is sparse, does not fit its parameter or shares memory with a tensor that is written.
+        """
+        requested = dispatch.requested()
+        is_seen = torch.compiler.is_compiling() or is_transformed()
+        with torch.no_grad():
+            for places, own, written, tail, kept, ranges in self._groups:
+                mine = [grads[i] for i in places]
+                if is_seen or ranges is None or not all(map(_fits, mine, own)) or _meets(mine, ranges):
+                    for grad, parameter in zip(mine, own, strict=True):
+                        _check_like("grad", grad, parameter)
+                    self._call(own, mine, *written, *tail, *numbers.values(), requested)
+                    continue
+                backend = dispatch.choose(requested, own[0].device, own[0].dtype)
+                dispatch.note(self._name, backend, requested, own[0])
+                getattr(backend, self._name)(own, mine, *written, *tail, *numbers.values())
+                increment_version(kept)
+
+
+def _fits(grad: Tensor, parameter: Tensor) -> bool:
+    """Return whether a gradient can be read like the parameter, without further checks."""
+    return (
+        type(grad) in PLAIN
+        and grad.layout is torch.strided
+        and grad.shape == parameter.shape
+        and grad.dtype is parameter.dtype
+        and grad.device == parameter.device
+        and not grad.is_neg()
+    )
+
+
+def _meets(grads: Sequence[Tensor], ranges: Sequence[tuple[int, int]]) -> bool:
+    """Return whether the storage of a gradient reaches into one of the ascending ranges of addresses."""
+    for grad in grads:
+        storage = grad.untyped_storage()
+        start = storage.data_ptr()
+        place = bisect.bisect_right(ranges, (start + storage.nbytes(),))
+        if place and ranges[place - 1][1] > start:
+            return True
+    return False
 
 
 def _number(update: int | None) -> int:

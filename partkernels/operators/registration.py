@@ -185,10 +185,10 @@ def _call(name: str, kernel: Callable) -> Callable:
         for i in tensors:
             tensor = args[i]
             if type(tensor) is list:
-                if not {*map(type, tensor)} <= _PLAIN or any(map(_is_meta, tensor)):
+                if not {*map(type, tensor)} <= PLAIN or any(map(_is_meta, tensor)):
                     return operator(*args)
             elif tensor is not None:
-                if type(tensor) not in _PLAIN:
+                if type(tensor) not in PLAIN:
                     return operator(*args)
                 requires_grad = requires_grad or (is_learning and tensor.requires_grad)
         if type(args[0]) is not list and args[0].is_meta:
@@ -203,7 +203,7 @@ def _call(name: str, kernel: Callable) -> Callable:
 
 _is_meta = attrgetter("is_meta")
 # Other types are subclasses, which may override operators.
-_PLAIN = {Tensor, torch.nn.Parameter}
+PLAIN = {Tensor, torch.nn.Parameter}
 _autocast: set[str] = set()
 _functions: dict[str, type[torch.autograd.Function]] = {}
 

@@ -186,9 +186,9 @@ def test_a_wrong_kernel_is_refused_in_a_training_step_too(make_wrong, updates, m
 )
 def test_an_optimiser_made_wrong_is_refused(step, reason, monkeypatch):
     @torch.no_grad()
-    def wrong(self, entries, update, group):
-        for tensors, _, partition in entries:
-            step(tensors[0], partition.mask(update))
+    def wrong(self, entries, grads, update, group):
+        for parameter, partition in zip(entries.parameters, entries.partitions, strict=True):
+            step(parameter, partition.mask(update))
 
     monkeypatch.setattr(partnets.optim.Adam, "step_all", wrong)
     tiny = Model("layer", lambda: torch.nn.Linear(8, 8), (8,))

@@ -26,7 +26,7 @@ from partkernels.backend.triton.packed_map import SPREAD, threshold
 from partkernels.backend.triton.plans import Config, Product
 from partkernels.backend.triton.rebuild import SELECT
 from partkernels.formats.packed_map import pack
-from partkernels.operators.optimizers import run_adam
+from partkernels.operators.optimizers import Steps
 
 pytestmark = pytest.mark.skipif(not TRITON, reason="neither a GPU nor Triton's interpreter")
 DEVICE = TRITON[0].device if TRITON else "cpu"
@@ -259,12 +259,14 @@ def test_all_tensors_of_a_dtype_take_one_launch_and_are_stepped_as_one_by_one(wo
 def test_steps_are_counted_on_the_gpu_and_nothing_is_copied_there_again(dtype, launched):
     partition = pk.Partition.random((9, 40), (0.5, 0.3, 0.2), seed=1).to(DEVICE)
     each = [[torch.rand(shape, device=DEVICE).to(dtype) for _ in range(4)] for shape in ((9, 40), (5,))]
-    partitions, numbers = [partition, None], (0.1, 0.9, 0.999, 1e-8, 0.0, False)
+    partitions = [partition, None]
+    numbers = {"lr": 0.1, "beta1": 0.9, "beta2": 0.999, "eps": 1e-8, "weight_decay": 0.0, "decoupled": False}
     counters = [torch.tensor([3, 2000, 0], device=DEVICE), torch.tensor([1, 0, 5], device=DEVICE)]
     expected = [[tensor.clone() for tensor in tensors] for tensors in each]
 
     def step() -> None:
-        run_adam(*map(list, zip(*each, strict=True)), partitions, 2, counters, numbers)
+        parameters, grads, *moments = map(list, zip(*each, strict=True))
+        Steps(parameters, moments, partitions, 2, counters)(grads, **numbers)
 
     for taken in (1, 2):
         step()

@@ -8,17 +8,20 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from partbench import summary
-from partbench.bars import nested
+from partbench.bars import training
 from partbench.bars.bar import Bar
 from partbench.figures import figures
 from partbench.results import Record
 
 OURS = "partkernels cpu"
+# The largest ratio of a training step to a dense one.
+MOST_OF_STEPS = 1.08
 
 
 def measured(records: Sequence[Record]) -> list[Bar]:
     """Return the bars for which a run has figures."""
-    return [*_layers(records), *_optimizers(records), *_iterations(records), *nested.iterations(records)]
+    steps = training.measured(records, OURS, MOST_OF_STEPS)
+    return [*_layers(records), *_optimizers(records), *steps]
 
 
 def _layers(records: Sequence[Record]) -> Iterable[Bar]:
@@ -51,14 +54,3 @@ def _optimizers(records: Sequence[Record]) -> Iterable[Bar]:
         most = {0.8: 1.05, 0.1: 0.85}.get(row.share)
         if row.model == "Linear 2048×2048" and row.optimizer == "adam" and most is not None:
             yield Bar(f"Adam's step, {row.model}, {row.share:.0%} of the weights", row.ratio, most)
-
-
-def _iterations(records: Sequence[Record]) -> Iterable[Bar]:
-    """Yield the cost of an update of the weights and one of the hyperparameters, each for the slowest subnetwork."""
-    found = figures((record for record in records if "series" not in record.case), "step")
-    mine = found[found.peer.str.startswith(OURS) & found.ratio.notna()]
-    for (model, batch), cases in mine.groupby(["model", "batch"], sort=False):
-        updates = [max(some.ratio, key=lambda ratio: ratio.value) for _, some in cases.groupby("peer", sort=False)]
-        if (model, batch) == ("MNIST CNN", 200) and len(updates) == 2:
-            work = f"updates of weights and hyperparameters over a dense step, {model}, batch {batch}"
-            yield Bar(work, updates[0] + updates[1], 1.75)

@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 
-from partbench.bars import nested
+from partbench.bars import training
 from partbench.bars.bar import Bar
 from partbench.figures import figures, over
 from partbench.measuring.estimates import Estimate
@@ -24,6 +24,8 @@ BEST = (OURS, *(f"{OURS} {plan}" for plan in PLANS))
 FUSED = (f"{OURS} fused",)
 # With at most this many rows of x, the time is that of reading the weight.
 FEW_ROWS = 16
+# The largest ratio of a training step to a dense one.
+MOST_OF_STEPS = 1.05
 
 # The figures of one case by peer; None for a peer without a figure.
 Case = dict
@@ -31,7 +33,8 @@ Case = dict
 
 def measured(run: Results) -> list[Bar]:
     """Return the bars for which a run has cases; a bar is missed if its peers have no figures."""
-    return [*_layers(run), *_optimizers(run.records), *_peaks(run.records), *nested.iterations(run.records)]
+    steps = training.measured(run.records, OURS, MOST_OF_STEPS)
+    return [*_layers(run), *_optimizers(run.records), *_peaks(run.records), *steps]
 
 
 def _layers(run: Results) -> Iterable[Bar]:
@@ -127,7 +130,7 @@ def _optimizers(records: Sequence[Record]) -> Iterable[Bar]:
 
 
 def _peaks(records: Sequence[Record]) -> Iterable[Bar]:
-    """Yield the peak memory of forward and backward, over the dense layer's plus the map and defaults.
+    """Yield the peak memory of a training step, over the dense layer's plus the map and defaults.
 
     Subnetworks once had a weight of their own unless the fused plan computed; results of that time have it as a peer.
     """
@@ -138,8 +141,7 @@ def _peaks(records: Sequence[Record]) -> Iterable[Bar]:
             figures |= {record.case["figure"]: record.samples[0][0]} if record.samples else {}
     if peers:
         ratio, ours, dense = None, peers.get(FUSED[0], peers.get(OURS, {})), peers.get("dense", {})
-        phases = [f"peak of {phase}, by allocator" for phase in ("forward", "backward")]
-        if {"map", *phases} <= ours.keys() and {*phases} <= dense.keys():
-            allowed = max(dense[phase] for phase in phases) + ours["map"] + ours.get("defaults", 0)
-            ratio = Estimate.of([max(ours[phase] for phase in phases) / allowed])
-        yield Bar(f"peak memory of forward and backward, {model}, over dense and map", ratio, 1.01)
+        mine, theirs = ([n for name, n in each.items() if name.endswith("by allocator")] for each in (ours, dense))
+        if "map" in ours and mine and theirs:
+            ratio = Estimate.of([max(mine) / (max(theirs) + ours["map"] + ours.get("defaults", 0))])
+        yield Bar(f"peak memory of a training step, {model}, over dense and map", ratio, 1.01)

@@ -1,4 +1,4 @@
-"""Peak memory of a training step, phase by phase: by PyTorch's allocator, and of a separate process.
+"""Peak memory of a training step: by PyTorch's allocator, and of a separate process.
 
 The allocator counts tensors to the byte, but not the memory that libraries and kernels allocate. A process's resident
 memory includes this, in pages. On a GPU, the allocator includes both.
@@ -20,13 +20,13 @@ from pathlib import Path
 from unittest.mock import patch
 
 import torch
-from torch.profiler import ProfilerActivity, profile, record_function
+from torch.profiler import ProfilerActivity, profile
 
 import partkernels as pk
 from partbench.peers import models
 from partbench.peers.layer import THREE, Division
 from partbench.peers.schemes import nested, partitioned
-from partbench.peers.train_step import PHASES, TrainStep, seeded
+from partbench.peers.train_step import TrainStep, seeded
 
 # With its default thresholds, glibc keeps freed memory, and the resident size shows earlier allocations.
 TUNABLES = "glibc.malloc.mmap_threshold=65536:glibc.malloc.trim_threshold=65536"
@@ -60,8 +60,9 @@ class Job:
         found = self.found()
         with seeded(seed):
             model = found.make().to(self.device)
-            x = torch.randn(self.batch, *found.input).to(next(model.parameters()))
-            y = torch.randint(found.classes, (self.batch,)).to(self.device)
+            x, y = (tensor.to(self.device) for tensor in found.examples(self.batch))
+            if x.is_floating_point():
+                x = x.to(next(model.parameters()).dtype)
             is_nested = self.scheme == "nested"
             model = nested(model, self.division, x[:2]) if is_nested else partitioned(model, self.division, seed)
         scheme = "partkernels" if is_nested else self.scheme
@@ -78,31 +79,13 @@ class Job:
         return dataclasses.replace(self, model="mnist-cnn", batch=2, optimizer=self.optimizer or self.found().optimizer)
 
 
-def by_allocator(job: Job) -> dict[str, int]:
-    """Return the peak bytes of tensors in each phase, including those that the step keeps."""
+def by_allocator(job: Job) -> int:
+    """Return the peak bytes of tensors in a step, including those that the step keeps."""
     with job.using():
         if job.device != "cpu":
             return _by_cuda_allocator(job)
         step = job.make()
-        gc.collect()
-        with _allocations() as profiler:
-            for phase in PHASES:
-                with record_function(f"phase {phase}"):
-                    getattr(step, phase)()
-    events = sorted(profiler.profiler.kineto_results.events(), key=lambda event: event.start_ns())
-    ends = {e.name().removeprefix("phase "): e.end_ns() for e in events if e.name().startswith("phase ")}
-    peaks, live, phases = dict.fromkeys(PHASES, 0), 0, iter(PHASES)
-    phase = next(phases)
-    for event in events:
-        if event.name() != "[memory]":
-            continue
-        while event.start_ns() > ends[phase] and phase != PHASES[-1]:
-            phase = next(phases)
-            peaks[phase] = live
-        live += event.nbytes()
-        peaks[phase] = max(peaks[phase], live)
-    kept = _kept(step)
-    return {phase: kept + peak for phase, peak in peaks.items()}
+        return _kept(step) + of_tensors(step)
 
 
 def of_tensors(call: Callable[[], object]) -> int:
@@ -134,23 +117,21 @@ def _kept(step: TrainStep) -> int:
     return sum(storages.values())
 
 
-def _by_cuda_allocator(job: Job) -> dict[str, int]:
+def _by_cuda_allocator(job: Job) -> int:
     # cuBLAS takes its workspace, some 32 MiB for each calling thread, from the same allocator.
     dataclasses.replace(job.small(), scheme="dense").make()
     gc.collect()
     before = torch.cuda.memory_allocated()
-    step, peaks = job.make(), {}
-    for phase in PHASES:
-        torch.cuda.synchronize()
-        torch.cuda.reset_peak_memory_stats()
-        getattr(step, phase)()
-        torch.cuda.synchronize()
-        peaks[phase] = torch.cuda.max_memory_allocated() - before
-    return peaks
+    step = job.make()
+    torch.cuda.synchronize()
+    torch.cuda.reset_peak_memory_stats()
+    step()
+    torch.cuda.synchronize()
+    return torch.cuda.max_memory_allocated() - before
 
 
-def by_process(job: Job) -> dict[str, int]:
-    """Return the peak resident bytes of a new process in each phase, beyond those before it makes the model.
+def by_process(job: Job) -> int:
+    """Return the peak resident bytes of a new process in a step, beyond those before it makes the model.
 
     Raises:
         RuntimeError: the process failed; the message contains its error.
@@ -162,7 +143,7 @@ def by_process(job: Job) -> dict[str, int]:
         raise RuntimeError(f"measuring {job} failed: {error}") from error
 
 
-def _in_this_process(job: Job) -> dict[str, int]:
+def _in_this_process(job: Job) -> int:
     torch.set_num_threads(job.threads)
     with job.using():
         job.small().make()()
@@ -170,7 +151,7 @@ def _in_this_process(job: Job) -> dict[str, int]:
         before = _resident("VmRSS")
         step = job.make()
         _trim()
-        return {phase: _peak_of(getattr(step, phase)) - before for phase in PHASES}
+        return _peak_of(step) - before
 
 
 def _resident(field: str) -> int:

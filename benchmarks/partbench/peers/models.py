@@ -7,9 +7,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
-from torch import nn
+import torch.nn.functional as F
+from torch import Tensor, nn
 
-from partnets import models
+from partnets import hyper, models
 
 
 @dataclass(frozen=True)
@@ -21,6 +22,7 @@ class Model:
         input: the shape of one example.
         classes: the number of labels.
         optimizer: "adam" or "sgd", with momentum, as the paper has it for this model.
+        is_language: whether an example is a text of tokens below `classes`, each with a label.
     """
 
     name: str
@@ -28,6 +30,19 @@ class Model:
     input: tuple[int, ...]
     classes: int = 10
     optimizer: str = "adam"
+    is_language: bool = False
+
+    def examples(self, count: int) -> tuple[Tensor, Tensor]:
+        """Draw examples and labels from torch's generator."""
+        if self.is_language:
+            x, y = torch.randint(self.classes, (2, count, *self.input))
+            return x, y
+        return torch.randn(count, *self.input), torch.randint(self.classes, (count,))
+
+
+def loss(logits: Tensor, y: Tensor) -> Tensor:
+    """Return the mean cross-entropy over all labels, of classes in the last dimension."""
+    return F.cross_entropy(logits.flatten(0, -2), y.flatten())
 
 
 def fixup_resnet(depth: int = 8, width: int = 1) -> Model:
@@ -54,6 +69,13 @@ def conv2d(channels: int, size: int) -> Model:
     )
 
 
+def language_model(vocabulary: int, context: int, width: int, depth: int) -> nn.Module:
+    """Build a transformer for text, with a dropout rate after the embedding as its hyperparameter."""
+    network = models.TransformerLM(vocabulary, context, width, depth, heads=4)
+    network.tokens = nn.Sequential(network.tokens, hyper.ConcreteDropout(0.1))
+    return network
+
+
 NAMED = {
     "linear-2048": linear(2048),
     "linear-4096": linear(4096),
@@ -64,13 +86,16 @@ NAMED = {
     "resnet-8": fixup_resnet(8),
     "resnet-14": fixup_resnet(14),
     "resnet-8-wide": fixup_resnet(8, 4),
+    "mlp-512": Model("MLP, 2×512", lambda: nn.Sequential(nn.Flatten(), models.MLP(784, [512] * 2, 10)), (1, 28, 28)),
     "mlp": Model("MLP, 3×1024", lambda: nn.Sequential(nn.Flatten(), models.MLP(784, [1024] * 3, 10)), (1, 28, 28)),
     "wrn-20": Model("Wide ResNet-20-5", models.WideResNet, (3, 32, 32), optimizer="sgd"),
     "resnet-50": Model("thin ResNet-50", models.ThinResNet50, (3, 32, 32), optimizer="sgd"),
     "resnet-9": Model("ResNet-9", models.ResNet9, (3, 32, 32)),
     "vit-tiny": Model("ViT-tiny", models.ViT, (3, 32, 32)),
+    "vit-4": Model("ViT, depth 4", lambda: models.ViT(depth=4), (3, 32, 32)),
+    "gpt-256": Model("GPT, 2×256", lambda: language_model(256, 64, 256, 2), (64,), 256, is_language=True),
     # Only for memory by arithmetic: 4 GB of weights.
-    "transformer-1b": Model("1-billion transformer", models.TransformerLM, (1024,), 50257),
+    "transformer-1b": Model("1-billion transformer", models.TransformerLM, (1024,), 50257, is_language=True),
 }
 
 

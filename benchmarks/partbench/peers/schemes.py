@@ -21,7 +21,7 @@ SCHEMES = ("dense", "where", "parametrize", "paper", "partkernels")
 
 
 def partitioned(model: nn.Module, division: Division, seed: int) -> nn.Module:
-    """Partition the model in place, except for modules without a rule, and move its weights away from their defaults.
+    """Partition the model in place, freeze modules without a rule, and move its weights away from their defaults.
 
     Otherwise all subnetworks would compute the same, and a wrong one would go unnoticed.
     """
@@ -30,6 +30,8 @@ def partitioned(model: nn.Module, division: Division, seed: int) -> nn.Module:
         raise ValueError(f"defaults={division.defaults!r} are only for single layers; pass uniform, zeros or stored.")
     skip = partnets.without_rule(model)
     model = partnets.partition(model, division.proportions, defaults=defaults, seed=seed, skip=skip)
+    for path in skip:
+        model.get_submodule(path).requires_grad_(False)
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for _, layer in weighted_layers(model):
@@ -39,16 +41,19 @@ def partitioned(model: nn.Module, division: Division, seed: int) -> nn.Module:
 
 
 def nested(model: nn.Module, division: Division, x: Tensor) -> nn.Module:
-    """Partition the model by nested partitions, in place, and perturb weights: FixUp layers at 0 give no gradients.
+    """Partition the model by nested partitions, as `partitioned` does by weights; FixUp layers at 0 give no gradients.
 
     Raises:
         Missing: no channels of this model can be divided, or torch-pruning is not installed.
     """
-    options = {"scheme": "nested", "example": x, "skip": partnets.without_rule(model), "defaults": "zero"}
+    skip = partnets.without_rule(model)
+    options = {"scheme": "nested", "example": x, "skip": skip, "defaults": "zero"}
     try:
         partnets.partition(model, division.proportions, **options)
     except (ImportError, ValueError) as error:
         raise Missing(str(error)) from error
+    for path in skip:
+        model.get_submodule(path).requires_grad_(False)
     with torch.no_grad():
         for _, layer in weighted_layers(model):
             layer.weight += torch.randn(layer.weight.shape).to(layer.weight) / (2 * layer.weight[0].numel()) ** 0.5
@@ -84,11 +89,9 @@ def under(scheme: str, model: nn.Module, active: int, update: int | None) -> nn.
     return dense
 
 
-def inside(
-    scheme: str, model: nn.Module, active: int, update: int | None, *, masked: bool = True
-) -> AbstractContextManager:
+def inside(scheme: str, model: nn.Module, active: int, update: int | None) -> AbstractContextManager:
     """Return the context in which a model that `under` made computes, forward and backward."""
-    return partnets.subnetwork(model, active, update, masked=masked) if scheme == "partkernels" else nullcontext()
+    return partnets.subnetwork(model, active, update) if scheme == "partkernels" else nullcontext()
 
 
 def weight(module: nn.Module) -> nn.Parameter:

@@ -1,34 +1,30 @@
-"""TrainStep: one training step of a model under a scheme, in three phases."""
+"""One training step of a model under a scheme: ours by the library's functions, others as users write them."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 import partnets
+from partbench.peers.models import loss
 from partbench.peers.schemes import Where, inside, under
-from partnets.data.chunks import divided
 from partnets.hyper import hyperparameters
-from partnets.subnetworks.parameters import partitioned_parameters
+from partnets.subnetworks.context import resident
 from partnets.subnetworks.state import MAP, ROWS, STORED, partitioned_modules, state_of
 from partnets.subnetworks.switch import switch_of
-from partnets.utils.modules import frozen
 
-PHASES = ("forward", "backward", "step")
 # So small that many steps on random labels hardly change the weights.
 LR = 1e-6
 MOMENTUM = 0.9
 
 
 class TrainStep:
-    """A parameter update of Eq. 3 for one partition, a dense update, or a hyperparameter update of Eq. 4.
+    """A step of the weights of one partition (Eq. 3) or of the hyperparameters (Eq. 4), or its dense equivalent.
 
-    Parameters outside of partitioned layers are trained too, by a torch optimiser, so that every scheme computes the
-    same gradients. (The method forbids this, since they would learn from every chunk; here their cost counts.)
+    The scheme "partkernels" takes partnets.step_weights and partnets.step_hyper, others torch's optimisers.
 
     Args:
         scheme: of partbench.peers.schemes.
@@ -43,49 +39,38 @@ class TrainStep:
     ) -> None:
         self.model = under(scheme, model, active, update)
         self.scheme, self.active, self.update = scheme, active, update
-        self.x, self.y, self.own, self.entered = x, y, None, ExitStack()
+        self.x, self.y = x, y
         psi = list(hyperparameters(self.model))
+        weights = [p for p in self.model.parameters() if p.requires_grad and p not in set(psi)]
+        self.optimizer: torch.optim.Optimizer
         if update is None:
-            for parameter in set(self.model.parameters()) - set(psi):
+            self.optimizer = torch.optim.Adam(psi, lr=LR)
+        elif scheme == "partkernels":
+            self.optimizer = partitioned_optimizer(optimizer, self.model, LR)
+        else:
+            self.optimizer = dense_optimizer(optimizer, weights, LR, fused=True)  # torch's fastest implementation
+        if scheme != "partkernels":
+            for parameter in weights if update is None else psi:
                 parameter.requires_grad_(False)
-            self.optimizers = [torch.optim.Adam(psi, lr=LR)]
-            return
-        for parameter in psi:
-            parameter.requires_grad_(False)
-        owned = {one.parameter for one in partitioned_parameters(self.model)}
-        others = [p for p in self.model.parameters() if p.requires_grad and p not in owned]
-        # fused is torch's fastest implementation.
-        self.optimizers = [dense_optimizer(optimizer, others, LR, fused=True)] if others else []
-        if owned:
-            with frozen(others):
-                self.own = partitioned_optimizer(optimizer, self.model, LR)
 
-    def inside(self, *, masked: bool = True) -> AbstractContextManager:
+    def inside(self) -> AbstractContextManager:
         """Return the context in which the model computes, forward and backward."""
-        return inside(self.scheme, self.model, self.active, self.update, masked=masked)
+        return inside(self.scheme, self.model, self.active, self.update)
 
-    def forward(self) -> None:
-        self.entered.enter_context(self.inside(masked=False))  # as partnets.step_weights does
-        self.loss = F.cross_entropy(self.model(self.x), self.y)
-
-    def backward(self) -> None:
-        self.loss.backward()
-        del self.loss
-        self.entered.close()
-
-    def step(self) -> None:
-        """Step the optimisers, then free the gradients."""
-        if self.own is not None:
-            self.own.step(update=self.update)
-            self.own.zero_grad()
-        for optimizer in self.optimizers:
-            optimizer.step()
-            optimizer.zero_grad()
+    def loss(self, batch: tuple[Tensor, Tensor]) -> Tensor:
+        x, y = batch
+        return loss(self.model(x), y)
 
     def __call__(self) -> None:
-        self.forward()
-        self.backward()
-        self.step()
+        batch = self.x, self.y
+        if self.scheme != "partkernels":
+            self.loss(batch).backward()
+            self.optimizer.step()
+            self.optimizer.zero_grad()
+        elif self.update is None:
+            partnets.step_hyper(self.model, self.optimizer, {self.active + 1: batch}, self.loss)
+        else:
+            partnets.step_weights(self.model, self.optimizer, self.active, batch, self.loss)
 
     def kept(self) -> dict[str, list[Tensor]]:
         """Return the tensors kept between steps: `parameters`, `map`, `defaults`, and the optimisers' `state`.
@@ -96,7 +81,7 @@ class TrainStep:
         weights = [one for one in (switch_of(self.model).weights if parts else ()) if one.places is not None]
         exchanged = [tensor for one in weights for tensor in (one.places, one.defaults, one.learned)]
         others = [module for module in self.model.modules() if isinstance(module, Where)]
-        states = (state for each in (self.own, *self.optimizers) if each for state in each.state.values())
+        states = self.optimizer.state.values()
 
         def buffers(end: str) -> list[Tensor]:
             return [buffer for part in parts for name, buffer in part._buffers.items() if name in names_of(part, end)]
@@ -112,32 +97,69 @@ class TrainStep:
         }
 
 
-class OnePass:
-    """An iteration of partnets.Trainer(one_pass=True): steps of all partitions and of ψ, on parts of one batch.
+class Iterations:
+    """Iterations of a step of the weights and one of ψ, on batches that are drawn from a data set in memory.
 
     Args:
-        model, x, y, optimizer: as in TrainStep.
-        proportions: of the partitions, and of the examples for each.
+        scheme: "dense", or "partkernels" for a partnets.Trainer.
+        model: a partitioned model with ψ, which is not modified.
+        x, y: the examples and labels of the data set.
+        batch: the number of examples in a step.
+        proportions: of the chunks.
+        optimizer: as in TrainStep.
+        one_pass: whether the Trainer updates all partitions in an iteration, each on a part of the batch.
     """
 
-    # The share of examples from which ψ learns.
+    # The share of a batch from which ψ learns in one pass.
     FOR_HYPER = 0.2
 
-    def __init__(self, model: nn.Module, x: Tensor, y: Tensor, proportions: Sequence[float], optimizer: str) -> None:
-        shares = dict(enumerate(proportions, start=1))
-        ours = round(self.FOR_HYPER * len(x))
-        parts = [(k, k, n) for k, n in divided("batch", len(x) - ours, shares).items()]
-        unseen = {k: share for k, share in shares.items() if k > 1}
-        parts += [(k - 1, None, n) for k, n in divided("batch for ψ", ours, unseen).items()]
-        batches = zip(*(tensor.split([n for *_, n in parts]) for tensor in (x, y)), strict=True)
-        self.steps = [
-            TrainStep("partkernels", model, *batch, active, update, optimizer)
-            for (active, update, _), batch in zip(parts, batches, strict=True)
-        ]
+    def __init__(
+        self,
+        scheme: str,
+        model: nn.Module,
+        x: Tensor,
+        y: Tensor,
+        batch: int,
+        proportions: Sequence[float],
+        optimizer: str,
+        *,
+        one_pass: bool = False,
+    ) -> None:
+        self.x, self.y, self.batch = x, y, batch
+        self.call: Callable[[], None]
+        if scheme == "dense":
+            last = len(proportions)
+            self.steps = [TrainStep("dense", model, x[:1], y[:1], last, update, optimizer) for update in (last, None)]
+            self.call = self._dense
+            return
+        model = under(scheme, model, 1, None)
+        psi = [module for module in model.modules() if isinstance(module, partnets.hyper.Hyperparameter)]
+        learned = [parameter for module in psi for parameter in module.parameters()]
+        for_hyper = round(self.FOR_HYPER * batch) if one_pass else batch
+        trainer = partnets.Trainer(
+            model,
+            partnets.chunk((x, y), proportions),
+            hyper=psi,
+            loss=loss,
+            optimizer=partitioned_optimizer(optimizer, model, LR),
+            hyper_optimizer=torch.optim.Adam(learned, lr=LR),
+            batch_size=batch - for_hyper if one_pass else batch,
+            hyper_batch_size=for_hyper,
+            one_pass=one_pass,
+            audit=False,
+        )
+        self.resident = resident(model)  # as in Trainer.fit
+        self.resident.__enter__()
+        self.call = trainer.step
+
+    def _dense(self) -> None:
+        for step in self.steps:
+            chosen = torch.randint(len(self.x), (self.batch,))
+            step.x, step.y = self.x[chosen], self.y[chosen]
+            step()
 
     def __call__(self) -> None:
-        for step in self.steps:
-            step()
+        self.call()
 
 
 def dense_optimizer(

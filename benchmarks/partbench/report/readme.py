@@ -91,11 +91,12 @@ def _steps(records: Sequence[Record]) -> str:
     for row in rows[rows.series == ""].itertuples():
         samples = f"{row.samples} sample{'s' * (row.samples > 1)}"
         costs = [f"{cost.value:.2f}" if cost else "" for cost in (row.parameters, row.hyperparameters, row.iteration)]
-        paper = f"{row.paper[0]}, {row.paper[1]}" if row.paper and row.scheme != "paper" else ""
+        paper = f"{row.paper[0]}, {row.paper[1]}" if row.paper and row.scheme.startswith("partkernels") else ""
         lines.append((f"{row.model}, batch {row.batch}, {samples}, {_scheme(row.scheme)}", *costs, paper))
     head = ("training step over a dense one (Table 8)", "weights", "ψ", "both", "the paper's on its GPU")
     return markdown(head, lines) if lines else ""
 
 
 def _scheme(name: str) -> str:
-    return {"paper": "the paper's scheme", "floor": "the floor"}.get(name, f"`{name}`")
+    known = {"dense": "the dense network", "paper": "the paper's scheme", "floor": "the floor"}
+    return known.get(name, f"`{name}`")

@@ -26,8 +26,8 @@ MEMORY = "Bytes of models in training."
 BYTES = """Bytes a parameter of the ordinary model. The floor is the least that any assignment with these proportions
 takes. Models marked “by arithmetic” are too large to be made here; their figures are computed."""
 PEAKS = {
-    "allocator": "The most bytes of tensors in each phase of a step, by PyTorch's allocator.",
-    "process": "The most resident bytes of a process of its own in each phase, beyond what it had before it made the "
+    "allocator": "The most bytes of tensors in a step, by PyTorch's allocator.",
+    "process": "The most resident bytes of a process of its own in a step, beyond what it had before it made the "
     "model: with what libraries and kernels take for themselves.",
 }
 STEP = """What an update of the parameters and one of the hyperparameters cost, over a dense training step: the mean

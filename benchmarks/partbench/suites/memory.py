@@ -1,4 +1,4 @@
-"""memory: bytes that a model keeps between steps, and its peak in each phase of a step, over others and the floor.
+"""memory: bytes that a model keeps between steps, and its peak in a step, over others and the floor.
 
 Kept bytes are counted, or computed for models that are too large to build: `parameters`, the weights and all else that
 is trained; the `map` of each weight's partition; `defaults`, which replace inactive weights, with the places of the
@@ -34,7 +34,7 @@ MOMENTS = {"adam": 2, "sgd": 1}
 KEPT = ("parameters", "map", "defaults", "state")
 # The bytes of an entry's place.
 PLACE = 4
-# Bytes by the names of figures: KEPT, and "peak of PHASE, by allocator" or "by process".
+# Bytes by the names of figures: KEPT, and the peaks "by allocator" and "by process".
 Figures = dict[str, float]
 
 
@@ -107,9 +107,9 @@ def measure(
 def _measured(job: Job, processes: bool) -> Figures:
     with job.using():
         figures = counted(job.make())
-    figures |= {f"peak of {phase}, by allocator": value for phase, value in peak.by_allocator(job).items()}
+    figures["peak of a step, by allocator"] = peak.by_allocator(job)
     if processes and job.device == "cpu":
-        figures |= {f"peak of {phase}, by process": value for phase, value in peak.by_process(job).items()}
+        figures["peak of a step, by process"] = peak.by_process(job)
     return figures
 
 

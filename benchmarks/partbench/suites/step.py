@@ -1,4 +1,7 @@
-"""step: cost of the updates of weights and of hyperparameters, over a dense training step (Table 8)."""
+"""step: cost of the updates of weights and of hyperparameters, over a dense training step (Table 8).
+
+Ours are partnets.step_weights, step_hyper and Trainer, which users call.
+"""
 
 from __future__ import annotations
 
@@ -8,20 +11,20 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 import partkernels as pk
 from partbench.measuring.clock import WallClock
 from partbench.measuring.timing import Batch, Missing, Run, Workload
 from partbench.peers.layer import CPU, THREE, Division
-from partbench.peers.models import Model, fixup_resnet
+from partbench.peers.models import Model, fixup_resnet, loss
 from partbench.peers.operators import obstacles
 from partbench.peers.schemes import inside, nested, partitioned, under, weight, weighted_layers
-from partbench.peers.train_step import OnePass, TrainStep, seeded
+from partbench.peers.train_step import Iterations, TrainStep, seeded
 from partbench.suites.options import Options
 from partnets import hyper
 from partnets.subnetworks.state import partition_of
+from partnets.utils.modules import evaluating
 
 ABOUT = "updates of weights and of hyperparameters beside a dense training step (Table 8)"
 # Factor of the allowed error: rounding errors grow through a network by chance, in every implementation.
@@ -32,11 +35,13 @@ JUMP = 1e-2
 CHECKED = 8
 # The peers with nested partitions, and the schemes of partbench.peers.schemes that make them.
 NESTED = {"nested": "partkernels", "smaller": "dense"}
+# The batches in the data set of an iteration.
+BATCHES = 10
 
 
 @dataclass(frozen=True)
 class Training:
-    """A model in training, behind learned affine augmentations with averaged samples (Appendix I.4).
+    """A model in training, behind learned affine augmentations with averaged samples if it sees images (Appendix I.4).
 
     Attributes:
         series, place: the series of this point, such as "width", and its place on it; "" for a row of Table 8.
@@ -57,8 +62,8 @@ class Training:
 class Data:
     """The partitioned model with its hyperparameters, the same with nested partitions if it has any, and a batch."""
 
-    model: hyper.Averaged
-    nested: hyper.Averaged | Missing
+    model: nn.Module
+    nested: nn.Module | Missing
     x: Tensor
     y: Tensor
 
@@ -77,11 +82,11 @@ def workloads(trainings: Iterable[Training], backends: Sequence[str], *, paper: 
     """Return a workload for each training and active subnetwork k.
 
     Its peers update the weights of partition k by subnetwork k, or the hyperparameters by the loss of subnetwork k on
-    chunk k + 1, so the last subnetwork has no update of hyperparameters. The first subnetwork's workload also has an
-    iteration in one pass: all updates, on parts of the batch. The dense network of the widths of a nested one is the
-    bound of nested partitions.
+    chunk k + 1, so the last subnetwork has no update of hyperparameters. Beside them are the dense network's updates.
+    The first subnetwork's workload also has iterations of a Trainer, whose k are drawn as in training. The dense
+    network of the widths of a nested one is the bound of nested partitions.
     """
-    schemes = [("paper", "paper", "auto")] if paper else []
+    schemes = [("dense", "dense", "auto")] + [("paper", "paper", "auto")] * paper
     schemes += [(f"partkernels {backend}", "partkernels", backend) for backend in backends]
     schemes += [("partkernels nested", "nested", "auto"), ("smaller dense", "smaller", "auto")]
     found = []
@@ -90,14 +95,19 @@ def workloads(trainings: Iterable[Training], backends: Sequence[str], *, paper: 
         for active in of.actives or range(1, of.division.count + 1):
             # How often training draws this update, according to Appendix I.1.
             facts = {"share of parameters": u[active - 1]}
-            peers = {"dense": partial(_run, of, "dense", "auto", active, active)}
+            peers = {}
             for name, scheme, backend in schemes:
-                peers[f"{name}, parameters"] = partial(_run, of, scheme, backend, active, active)
+                weights = "dense" if name == "dense" else f"{name}, parameters"
+                peers[weights] = partial(_run, of, scheme, backend, active, active)
                 if active < of.division.count:
                     peers[f"{name}, hyperparameters"] = partial(_run, of, scheme, backend, active, None)
                     facts["share of hyperparameters"] = u[active] / sum(u[1:])
             if active == 1 and of.division.count > 1:
-                peers["partkernels nested one pass, iteration"] = partial(_one_pass, of)
+                peers["dense, iteration"] = partial(_iterations, of, "dense", "auto")
+                trained = {f"partkernels {backend} Trainer": ("partkernels", backend) for backend in backends}
+                trained |= {"partkernels nested one pass": ("nested", "auto")}
+                for name, (scheme, backend) in trained.items():
+                    peers[f"{name}, iteration"] = partial(_iterations, of, scheme, backend)
                 facts["share of iteration"] = 1.0
             case = {"model": of.model.name, "batch": of.batch, "samples": of.samples, "optimizer": of.model.optimizer}
             case |= {"device": of.device.type, **of.division.case(), "active": active}
@@ -109,17 +119,23 @@ def workloads(trainings: Iterable[Training], backends: Sequence[str], *, paper: 
 
 def _setup(training: Training, seed: int) -> Data:
     with seeded(seed):
-        x = torch.randn(training.batch, *training.model.input).to(training.device)
-        y = torch.randint(training.model.classes, (training.batch,)).to(training.device)
+        x, y = (tensor.to(training.device) for tensor in training.model.examples(training.batch))
         networks = [training.model.make().to(training.device) for _ in range(2)]
-        affine = hyper.Affine().to(training.device)
-        model, narrow = (hyper.Averaged(affine, network, samples=training.samples) for network in networks)
+        model, narrow = networks
+        if len(training.model.input) == 3:
+            affine = hyper.Affine().to(training.device)
+            model, narrow = (hyper.Averaged(affine, network, samples=training.samples) for network in networks)
         partitioned(networks[0], training.division, seed)
         try:
             nested(networks[1], training.division, x[:CHECKED])
         except Missing as error:
             narrow = error
     return Data(model, narrow, x, y)
+
+
+def _network(model: nn.Module) -> nn.Module:
+    """Return the network behind the augmentation."""
+    return model.network if isinstance(model, hyper.Averaged) else model
 
 
 def _run(training: Training, scheme: str, backend: str, active: int, update: int | None, data: Data) -> Run:
@@ -138,47 +154,60 @@ def _run(training: Training, scheme: str, backend: str, active: int, update: int
             _check_nested(step, data)
             return
         with pk.use_backend(backend), step.inside():
-            got = _gradients(step.model.network, data, torch.float32)
+            got = _gradients(_network(step.model), data, torch.float32)
         _check(got, data, active, update, masked=scheme != "dense")
 
     return Run(call, check)
 
 
-def _nested(data: Data) -> hyper.Averaged:
+def _nested(data: Data) -> nn.Module:
     if isinstance(data.nested, Missing):
         raise data.nested
     return data.nested
 
 
-def _one_pass(training: Training, data: Data) -> Run:
-    model = _nested(data)
+def _iterations(training: Training, scheme: str, backend: str, data: Data) -> Run:
+    """Return iterations; the checks of single steps, which they take, cover them."""
+    if backend in obstacles():
+        raise Missing(obstacles()[backend])
+    is_nested = scheme in NESTED
+    model = _nested(data) if is_nested else data.model
+    x, y = training.model.examples(BATCHES * training.batch)
+    proportions, optimizer = training.division.proportions, training.model.optimizer
+    how = {"batch": training.batch, "proportions": proportions, "optimizer": optimizer, "one_pass": is_nested}
     try:
-        one = OnePass(model, data.x, data.y, training.division.proportions, training.model.optimizer)
-    except ValueError as error:
+        iterations = Iterations(NESTED.get(scheme, scheme), model, x.to(data.x.device), y.to(data.y.device), **how)
+    except ValueError as error:  # a batch is too small to be divided
         raise Missing(str(error)) from error
 
-    def check() -> None:
-        for step in one.steps:
-            _check_nested(step, data)
+    def call() -> None:
+        with pk.use_backend(backend):
+            iterations()
 
-    return Run(one, check)
+    return Run(call, lambda: None)
 
 
 def _gradients(network: nn.Module, data: Data, dtype: torch.dtype) -> dict[str, Tensor]:
-    """Return the logits of a few examples without augmentation, and the loss's gradients of x and of all weights."""
-    x = data.x[:CHECKED].to(dtype).requires_grad_()
-    paths = [path for path, _ in weighted_layers(data.model.network)]
+    """Return the logits of a few examples without augmentation, and the loss's gradients of x and of all weights.
+
+    Modules are in evaluation mode, without noise.
+    """
+    x, y = data.x[:CHECKED], data.y[:CHECKED]
+    paths = [path for path, _ in weighted_layers(_network(data.model))]
     weights = {path: weight(network.get_submodule(path)) for path in paths}
     leaves = {path: w for path, w in weights.items() if w.requires_grad}
-    logits = network(x)
-    gradients = torch.autograd.grad(F.cross_entropy(logits, data.y[:CHECKED]), [x, *leaves.values()])
-    return {"logits": logits.detach(), **dict(zip(["x", *leaves], gradients, strict=True))}
+    if x.is_floating_point():
+        leaves["x"] = x = x.to(dtype).requires_grad_()
+    with evaluating(network):
+        logits = network(x)
+    gradients = torch.autograd.grad(loss(logits, y), [*leaves.values()]) if leaves else ()
+    return {"logits": logits.detach(), **dict(zip(leaves, gradients, strict=True))}
 
 
 def _check_nested(step: TrainStep, data: Data) -> None:
     """Check against the definition of nested partitions in float64; see _check."""
     with step.inside():
-        got = _gradients(step.model.network, data, torch.float32)
+        got = _gradients(_network(step.model), data, torch.float32)
     with pk.use_backend("reference"):
         truth, rough = (_gradients_of_copy(step, data, dtype) for dtype in (torch.float64, torch.float32))
     for name, value in got.items():
@@ -188,16 +217,16 @@ def _check_nested(step: TrainStep, data: Data) -> None:
 def _gradients_of_copy(step: TrainStep, data: Data, dtype: torch.dtype) -> dict[str, Tensor]:
     model = copy.deepcopy(step.model).to(dtype)
     with inside(step.scheme, model, step.active, step.update):
-        return _gradients(model.network, data, dtype)
+        return _gradients(_network(model), data, dtype)
 
 
 def _check(got: dict[str, Tensor], data: Data, active: int, update: int | None, *, masked: bool) -> None:
     """Check against the reference's merged model in float64, allowing a multiple of the error in float32."""
     with pk.use_backend("reference"):
-        dense = under("dense", data.model.network, active, update)
+        dense = under("dense", _network(data.model), active, update)
     truth = _gradients(copy.deepcopy(dense).double(), data, torch.float64)
     rough = _gradients(dense, data, torch.float32)
-    layers = dict(weighted_layers(data.model.network))
+    layers = dict(weighted_layers(_network(data.model)))
     for name, value in got.items():
         mine, right, usual = value.double(), truth[name], rough[name].double()
         if name in layers:

@@ -112,9 +112,26 @@ void adam_steps(Tensors parameters, Tensors grads, Tensors exp_avgs, Tensors exp
   }
 }
 
+// Counts a step in each counter, int64 [C], and takes adam_steps with these numbers of steps.
+void counted_adam_steps(Tensors parameters, Tensors grads, Tensors exp_avgs, Tensors exp_avg_sqs, Maps maps,
+                        Sizes counts, int64_t update, Tensors counters, int64_t place, double lr, double beta1,
+                        double beta2, double eps, double weight_decay, bool decoupled) {
+  Sizes steps;
+  for (const Tensor& counter : counters) {
+    STD_TORCH_CHECK(counter.scalar_type() == ScalarType::Long && counter.is_cpu() && counter.is_contiguous() &&
+                        0 <= place && place < counter.numel(),
+                    "a counter is no contiguous int64 vector on the CPU with item ", place);
+    steps.push_back(data<const int64_t>(counter)[place] + 1);
+  }
+  adam_steps(parameters, grads, exp_avgs, exp_avg_sqs, maps, counts, update, steps, lr, beta1, beta2, eps, weight_decay,
+             decoupled);
+  for (size_t i = 0; i < counters.size(); ++i) data<int64_t>(counters[i])[place] = steps[i];
+}
+
 PARTKERNELS_KERNELS(m) {
   m.impl("sgd_steps", TORCH_BOX(&sgd_steps));
   m.impl("adam_steps", TORCH_BOX(&adam_steps));
+  m.impl("counted_adam_steps", TORCH_BOX(&counted_adam_steps));
 }
 
 }  // namespace

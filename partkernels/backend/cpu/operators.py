@@ -14,7 +14,6 @@ from torch import Tensor
 
 from partkernels.arguments import bits_for, row_bytes
 from partkernels.backend.reference.embedding import check_ids
-from partkernels.backend.reference.optimizers import count_steps
 
 _cpu = torch.ops.partkernels_cpu
 
@@ -32,14 +31,6 @@ prepared = None  # it has no tables: calls of its operators cost a microsecond
 def embedding(weight: Tensor, ids: Tensor, *rest) -> Tensor:
     check_ids(ids, weight.shape[0])
     return _cpu.embedding(weight, ids, *rest)
-
-
-def counted_adam_steps(
-    parameters: list[Tensor], grads: list[Tensor], exp_avgs: list[Tensor], exp_avg_sqs: list[Tensor],
-    maps: list[Tensor | None], counts: list[int], update: int, counters: list[Tensor], place: int, *rest,
-) -> None:  # fmt: skip
-    steps = count_steps(counters, place)
-    _cpu.adam_steps(parameters, grads, exp_avgs, exp_avg_sqs, maps, counts, update, steps, *rest)
 
 
 def random_map(rows: int, cols: int, sizes: list[int], seed: int) -> Tensor:

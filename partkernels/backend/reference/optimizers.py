@@ -49,16 +49,8 @@ def counted_adam_steps(
     maps: list[Tensor | None], counts: list[int], update: int, counters: list[Tensor], place: int, *rest,
 ) -> None:  # fmt: skip
     """Count a step of each parameter, and apply adam_steps; on a GPU, this waits for the numbers of steps."""
-    steps = count_steps(counters, place)
+    steps = [counter[place].add_(1).item() for counter in counters]
     adam_steps(parameters, grads, exp_avgs, exp_avg_sqs, maps, counts, update, steps, *rest)
-
-
-def count_steps(counters: list[Tensor], place: int) -> list[int]:
-    """Add 1 to an item of each counter, and return the new numbers."""
-    one = torch.zeros_like(counters[0])
-    one[place] = 1
-    torch._foreach_add_(counters, [one] * len(counters))
-    return torch.stack(counters)[:, place].tolist()
 
 
 def _sgd_step(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from numbers import Real
 from typing import NoReturn
 
@@ -15,6 +16,7 @@ from partkernels import Partition
 from partkernels import gather_entries as take
 from partkernels.arguments import check_not_negative
 from partkernels.operators.checks import check_entries_apart
+from partkernels.operators.optimizers import Steps
 from partnets.hyper import LearningRate, WeightDecay, hyperparameters
 from partnets.subnetworks.parameters import PartitionedParameter, combine_all, partitioned_parameters
 from partnets.subnetworks.state import MAP, UNKNOWN, num_partitions
@@ -25,6 +27,26 @@ from partnets.utils.modules import is_sharded
 ROUNDING = 1e-9
 # The first number of steps that a saved state cannot have: a float64 counts no further.
 STEPS_LIMIT = 1 << 53
+
+
+@dataclass
+class Entries:
+    """The entries of one partition in several parameters.
+
+    Attributes:
+        key: where all of this is in memory.
+        parameters, moments: the parameters, and for each moment a list like them.
+        states: the parameters' states.
+        partitions: of weights; None for rows of vectors, and if one partition owns all of a weight.
+        steps: what a subclass has prepared.
+    """
+
+    key: list
+    parameters: list[Tensor]
+    moments: list[list[Tensor]]
+    states: list[dict]
+    partitions: list[Partition | None]
+    steps: Steps | None = None
 
 
 class PartitionedOptimizer(torch.optim.Optimizer):
@@ -150,7 +172,7 @@ class PartitionedOptimizer(torch.optim.Optimizer):
                         f"a group has {name}={group[name]}, which partnets.optim.{self.kind} does not have; take"
                         f" partnets.optim.PerPartition(torch.optim.{self.kind}, model, {name}=...)."
                     )
-            moments, stepped = self.moments(group), defaultdict(list)
+            stepped = defaultdict(list)
             for parameter in group["params"]:
                 owner = self._owners[parameter]
                 grad = owner.gradient(update)
@@ -161,18 +183,37 @@ class PartitionedOptimizer(torch.optim.Optimizer):
                         f"the gradient of {_described(owner)} is {grad.dtype}, and the parameter {parameter.dtype};"
                         " cast it: parameter.grad = parameter.grad.to(parameter.dtype)."
                     )
-                state = self._filled(parameter, group)
-                tensors = [owner.of(owner.stored, update), grad, *[owner.of(state[one], update) for one in moments]]
-                stepped[self._rates.get(parameter)].append((tensors, state, owner.partition))
+                stepped[self._rates.get(parameter)].append((owner, grad))
                 changed.append(owner)
-            for module, entries in stepped.items():
+            for module, pairs in stepped.items():
                 rate = {} if module is None else {"lr": rates[module] * self._schedule(group)}
-                steps.append((entries, group | rate))
-        for entries, group in steps:
-            self.step_all(entries, update, group)
+                owners, grads = zip(*pairs, strict=True)
+                steps.append((self._prepared(owners, group, update), grads, group | rate))
+        for entries, grads, group in steps:
+            self.step_all(entries, grads, update, group)
         combine_all(changed, self.__dict__.setdefault("_combinations", {}))
         noted(changed)
         return loss
+
+    def _prepared(self, owners: Sequence[PartitionedParameter], group: dict, update: int) -> Entries:
+        """Return the entries of a partition in parameters: those of an earlier step if nothing has moved since."""
+        moments, known = self.moments(group), self.__dict__.setdefault("_entries", {})
+        names = (*moments, "step") if self.counts else moments
+        states = [self.state[owner.parameter] for owner in owners]
+        key = [
+            (*owner.place(), *map(_place, map(state.get, names))) for owner, state in zip(owners, states, strict=True)
+        ]
+        found = known.get((update, owners[0]))
+        if found is None or found.key != key or any(is_sharded(owner.parameter) for owner in owners):
+            pairs = [(owner, self._filled(owner.parameter, group)) for owner in owners]
+            found = known[update, owners[0]] = Entries(
+                key,
+                [owner.of(owner.stored, update) for owner in owners],
+                [[owner.of(state[one], update) for owner, state in pairs] for one in moments],
+                [state for _, state in pairs],
+                [owner.partition for owner in owners],
+            )
+        return found
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Reset the gradients of all partitions, as torch.optim.Optimizer does."""
@@ -265,12 +306,12 @@ class PartitionedOptimizer(torch.optim.Optimizer):
         """Return the names of the tensors in the state that are shaped like `stored`."""
         raise NotImplementedError
 
-    def step_all(
-        self, entries: Sequence[tuple[list[Tensor], dict, Partition | None]], update: int, group: dict
-    ) -> None:
-        """Step one partition of several parameters, each with the arguments of step_entries."""
-        for tensors, state, partition in entries:
-            self.step_entries(tensors, state, partition, update, group)
+    def step_all(self, entries: Entries, grads: Sequence[Tensor], update: int, group: dict) -> None:
+        """Step one partition of several parameters, with a gradient for each."""
+        for i, (parameter, grad) in enumerate(zip(entries.parameters, grads, strict=True)):
+            moments = [each[i] for each in entries.moments]
+            tensors = [parameter, grad, *moments]
+            self.step_entries(tensors, entries.states[i], entries.partitions[i], update, group)
 
     def step_entries(
         self, tensors: list[Tensor], state: dict, partition: Partition | None, update: int, group: dict
@@ -399,6 +440,11 @@ class PartitionedOptimizer(torch.optim.Optimizer):
         owners = dict(zip(indices, self.parameters(), strict=True))
         for group in groups:
             self.check_states({owners[i]: states[i] for i in group["params"] if i in states}, group)
+
+
+def _place(tensor: Tensor | None) -> tuple[int, int] | None:
+    """Return numbers that change if a tensor is replaced or moved in memory."""
+    return None if tensor is None else (id(tensor), tensor.data_ptr())
 
 
 def check_held(model: nn.Module) -> None:

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from partkernels.arguments import check_betas, check_momentum, check_not_negative
-from partkernels.operators.optimizers import run_adam, run_sgd
+from partkernels.operators.optimizers import Steps
 from partnets.optim.base import PartitionedOptimizer, decay_of
 
 
@@ -70,11 +70,11 @@ class SGD(PartitionedOptimizer):
     def moments(self, group):
         return ("momentum",) if group["momentum"] else ()
 
-    def step_all(self, entries, update, group):
-        parameters, grads, *buffers = zip(*(tensors for tensors, _, _ in entries), strict=True)
-        numbers = group["lr"], group["momentum"], decay_of(group, update), group["nesterov"]
-        partitions = [partition for _, _, partition in entries]
-        run_sgd(parameters, grads, buffers[0] if buffers else None, partitions, update, numbers)
+    def step_all(self, entries, grads, update, group):
+        if entries.steps is None:
+            entries.steps = Steps(entries.parameters, entries.moments, entries.partitions, update)
+        settings = {name: group[name] for name in ("lr", "momentum")}
+        entries.steps(grads, **settings, weight_decay=decay_of(group, update), nesterov=group["nesterov"])
 
     def torchs(self, moments, state, update, group):
         settings = self.settings_of(group, update)
@@ -130,11 +130,13 @@ class Adam(PartitionedOptimizer):
     def state_shapes(self, parameter, group):
         return super().state_shapes(parameter, group) | {"step": (self.count,)}
 
-    def step_all(self, entries, update, group):
-        counters = [state["step"] for _, state, _ in entries]
-        numbers = group["lr"], *group["betas"], group["eps"], decay_of(group, update), self.decoupled
-        tensors = zip(*(tensors for tensors, _, _ in entries), strict=True)
-        run_adam(*tensors, [partition for _, _, partition in entries], update, counters, numbers)
+    def step_all(self, entries, grads, update, group):
+        if entries.steps is None:
+            counters = [state["step"] for state in entries.states]
+            entries.steps = Steps(entries.parameters, entries.moments, entries.partitions, update, counters)
+        beta1, beta2 = group["betas"]
+        numbers = {"lr": group["lr"], "beta1": beta1, "beta2": beta2, "eps": group["eps"]}
+        entries.steps(grads, **numbers, weight_decay=decay_of(group, update), decoupled=self.decoupled)
 
     def torchs(self, moments, state, update, group):
         optimizer = torch.optim.AdamW if self.decoupled else torch.optim.Adam

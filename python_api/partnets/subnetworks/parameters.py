@@ -35,6 +35,7 @@ class PartitionedParameter:
         self.is_vector = name in self.state.vectors
         self.owner = self.state.wholes.get(name, 1 if self.state.count == 1 else None)
         self._partition: tuple[tuple, Partition] | None = None
+        self._buffer = name + ROWS if self.is_vector else "" if self.owner is not None else name + MAP
 
     @property
     def rows(self) -> Tensor:
@@ -45,6 +46,12 @@ class PartitionedParameter:
     def stored(self) -> Tensor:
         """The tensor with the learned values of all partitions: the parameter, or the rows of a vector."""
         return self.rows if self.is_vector and self.state.count > 1 else self.parameter
+
+    def place(self) -> tuple[int, ...]:
+        """Return numbers that change if the parameter, its vectors or its map are moved in memory."""
+        buffer = self.module._buffers.get(self._buffer)
+        own = self.parameter.data_ptr()
+        return (own,) if buffer is None else (own, id(buffer), buffer.data_ptr())
 
     @property
     def partition(self) -> Partition | None:

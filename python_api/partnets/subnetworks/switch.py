@@ -83,13 +83,13 @@ class Exchanged:
 
     def note(self) -> None:
         """Take what was written into the parameter for right."""
-        self.versions[self.name] = self._version()
+        self.versions[self.name] = self.version()
 
     def is_noted(self) -> bool:
         """Return whether nothing was written into the parameter, or its vectors, since `note`."""
-        return self._version() == self.versions.get(self.name)
+        return self.version() == self.versions.get(self.name)
 
-    def _version(self) -> tuple[int, int]:
+    def version(self) -> tuple[int, int]:
         watched = self._watched
         if watched is None:
             return version_of(self)
@@ -303,6 +303,10 @@ class Switch:
         """The modules that keep something for each subnetwork."""
         return [module() for module in self._stateful]
 
+    def parameters(self) -> list[nn.Parameter]:
+        """Return the partitioned parameters of the whole network."""
+        return [one.parameter for one in (*self.weights, *self.vectors)] + [parameter for parameter, _ in self.wholes]
+
     def is_of(self, modules: list[nn.Module]) -> bool:
         """Return whether this is still the switch of these modules and their parameters."""
         if modules != self.modules or [vars(module)[ATTRIBUTE] for module in modules] != self.states:
@@ -474,9 +478,7 @@ class Switch:
 
     def still(self, update: int | None) -> list[nn.Parameter]:
         """Return the parameters that learn, but not where partition `update` does."""
-        owned = [parameter for parameter, owner in self.wholes if owner != update]
-        if update is None:
-            owned += [one.parameter for one in (*self.weights, *self.vectors)]
+        owned = self.parameters() if update is None else [one for one, owner in self.wholes if owner != update]
         return [parameter for parameter in owned if parameter.requires_grad]
 
     def followed_statistics(self) -> list[tuple[Tensor, Tensor]]:
@@ -532,7 +534,8 @@ def version_of(one) -> tuple[int, int]:
 def noted(parameters) -> None:
     """Take what was written into parameters for right: it was done by one of partnets' own functions."""
     for one in parameters:
-        one.state.versions[one.name] = version_of(one)
+        known = one.state.exchanged.get(one.name)
+        one.state.versions[one.name] = version_of(one) if known is None else known.version()
 
 
 def watch(one: Weight | Vector, parameter: nn.Parameter) -> None:

@@ -14,12 +14,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from partnets.hyper import Hyperparameter, hyperparameters, penalties
+from partnets.hyper import Hyperparameter, penalties
 from partnets.hyper.penalty import penalised
 from partnets.optim.base import PartitionedOptimizer, check_partitioned
 from partnets.subnetworks.context import subnetwork
 from partnets.subnetworks.state import num_partitions as count
 from partnets.subnetworks.statistics import following_norms, other_norms, outdate_statistics
+from partnets.subnetworks.switch import switch_of
 from partnets.utils.modules import evaluating, is_sharded
 
 
@@ -141,11 +142,9 @@ def has_step_hooks(optimizer: torch.optim.Optimizer) -> bool:
 
 def _check_all_known(model: nn.Module, optimizer: PartitionedOptimizer) -> None:
     """Raise RuntimeError if the optimiser lacks a trainable weight, such as one frozen at its construction."""
-    stepped = set(optimizer.parameters())
-    learning = {parameter for parameter in model.parameters() if parameter.requires_grad}
-    missing = learning - stepped
-    if missing and (missing := missing.difference(hyperparameters(model))) and learning & stepped:
-        # If the optimiser has no trainable parameter of the model, step() raises.
+    learning = {parameter for parameter in switch_of(model).parameters() if parameter.requires_grad}
+    missing = learning.difference(optimizer.parameters())
+    if missing and missing != learning:  # if all are missing, step() raises
         names = [name for name, parameter in model.named_parameters() if parameter in missing]
         raise RuntimeError(
             f"{', '.join(names)} would never learn: the optimiser was constructed while it was frozen, or before it"

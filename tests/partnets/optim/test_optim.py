@@ -389,3 +389,66 @@ def test_a_step_compares_the_memory_of_no_two_tensors(scheme, monkeypatch):
         with partnets.subnetwork(model, k, k):
             model(x).sum().backward()
         optimizer.step(update=k)
+
+
+def moved_parameters(model, optimizer):
+    for parameter in model.parameters():
+        parameter.data = parameter.detach().clone()
+    return optimizer
+
+
+def replaced_buffers(model, optimizer):
+    model.load_state_dict(copy.deepcopy(model.state_dict()), assign=True)
+    new = type(optimizer)(model, **{name: optimizer.defaults[name] for name in ("lr",)})
+    new.load_state_dict(optimizer.state_dict())
+    return new
+
+
+def loaded_state(model, optimizer):
+    optimizer.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+    return optimizer
+
+
+def cleared_state(model, optimizer):
+    optimizer.state.clear()
+    return optimizer
+
+
+@pytest.mark.parametrize("change", [moved_parameters, replaced_buffers, loaded_state, cleared_state])
+@pytest.mark.parametrize("ours", [optim.SGD, optim.Adam])
+def test_a_step_finds_what_has_moved_since_the_last_one(ours, change):
+    stepped = []
+    for is_remade in (False, True):
+        model = network()
+        optimizer = ours(model, lr=0.1)
+        for step, k in enumerate((1, 2, 1, 3, 2, 1)):
+            if step == 3:
+                optimizer = change(model, optimizer)
+            if is_remade:  # nothing is known of earlier steps
+                optimizer.__dict__.pop("_entries", None)
+            gradients(model, step)
+            optimizer.step(update=k)
+        stepped.append([tensor.clone() for tensor in stored(model)])
+    assert all(map(torch.equal, *stepped))
+
+
+def test_gradients_of_any_layout_are_read_and_those_in_a_parameters_memory_are_refused():
+    results = []
+    for layout in (
+        lambda g: g,
+        lambda g: g.mT.contiguous().mT if g.dim() == 2 else g.repeat_interleave(2, 0)[::2],
+        lambda g: torch.complex(g, -g).conj().imag,
+    ):
+        model = network()
+        optimizer = optim.Adam(model, lr=0.1)
+        for step in range(2):
+            gradients(model, step)
+            for parameter in model.parameters():
+                parameter.grad = layout(parameter.grad)
+            optimizer.step(update=2)
+        results.append([tensor.clone() for tensor in stored(model)])
+    for others in results[1:]:
+        assert all(map(torch.equal, results[0], others))
+    model[3].weight.grad = model[3].weight.detach()
+    with pytest.raises(ValueError, match="share memory, and a step writes to it"):
+        optimizer.step(update=2)

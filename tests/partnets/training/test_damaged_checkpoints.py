@@ -80,12 +80,14 @@ def is_same(one, other):
     return one == other or (one != one and other != other)
 
 
-def is_told(found, file, saved):
+def is_told(found, file, saved, name=""):
     """Return whether each loaded value equals the file's value, or the originally saved value."""
     if is_same(found, saved) or is_same(found, file):
         return True
+    if "running_" in name and name.endswith("_rows"):  # subnetwork C's are in the buffer itself, and copied from there
+        return isinstance(file, torch.Tensor) and is_told(found[:-1], file[:-1], saved[:-1])
     if isinstance(found, dict):
-        return isinstance(file, dict) and all(is_told(found[k], file.get(k), saved.get(k)) for k in found)
+        return isinstance(file, dict) and all(is_told(found[k], file.get(k), saved.get(k), k) for k in found)
     if isinstance(found, list | tuple) and isinstance(file, list | tuple) and len(found) == len(file) == len(saved):
         return all(map(is_told, found, file, saved))
     return False
