@@ -391,9 +391,9 @@ def test_a_step_compares_the_memory_of_no_two_tensors(scheme, monkeypatch):
         optimizer.step(update=k)
 
 
-def moved_parameters(model, optimizer):
-    for parameter in model.parameters():
-        parameter.data = parameter.detach().clone()
+def moved_tensors(model, optimizer):
+    for tensor in (*model.parameters(), *model.buffers()):
+        tensor.data = tensor.detach().clone()
     return optimizer
 
 
@@ -414,7 +414,7 @@ def cleared_state(model, optimizer):
     return optimizer
 
 
-@pytest.mark.parametrize("change", [moved_parameters, replaced_buffers, loaded_state, cleared_state])
+@pytest.mark.parametrize("change", [moved_tensors, replaced_buffers, loaded_state, cleared_state])
 @pytest.mark.parametrize("ours", [optim.SGD, optim.Adam])
 def test_a_step_finds_what_has_moved_since_the_last_one(ours, change):
     stepped = []
@@ -428,8 +428,9 @@ def test_a_step_finds_what_has_moved_since_the_last_one(ours, change):
                 optimizer.__dict__.pop("_entries", None)
             gradients(model, step)
             optimizer.step(update=k)
-        stepped.append([tensor.clone() for tensor in stored(model)])
-    assert all(map(torch.equal, *stepped))
+        moments = [one for state in optimizer.state.values() for one in state.values()]
+        stepped.append([tensor.clone() for tensor in (*stored(model), *moments)])
+    assert len(stepped[0]) == len(stepped[1]) and all(map(torch.equal, *stepped))
 
 
 def test_gradients_of_any_layout_are_read_and_those_in_a_parameters_memory_are_refused():
