@@ -81,7 +81,7 @@ def test_nothing_imports_pytorch_that_runs_the_steps():
 
 def test_the_suites_command_lines_are_understood():
     commands = [step.command for step in steps(Path("out")) if "partbench" in step.command]
-    assert len(commands) == 8
+    assert len(commands) == 7
     for command in commands:
         _parser().parse_args(command[command.index("partbench") + 1 :])
 

@@ -51,5 +51,6 @@ def _nested(records: Sequence[Record]) -> Iterable[Bar]:
         return
     for row in summary.step(found).itertuples():
         if row.scheme == NESTED and not row.series and row.iteration:
-            work = f"an iteration with nested partitions over a dense step, {row.model}, batch {row.batch}"
+            case = f"{row.model}, batch {row.batch}×{row.samples}"
+            work = f"an iteration with nested partitions over a dense step, {case}"
             yield Bar(work, row.iteration, MOST_NESTED)
