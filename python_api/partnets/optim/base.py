@@ -217,7 +217,13 @@ class PartitionedOptimizer(torch.optim.Optimizer):
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Reset the gradients of all partitions, as torch.optim.Optimizer does."""
-        super().zero_grad(set_to_none)
+        if set_to_none:
+            for (
+                parameter
+            ) in self.parameters():  # torch's method takes ten times as long, as it notes this for profilers
+                parameter.grad = None
+        else:
+            super().zero_grad(set_to_none)
         for owner in self._owners.values():
             owner.clear_gradients()
 

@@ -80,7 +80,21 @@ def subnetwork(
         >>> layer.bias.grad
         tensor([2., 2., 2.])
     """
-    switch = switch_of(model)
+    with selected(switch_of(model), model, active, update, hyper=hyper, masked=masked):
+        yield
+
+
+@contextmanager
+def selected(
+    switch: Switch,
+    model: nn.Module,
+    active: int | Tensor,
+    update: int | Tensor | None,
+    *,
+    hyper: bool = False,
+    masked: bool = True,
+) -> Iterator[None]:
+    """Make a model its subnetwork by its present switch; see subnetwork."""
     if isinstance(active, Tensor) or isinstance(update, Tensor):
         groups = grouped(active, update, switch.count)
         with (
@@ -109,17 +123,20 @@ def _check(count: int, active: int, update: int | None) -> None:
 def _entered(switch: Switch, active: int, update: int | None, masked: bool = True) -> Iterator[None]:
     before = _claimed(switch)
     entry, still, statistics, kept, written, is_entered = object(), [], [], [], [], False
+    is_outermost, is_whole = all(thread is None for _, _, thread, *_ in before), active == update == switch.count
     try:
-        if all(thread is None for _, _, thread, *_ in before) and all(one.active == one.count for one in switch.states):
+        if is_outermost and all(one.active == one.count for one in switch.states):
             switch.prepare()
         still = [] if update == PER_EXAMPLE else switch.still(update)
         switch.move(active)
+        if is_outermost and not is_whole:
+            switch.renew()
         # Where nothing learns, BatchNorm in training mode normalises by the batch, and its statistics stay.
         statistics = [] if update is not None else switch.followed_statistics()
         kept = with_copies(switch.model, switch.stateful) if update is None and switch.stateful else []
         switch.note()
         for state in switch.states:
-            state.update, state.masks, state.entry = update, masked, entry
+            state.update, state.masks, state.entry, state.running = update, masked, entry, 0
             if update not in (None, PER_EXAMPLE):
                 state.learned.add(update)
         for parameter in still:
@@ -141,8 +158,10 @@ def _entered(switch: Switch, active: int, update: int | None, masked: bool = Tru
         if is_crossed:
             before = [(state.count, state.count, None, True, None) for state in switch.states]
         written = switch.written() if is_entered and not is_crossed else []
-        if not (switch.is_resident and all(thread is None for _, _, thread, *_ in before)):
+        if not (switch.is_resident and is_outermost):
             switch.move([was for was, *_ in before])
+            if is_outermost and not is_whole:
+                switch.renew()
             switch.fit()
             switch.note()
         else:

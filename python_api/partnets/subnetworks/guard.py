@@ -1,9 +1,10 @@
 """Guards: a backward pass while the model is another subnetwork than that which computed its outputs raises.
 
-torch raises where a weight has changed that the backward pass needs. It needs none of a module whose inputs require no
-gradient, such as the first layer, and none changes between two subnetworks that differ in `update`. So the outputs of
-all partitioned modules are guarded. torch.utils.checkpoint computes outputs again in the backward pass: that raises
-unless the model is the subnetwork that computed last.
+torch raises where a weight was written into that the backward pass needs; Switch.renew counts as that. It needs no
+weight of a module whose inputs require no gradient, such as the first layer. So outputs are guarded: in a call of the
+model its own, and those of partitioned modules whose inputs require no gradient; in other calls those of all
+partitioned modules. torch.utils.checkpoint computes outputs again in the backward pass: that raises unless the model is
+the subnetwork that computed last.
 """
 
 from __future__ import annotations
@@ -24,14 +25,49 @@ def guard(module: nn.Module, state: PartitionState) -> None:
         module.register_forward_hook(partial(_guard_outputs, state))
 
 
+def guard_calls(model: nn.Module, states: list[PartitionState]) -> None:
+    """Guard the outputs of a model's calls, by hooks that its copies have too.
+
+    Args:
+        model: one that has no PartitionState itself.
+        states: those of its modules.
+    """
+    for hooks in (model._forward_pre_hooks, model._forward_hooks):
+        for key in [key for key, hook in hooks.items() if _is(hook, _begin, _end)]:
+            del hooks[key]
+    model.register_forward_pre_hook(partial(_begin, states))
+    model.register_forward_hook(partial(_end, states), always_call=True)
+
+
 def unguard(module: nn.Module) -> None:
     """Remove the guards of a module's outputs."""
-    for key in [key for key, hook in module._forward_hooks.items() if _is_guard(hook)]:
-        del module._forward_hooks[key]
+    for hooks in (module._forward_pre_hooks, module._forward_hooks):
+        for key in [key for key, hook in hooks.items() if _is(hook, _guard_outputs, _begin, _end)]:
+            del hooks[key]
 
 
 def _is_guard(hook) -> bool:
-    return isinstance(hook, partial) and hook.func is _guard_outputs
+    return _is(hook, _guard_outputs)
+
+
+def _is(hook, *functions) -> bool:
+    return isinstance(hook, partial) and hook.func in functions
+
+
+def _begin(states: list[PartitionState], model: nn.Module, inputs: tuple) -> None:
+    if not torch.compiler.is_compiling() and states[0].thread is not None:
+        for state in states:
+            state.running += 1
+
+
+def _end(states: list[PartitionState], model: nn.Module, inputs: tuple, output):
+    if torch.compiler.is_compiling() or states[0].thread is None:
+        return output
+    for state in states:
+        state.running -= 1
+    if not torch.is_grad_enabled() or torch._C._are_functorch_transforms_active():
+        return output
+    return _guarded(states[0], output)
 
 
 def _guard_outputs(state: PartitionState, module: nn.Module, inputs: tuple, output):
@@ -44,18 +80,24 @@ def _guard_outputs(state: PartitionState, module: nn.Module, inputs: tuple, outp
         raise _other_subnetwork(state.called)
     if not torch.is_grad_enabled() or torch._C._are_functorch_transforms_active():
         return output
-    hook = partial(_hooked, state, now)
+    if state.running > 0 and any(isinstance(one, Tensor) and one.requires_grad for one in inputs):
+        return output
+    return _guarded(state, output)
+
+
+def _guarded(state: PartitionState, output):
+    hook = partial(_hooked, state, (state.active, state.update))
     return hook(output) if isinstance(output, Tensor) else tree_map(hook, output)
 
 
 def _hooked(state: PartitionState, then: tuple[int, int | None], tensor: Any) -> Any:
     if isinstance(tensor, Tensor) and tensor.requires_grad:
         tensor = tensor.view_as(tensor) if tensor.is_leaf else tensor
-        tensor.register_hook(partial(_check, state, then))
+        tensor.grad_fn.register_prehook(partial(_check, state, then))
     return tensor
 
 
-def _check(state: PartitionState, then: tuple[int, int | None], grad: Tensor) -> None:
+def _check(state: PartitionState, then: tuple[int, int | None], grads: tuple) -> None:
     if (state.active, state.update) != then:
         raise _other_subnetwork(then)
 

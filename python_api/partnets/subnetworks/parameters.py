@@ -105,8 +105,9 @@ class PartitionedParameter:
         grad = self.parameter.grad if self.owner in (None, k) else None
         if not self.is_vector or self.state.count == 1:
             return None if grad is None else local(redistributed(grad, self.parameter))
-        forget_cleared(self)
-        check_kept(self)
+        if self.state.grads:
+            forget_cleared(self)
+            check_kept(self)
         if self.state.grad_of.get(self.name, k) != k:
             grad = None
         kept = self.state.grads.get(self.name, {}).get(k)

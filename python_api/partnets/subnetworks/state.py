@@ -88,7 +88,8 @@ class PartitionState:
         self.thread: int | None = None
         self.entry: object | None = None
         self.masks = True
-        self.is_guarded = False
+        # How many calls of models with the module are running in the present subnetwork: see guard.
+        self.running = 0
         self.starts: dict = {}
         # The subnetwork that computed last, and the partition that learned: see guard.
         self.called: tuple[int, int | None] = count, count

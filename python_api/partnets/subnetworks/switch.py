@@ -17,7 +17,7 @@ from partkernels.backend import dispatch
 from partkernels.operators.entries import Exchange, combine_rows
 from partkernels.operators.subnetwork_weight import select
 from partnets.subnetworks.channels import narrow_to, widen
-from partnets.subnetworks.guard import guard
+from partnets.subnetworks.guard import guard, guard_calls
 from partnets.subnetworks.state import (
     ATTRIBUTE,
     DEFAULTS,
@@ -58,7 +58,9 @@ class Exchanged:
     def __init__(self, module: nn.Module, name: str, state: PartitionState, parameter: nn.Parameter) -> None:
         self.name, self.versions, self.hooked = name, state.versions, set()
         self.whole: Tensor | None = None
-        self._watched: tuple[Tensor, ...] | None = None
+        # The key of the hook of the parameter's gradients.
+        self.hook: int | None = None
+        self._watched: tuple[Tensor, Tensor | None] | None = None
         self._module, self._state, self._parameter = weakref.ref(module), weakref.ref(state), weakref.ref(parameter)
 
     @property
@@ -79,7 +81,7 @@ class Exchanged:
         self.whole = local(parameter).detach()
         tensors = [parameter] if rows is None else [parameter, rows]
         is_plain = not any(is_sharded(tensor) or tensor.is_inference() for tensor in tensors)
-        self._watched = (self.whole, *tensors[1:]) if is_plain else None
+        self._watched = (self.whole, rows) if is_plain else None
 
     def note(self) -> None:
         """Take what was written into the parameter for right."""
@@ -90,10 +92,10 @@ class Exchanged:
         return self.version() == self.versions.get(self.name)
 
     def version(self) -> tuple[int, int]:
-        watched = self._watched
-        if watched is None:
+        if self._watched is None:
             return version_of(self)
-        return watched[0]._version, watched[1]._version if len(watched) > 1 else 0
+        whole, rows = self._watched
+        return whole._version, 0 if rows is None else rows._version
 
 
 class Weight(Exchanged):
@@ -247,11 +249,13 @@ class Switch:
         ]
         self.weights = [one for one in found.values() if isinstance(one, Weight)]
         self.vectors = [one for one in found.values() if isinstance(one, Vector)]
+        self.exchanged = [*self.weights, *self.vectors]
         self.count = num_partitions(model)
         self._stateful = [weakref.ref(module) for module in stateful_modules(modules)]
         of_state = list(zip(self._modules, self.states, range(len(modules)), strict=True))
         self._with_statistics = [(module, i) for module, state, i in of_state if state.statistics]
         self._narrow = [module for module, state, _ in of_state if state.narrow is not None]
+        self._is_guarded = False
         # Whether the model stays in a subnetwork that is left, until the next one is entered.
         self.is_resident = False
         self._lists: dict[tuple[int, int], tuple] = {}
@@ -305,7 +309,7 @@ class Switch:
 
     def parameters(self) -> list[nn.Parameter]:
         """Return the partitioned parameters of the whole network."""
-        return [one.parameter for one in (*self.weights, *self.vectors)] + [parameter for parameter, _ in self.wholes]
+        return [one.parameter for one in self.exchanged] + [parameter for parameter, _ in self.wholes]
 
     def is_of(self, modules: list[nn.Module]) -> bool:
         """Return whether this is still the switch of these modules and their parameters."""
@@ -325,7 +329,7 @@ class Switch:
         if made_of != self._made_of:
             self._check_apart()
             self._made_of = made_of
-            for one in (*self.weights, *self.vectors):
+            for one in self.exchanged:
                 one.hold()
             self._lists.clear()
             self._factors.clear()
@@ -352,7 +356,7 @@ class Switch:
 
     def _check_apart(self) -> None:
         """Raise ValueError if parameters share memory, such as tied ones after load_state_dict(assign=True)."""
-        own = {id(one.parameter) for one in (*self.weights, *self.vectors)}
+        own = {id(one.parameter) for one in self.exchanged}
         named = dict(self.model.named_parameters())
         for names in overlapping({name: local(parameter.detach()) for name, parameter in named.items()}):
             if any(id(named[name]) in own for name in names):
@@ -363,12 +367,17 @@ class Switch:
 
     def hook(self) -> None:
         """Let the gradients of trainable parameters be those of the partition that learns; C outside of subnetworks."""
-        for one in (*self.weights, *self.vectors):
-            watch(one, one.parameter)
-        for module, state in zip(self._modules, self.states, strict=True):
-            if not state.is_guarded:
-                guard(module(), state)
-                state.is_guarded = True
+        for one in self.exchanged:
+            parameter = one.parameter
+            if one.hook not in (parameter._backward_hooks or ()):
+                watch(one, parameter)
+        if self._is_guarded:
+            return
+        self._is_guarded = True
+        for module, state in zip(self.modules, self.states, strict=True):
+            guard(module, state)
+        if state_of(self.model) is None:
+            guard_calls(self.model, self.states)
 
     @torch.no_grad()
     def _agree(self, one: Vector, is_seen: bool = True) -> None:
@@ -505,17 +514,21 @@ class Switch:
         parts = [part(factor, one.parameter) for factor, one in zip(factors, scales, strict=True)]
         torch._foreach_mul_([local(one.parameter.grad) for one in scales], parts)
 
+    def renew(self) -> None:
+        """Let torch refuse the backward pass of what was computed before, where it needs a weight."""
+        increment_version([one.parameter for one in self.exchanged if not one.parameter.is_inference()])
+
     def note(self) -> None:
         """Take the present parameters for those of the active subnetwork, in which nothing else was written."""
         if self._stateful:
             remember(module for module in self.stateful if state_of(module).active == self.count)
-        for one in (*self.weights, *self.vectors):
+        for one in self.exchanged:
             one.note()
 
     def written(self) -> list[Weight | Vector]:
         """Return what was written into since the last `note`, but by partnets' own optimizers; undo replacements."""
         found = []
-        for one in (*self.weights, *self.vectors):
+        for one in self.exchanged:
             parameter = one.parameter
             is_replaced = not is_sharded(parameter) and parameter.data_ptr() != one.whole.data_ptr()
             if is_replaced:  # such as by parameter.data = ...
@@ -549,7 +562,9 @@ def watch(one: Weight | Vector, parameter: nn.Parameter) -> None:
         return
     for key in before:  # of a module that is gone
         del hooks[key]
-    parameter.register_hook(partial(_masked, one))
+    handle = parameter.register_hook(partial(_masked, one))
+    if parameter is one.parameter:
+        one.hook = handle.id
     if isinstance(one, Vector):
         parameter.register_post_accumulate_grad_hook(lambda _: _accumulated(one))
 
@@ -581,7 +596,8 @@ def mask_vector(one: Vector, grad: Tensor) -> Tensor | None:
     update = state.update
     if update is None:
         return torch.zeros_like(grad)
-    turn_gradient(one, update)
+    if state.grads or state.grad_of.get(one.name, update) != update:
+        turn_gradient(one, update)
     if not one.is_product or state.active == 1:
         return None
     if not state.masks and not torch.is_grad_enabled() and (one.parameter.grad is None or one.name in state.unscaled):

@@ -17,10 +17,10 @@ from torch import Tensor, nn
 from partnets.hyper import Hyperparameter, penalties
 from partnets.hyper.penalty import penalised
 from partnets.optim.base import PartitionedOptimizer, check_partitioned
-from partnets.subnetworks.context import subnetwork
+from partnets.subnetworks.context import selected, subnetwork
 from partnets.subnetworks.state import num_partitions as count
 from partnets.subnetworks.statistics import following_norms, other_norms, outdate_statistics
-from partnets.subnetworks.switch import switch_of
+from partnets.subnetworks.switch import Switch, switch_of
 from partnets.utils.modules import evaluating, is_sharded
 
 
@@ -36,7 +36,13 @@ def weights_learning(model: nn.Module, k: int, *, masked: bool = True) -> Iterat
         k: an int from 1 to C.
         masked: whether gradients are 0 outside of partition k. Optimizers of partnets.optim do not read them there.
     """
-    with subnetwork(model, active=k, update=k, masked=masked), evaluating(*other_norms(model)):
+    with _weights_learning(switch_of(model), model, k, masked):
+        yield
+
+
+@contextmanager
+def _weights_learning(switch: Switch, model: nn.Module, k: int, masked: bool) -> Iterator[None]:
+    with selected(switch, model, k, k, masked=masked), evaluating(*other_norms(model)):
         yield
 
 
@@ -54,7 +60,7 @@ def hyper_learning(model: nn.Module, k: int) -> Iterator[None]:
     Raises:
         ValueError: k is out of range.
     """
-    check_k(model, k, least=2)
+    check_k(count(model), k, least=2)
     with subnetwork(model, active=k - 1, update=None), evaluating(*following_norms(model)):
         yield
 
@@ -119,13 +125,14 @@ def step_weights(
         True
     """
     check_partitioned(optimizer)
-    check_k(model, k, least=1)
+    switch = switch_of(model)
+    check_k(switch.count, k, least=1)
     check_clip(clip)
-    _check_all_known(model, optimizer)
+    _check_all_known(switch, optimizer)
     optimizer.zero_grad()
     if masked is None:
         masked = clip is not None or backward is not Tensor.backward or has_step_hooks(optimizer)
-    with weights_learning(model, k, masked=masked):
+    with _weights_learning(switch, model, k, masked):
         value, total = penalised(loss, batch)
         backward(total)
     clip_gradient(optimizer, clip)
@@ -140,12 +147,12 @@ def has_step_hooks(optimizer: torch.optim.Optimizer) -> bool:
     return bool(optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks)
 
 
-def _check_all_known(model: nn.Module, optimizer: PartitionedOptimizer) -> None:
+def _check_all_known(switch: Switch, optimizer: PartitionedOptimizer) -> None:
     """Raise RuntimeError if the optimiser lacks a trainable weight, such as one frozen at its construction."""
-    learning = {parameter for parameter in switch_of(model).parameters() if parameter.requires_grad}
+    learning = {parameter for parameter in switch.parameters() if parameter.requires_grad}
     missing = learning.difference(optimizer.parameters())
     if missing and missing != learning:  # if all are missing, step() raises
-        names = [name for name, parameter in model.named_parameters() if parameter in missing]
+        names = [name for name, parameter in switch.model.named_parameters() if parameter in missing]
         raise RuntimeError(
             f"{', '.join(names)} would never learn: the optimiser was constructed while it was frozen, or before it"
             " replaced another parameter. Make a new one."
@@ -226,7 +233,7 @@ def checked_weights(
         raise ValueError(f"batches is {_kind(batches)}; pass {{k: a batch of D_k}}, with k from 2 on.")
     if isinstance(optimizer, PartitionedOptimizer):
         raise ValueError(f"optimizer is a {type(optimizer).__name__} of partitions; pass one of torch.optim, of ψ.")
-    check_k(model, *batches, least=2)
+    check_k(count(model), *batches, least=2)
     known = set(model.parameters())
     if strange := [parameter for parameter in parameters_of(optimizer) if parameter not in known]:
         raise ValueError(
@@ -239,8 +246,8 @@ def checked_weights(
     return weights
 
 
-def check_k(model: nn.Module, *ks: int, least: int) -> None:
-    last = count(model)
+def check_k(last: int, *ks: int, least: int) -> None:
+    """Raise ValueError unless each k is an int from `least` to `last`, the number of partitions."""
     for k in ks:
         if type(k) is not int or not least <= k <= last:
             what = "ψ learns on chunks that a subnetwork has not seen" if least == 2 else "it has as many partitions"

@@ -281,6 +281,66 @@ def test_the_backward_pass_of_a_part_outside_raises_even_where_torch_needs_no_we
         call(model, x).square().sum().backward()
 
 
+class Collecting(nn.Module):
+    """A network that keeps an intermediate output, raises if asked to, and returns its output in an object."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second, self.fails = nn.Linear(6, 5), nn.Linear(5, 3), False
+
+    def forward(self, x):
+        self.kept = self.first(x)
+        if self.fails:
+            raise KeyError("asked to")
+        return self.second(self.kept.relu())
+
+
+def kept(model, x):
+    model(x)
+    return model.kept
+
+
+def part_after_a_failure(model, x):
+    model.fails = True
+    with pytest.raises(KeyError):
+        model(x)
+    return model.second(model.kept)
+
+
+def own_call(model, x):
+    return model.forward(x)
+
+
+def of_a_copy(model, x):
+    return model(x)
+
+
+@pytest.mark.parametrize("is_learned", [False, True])
+@pytest.mark.parametrize("call", [own_call, kept, part_after_a_failure, of_a_copy, Collecting.__call__])
+def test_no_part_of_a_graph_escapes_to_another_subnetwork(call, is_learned):
+    torch.manual_seed(0)
+    model = partnets.partition(Collecting(), (0.5, 0.3, 0.2), seed=1)
+    if call is of_a_copy:
+        with partnets.subnetwork(model, 1, 1):
+            model(torch.randn(2, 6)).sum().backward()
+        model.zero_grad()
+        del model.kept
+        model = copy.deepcopy(model)
+    x = torch.randn(4, 6, requires_grad=is_learned)
+    for other in ((3, 2), (1, 1), (3, None), None):
+        with partnets.subnetwork(model, 3, 3):
+            output = call(model, x)
+        with pytest.raises(RuntimeError, match=r"computed by subnetwork active=3, update=3|modified by an inplace"):
+            if other is None:
+                with partnets.subnetwork(model, 2, 2):
+                    torch.autograd.grad(output.sum(), model.first.weight)
+            else:
+                with partnets.subnetwork(model, *other):
+                    output.sum().backward()
+        assert all(parameter.grad is None for parameter in model.parameters())
+    assert not any(state.running and state.thread for state in map(state_of, partitioned_modules(model)))
+
+
 def test_writing_into_data_inside_leaves_the_defaults_of_later_partitions():
     model = network()
     partition, before = partnets.partitions(model)["4.weight"], model[4].weight.detach().clone()
