@@ -249,7 +249,8 @@ def check_map(module: nn.Module, name: str) -> None:
     if known.setdefault("sum", present) != present:
         raise RuntimeError(
             f"{name}{MAP} of a {type(module).__name__}, the partitions of the weight, or its defaults were written"
-            " into; for an average, average partnets.merge(model) instead of the model."
+            " into; for an average, average partnets.merge(model) instead of the model; after to_empty, load a"
+            " state_dict."
         )
 
 

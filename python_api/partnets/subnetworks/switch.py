@@ -139,8 +139,13 @@ class Weight(Exchanged):
         )  # fmt: skip
         if key == self.key:
             return
+        if map.is_meta:
+            raise RuntimeError(
+                f"the {self.name} of a {type(self.module).__name__} is on the meta device, without values; call"
+                " model.to_empty(device=...) and load a state_dict before a subnetwork is entered."
+            )
         check_map(self.module, self.name)
-        if not (is_sharded(self.parameter) or is_sharded(map) or map.is_meta):
+        if not (is_sharded(self.parameter) or is_sharded(map)):
             try:
                 if not numbers.is_meta and int(numbers[5]) != self.parameter.numel():
                     raise ValueError(f"it has {self.parameter.numel()} entries instead of {int(numbers[5])}.")
@@ -216,6 +221,20 @@ class Vector(Exchanged):
         whole = torch.empty_like(self.rows[0])
         combine_rows([whole], [self.rows], self.state.count, [self.is_product])
         return part(whole, self.parameter).to(self.parameter.device)
+
+    def check_shape(self) -> None:
+        """Raise ValueError if the parameter was resized."""
+        shape, rows = tuple(self.parameter.shape), self.module._buffers[self.name + ROWS]
+        if shape != tuple(rows.shape[1:]) and not is_sharded(self.parameter):
+            raise ValueError(
+                f"the {self.name} of a {type(self.module).__name__} has shape {shape}, and its vectors"
+                f" {tuple(rows.shape[1:])}; resize parameters before partnets.partition."
+            )
+
+    def is_unlearned(self) -> bool:
+        """Return whether the vectors of partitions 2..C are those of `partition`, and no gradient waits for a step."""
+        is_idle = not self.state.learned and self.parameter.grad is None and not is_sharded(self.parameter)
+        return is_idle and bool((self.rows[1:] == int(self.is_product)).all())
 
 
 class Switch:
@@ -329,6 +348,8 @@ class Switch:
         if made_of != self._made_of:
             self._check_apart()
             self._made_of = made_of
+            for one in self.vectors:
+                one.check_shape()
             for one in self.exchanged:
                 one.hold()
             self._lists.clear()
@@ -383,6 +404,8 @@ class Switch:
     def _agree(self, one: Vector, is_seen: bool = True) -> None:
         """Check that a parameter is what its rows make, where one of them was written into.
 
+        A write into the parameter of a model that has not learned, such as an initialisation, is of partition 1.
+
         Args:
             is_seen: whether versions tell which one.
         """
@@ -397,11 +420,14 @@ class Switch:
         rounding = max(1e-5, len(one.rows) * eps)
         is_close = (whole - parameter).abs() <= rounding * sizes + 1e-6
         if not is_kept and not (is_close | (whole.isnan() & parameter.isnan())).all():
-            raise RuntimeError(
-                f"the {one.name} of {type(one.module).__name__} was written into, but is the"
-                f" {'product' if one.is_product else 'sum'} of a vector for each partition; write into"
-                f" {one.name}_rows [C, ...] instead."
-            )
+            if not is_loaded and one.is_unlearned():
+                one.rows[0], whole = parameter, parameter.clone()
+            else:
+                raise RuntimeError(
+                    f"the {one.name} of {type(one.module).__name__} was written into, but is the"
+                    f" {'product' if one.is_product else 'sum'} of a vector for each partition; write into"
+                    f" {one.name}_rows [C, ...] instead."
+                )
         parameter.copy_(whole)
         one.note()
 
@@ -427,8 +453,9 @@ class Switch:
             buffers, state, new = module()._buffers, self.states[i], wanted[i]
             for name in state.statistics if state.active != new else ():
                 buffer, rows = buffers[name], buffers[name + ROWS]
-                rows[state.active - 1].copy_(buffer)
-                buffer.copy_(rows[new - 1])
+                if buffer is not None:  # torch.func removes them
+                    rows[state.active - 1].copy_(buffer)
+                    buffer.copy_(rows[new - 1])
         for module in self.stateful:
             new = wanted[self.states.index(state_of(module))]
             if state_of(module).active != new:
@@ -492,8 +519,9 @@ class Switch:
 
     def followed_statistics(self) -> list[tuple[Tensor, Tensor]]:
         """Return the statistics that follow batches now, with copies of them."""
-        found = [(module, name) for module, state in self.statistics if module.training for name in state.statistics]
-        return [(module._buffers[name], module._buffers[name].clone()) for module, name in found]
+        following = [(module._buffers, state) for module, state in self.statistics if module.training]
+        found = [buffers[name] for buffers, state in following for name in state.statistics]
+        return [(buffer, buffer.clone()) for buffer in found if buffer is not None]
 
     @torch.no_grad()
     def scale_gradients(self, update: int) -> None:

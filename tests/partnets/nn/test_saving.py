@@ -321,3 +321,20 @@ def test_a_state_dict_of_tied_weights_ties_none_and_fits_both():
             assert torch.equal(loaded["head"].weight, saved["head"].weight)
             assert torch.equal(loaded["head"].bias, saved["head"].bias)
     assert same(loaded.state_dict(), saved.state_dict())
+
+
+def test_a_model_on_the_meta_device_names_the_cure_and_takes_a_state_dict():
+    def made():
+        return partnets.partition(nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6)).eval(), (0.5, 0.3, 0.2))
+
+    reference = perturbed(made(), 0.1)
+    with torch.device("meta"):
+        model = made()
+    for one in (model, copy.deepcopy(reference).to("meta")):
+        with pytest.raises(RuntimeError, match=r"meta device.*call model\.to_empty"), partnets.subnetwork(one, 1):
+            pass
+        one.to_empty(device="cpu").load_state_dict(reference.state_dict())
+        x = torch.randn(3, 4)
+        for k in (1, 2, 3):
+            with partnets.subnetwork(reference, k), partnets.subnetwork(one, k):
+                assert torch.equal(one(x), reference(x))

@@ -230,6 +230,52 @@ def test_writing_into_weights_outside_is_taken_over_and_into_sums_refused():
         pass
 
 
+def initialised(layer):
+    for name, value in (("bias", 0.5), ("weight", 2.0)):
+        if getattr(layer, name, None) is not None:
+            nn.init.constant_(getattr(layer, name), value)
+
+
+@pytest.mark.parametrize("entered", [False, True])
+def test_an_initialisation_after_partition_is_that_of_every_subnetwork(entered):
+    def layers():
+        return nn.Sequential(nn.Linear(4, 5), nn.LayerNorm(5), nn.Conv1d(1, 2, 2), nn.PReLU())
+
+    expected = partnets.partition(layers().apply(initialised), PROPORTIONS, defaults="zero")
+    model = partnets.partition(layers(), PROPORTIONS, defaults="zero")
+    if entered:
+        with partnets.subnetwork(model, 2):
+            pass
+    model.apply(initialised)
+    for k in (1, 2, 3):
+        with partnets.subnetwork(model, k), partnets.subnetwork(expected, k):
+            torch.testing.assert_close([*model.parameters()], [*expected.parameters()], rtol=0, atol=0)
+    with partnets.subnetwork(model, 2, 2):
+        model[0](torch.ones(1, 4)).sum().backward()
+    model.apply(initialised)
+    nn.init.zeros_(model[0].bias)
+    with pytest.raises(RuntimeError, match="bias of Linear was written into"), partnets.subnetwork(model, 1):
+        pass
+
+
+def test_resized_parameters_are_refused():
+    model = partnets.partition(nn.Sequential(nn.Linear(4, 5)), PROPORTIONS)
+    model[0].bias = nn.Parameter(torch.zeros(6))
+    with pytest.raises(ValueError, match=r"has shape \(6,\), and its vectors \(5,\)"), partnets.subnetwork(model, 1):
+        pass
+
+
+def test_a_layer_without_partitions_in_place_of_a_partitioned_one_is_refused():
+    model = partnets.partition(nn.Sequential(nn.Linear(4, 5), nn.Linear(5, 2)), PROPORTIONS)
+    with pytest.raises(RuntimeError, match="1 is a partitioned Linear, and the Linear in its place"):
+        model[1] = nn.Linear(5, 3)
+    model[1] = partnets.partition(nn.Linear(5, 3), PROPORTIONS)
+    model[0] = nn.Sequential(model[0], nn.Linear(5, 5).requires_grad_(False))
+    model[1] = nn.Identity()
+    with partnets.subnetwork(model, 1):
+        assert model(torch.ones(2, 4)).shape == (2, 5)
+
+
 @pytest.mark.parametrize("write", ["weight", "bias"])
 def test_writing_into_parameters_inside_raises_on_leaving(write):
     model = network()
