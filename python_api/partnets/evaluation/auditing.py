@@ -70,8 +70,10 @@ def audit(
     L_ML and the steps of ψ assume that partitions 1..k have not seen chunk k + 1. In training and in evaluation mode,
     the outputs, loss and gradients of subnetwork k must not change with the weights of later partitions, and those of
     subnetwork 1 must not change with the data and weights of a pass of subnetwork C before. State that is written and
-    never read is no leak. No pass may write into partitioned parameters or draw more random numbers for other data, no
-    two parameters may share memory, and the loss must not depend on parameters outside of the model.
+    never read is no leak. If the model or the loss raises in evaluation mode, as for detectors that return losses in
+    training mode only, passes are in training mode only. No pass may write into partitioned parameters or draw more
+    random numbers for other data, no two parameters may share memory, and the loss must not depend on parameters
+    outside of the model.
 
     Model, gradients and random states are restored afterwards. Trainers run the audit before their first step.
 
@@ -154,16 +156,17 @@ class _Trial:
         self.model, self.compute, self.batch = model, compute, batch
         self.before, self.device = Snapshot(model), device_of(model)
         self.parameters = names_of(model, partitioned_parameters(model))
-        self.learning, self.strange = _learning(model), set()
+        self.learning, self.strange, self.evaluates = _learning(model), set(), True
 
     def leaks(self, other: Any, last: int) -> list[Leak]:
         """Return all leaks that passes show; `last` is the last subnetwork that learns."""
+        self.evaluates = self._evaluates()
         if _differing(self._kept(self._both, 1), self._kept(self._both, 1)):
             return [Leak("", "gives a different result each time for the same batch: it has hidden state", APART)]
         parts, found = count(self.model), {}
         ks = sorted({1, 2, parts // 2, parts - 1} & set(range(1, parts)))
         reading = list(islice((leak for k in ks for leak in self._reads_later_weights(k)), 1))
-        for trains, first_trains in MODES if last > 1 else ():
+        for trains, first_trains in MODES[: None if self.evaluates else 1] if last > 1 else ():
             if not found or trains == first_trains:  # otherwise it is probably the same leak
                 for leak in self._remembers(trains, first_trains, other, last):
                     found.setdefault(leak.path or leak.what, leak)
@@ -171,6 +174,17 @@ class _Trial:
         what = f"computes with parameters of shape {shapes} that are not in the model"  # which would not be trained
         cure = "assign their module to an attribute of the model before partnets.partition, or freeze it"
         return [*reading, *found.values(), *([Leak("", what, cure)] if shapes else [])]
+
+    def _evaluates(self) -> bool:
+        """Return whether the model and the loss can be computed in evaluation mode."""
+        try:
+            with evaluating(self.model):
+                self._kept(self._pass, False, 1, self.batch)
+        except _WrittenError:
+            raise
+        except Exception:  # whatever a loss raises for an output that is none of training; both modes may raise
+            return False
+        return True
 
     def _reads_later_weights(self, k: int) -> Iterator[Leak]:
         """Yield a leak if subnetwork k computes anything from the weights of partitions above k."""
@@ -208,7 +222,10 @@ class _Trial:
         if trains and first_trains and not all(map(same, drawn, drawn_later)):
             path = self._first_drawing(lambda: run(self.batch), lambda: run(other, -2))
             what = "draws random numbers, and how many depends on the data, which changes later noise"
-            yield Leak(path, what, "draw as many for each batch: dropout before packing or selecting, not RReLU")
+            cure = (
+                "draw as many for each batch: dropout before packing or selecting, an nn.LSTM for each layer, not RReLU"
+            )
+            yield Leak(path, what, cure)
         differing, changed = _differing(clean, later), stored.changed(stored_later)
         if differing or (changed and reads(*changed)):
             what = "follows the data: it carries information about later chunks to earlier subnetworks"
@@ -242,6 +259,8 @@ class _Trial:
         """Return what subnetwork k computes in training mode, then in evaluation mode, with other later weights."""
         with self._later_weights(k, factor):
             trained = self._pass(True, k, self.batch)
+            if not self.evaluates:
+                return trained
             with evaluating(self.model):
                 return trained | self._pass(False, k, self.batch)
 

@@ -1022,3 +1022,38 @@ def test_what_a_penalty_reads_is_looked_at():
     assert not leaks(hyper.WeightDecay)
     (leak,) = leaks(AllBiases)
     assert leak.what == "computes loss from weights of inactive partitions"
+
+
+class Detector(nn.Module):
+    """A model that returns losses in training mode and detections in evaluation mode, as torchvision's detectors."""
+
+    def __init__(self, leaks=False):
+        super().__init__()
+        self.layer, self.leaks, self.mean = nn.Linear(4, 5), leaks, 0.0
+
+    def forward(self, x, targets=None):
+        if self.leaks:
+            self.mean = 0.9 * self.mean + 0.1 * x.mean(0)
+        y = self.layer(x - self.mean)
+        if not self.training:
+            return [{"scores": row[:3].softmax(0), "boxes": row[3:]} for row in y]
+        return {"classes": F.cross_entropy(y[:, :3], targets[0]), "boxes": F.mse_loss(y[:, 3:], targets[1])}
+
+
+def losses_of(output, y):
+    return sum(output.values())
+
+
+def test_models_that_return_losses_in_training_mode_only_are_audited():
+    def forward(model, batch):
+        return model(batch[0], batch[1]), batch[1]
+
+    data = [(torch.randn(4), (torch.tensor(i % 3), torch.randn(2))) for i in range(30)]
+    batch = torch.utils.data.default_collate(data[:8])
+    for leaks, expected in ((False, []), (True, ["mean"])):
+        model = partnets.partition(Detector(leaks), PROPORTIONS)
+        assert [leak.path for leak in partnets.audit(model, batch, losses_of, forward=forward)] == expected
+    model, chunks = partnets.partition(Detector(), PROPORTIONS), partnets.chunk(data, PROPORTIONS)
+    partnets.Trainer(model, chunks, batch_size=8, loss=losses_of, forward=forward).fit(2)
+    client = partnets.federated.Client(model, data, 1, loss=losses_of, forward=forward, batch_size=8)
+    client.train(client.vectors.read(), 1)
