@@ -79,5 +79,7 @@ def settings(trainer: TrainingState) -> dict[str, object]:
 def _digest(fact: object) -> str:
     if not isinstance(fact, Tensor):
         return repr(fact)
+    if fact.is_meta:
+        return f"{fact.dtype} of shape {tuple(fact.shape)} without values"
     content = fact.detach().cpu().contiguous().flatten().view(torch.uint8)
     return hashlib.blake2b(content.numpy(), digest_size=16).hexdigest()

@@ -4,7 +4,9 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
+from small_network import perturbed
 from torch import nn
+from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
 from torch.distributed.tensor import Shard
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from training import OPTIMIZERS, learn, mine, network, whole
@@ -234,3 +236,25 @@ def shard_twice_and_merge():
 def test_a_sharded_model_is_neither_merged_nor_sharded_again(two_ranks):
     for merged, sharded in two_ranks(shard_twice_and_merge):
         assert "load it into a model of one process" in merged and "is sharded already" in sharded
+
+
+def from_meta():
+    model, x = perturbed(network("weight"), 0.1).eval(), torch.rand(4, 3 * 8 * 8, dtype=torch.float64)
+    saved = {name: value.clone() for name, value in model.state_dict().items()}
+    with torch.device("meta"):
+        made = network("weight").eval()
+    distributed.fully_shard(made, mesh=dist.init_device_mesh("cpu", (dist.get_world_size(),)))
+    made.to_empty(device="cpu")
+    set_model_state_dict(made, saved, options=StateDictOptions(full_state_dict=True))
+    found = []
+    for k in (1, 2, 3):
+        for one in (made, model):
+            with torch.no_grad(), partnets.subnetwork(one, k):
+                found.append(one(x))
+    return found
+
+
+@pytest.mark.full
+def test_a_model_made_on_the_meta_device_is_sharded_and_loaded(two_ranks):
+    for found in two_ranks(from_meta):
+        torch.testing.assert_close(found[::2], found[1::2])
