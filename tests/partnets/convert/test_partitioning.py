@@ -108,6 +108,21 @@ def test_a_layer_under_two_paths_changes_once():
     assert partitioned_modules(model) == [shared] and model["a"] is model["b"][0] is shared
 
 
+def test_a_second_model_with_a_partitioned_layer_is_refused_unchanged():
+    shared = nn.Linear(4, 4)
+    one, two = nn.Sequential(shared, nn.Linear(4, 2)), nn.Sequential(shared, nn.Linear(4, 3))
+    partnets.partition(one, (0.5, 0.5))
+    with pytest.raises(ValueError, match=r"1 Linear \(0\) that is partitioned already"):
+        partnets.partition(two, (0.5, 0.5))
+    assert one[0] is two[0] is shared and partitioned_modules(two) == [shared]
+    partnets.partition(two, (0.5, 0.5), skip=[shared])
+    x, before = torch.randn(5, 4), partnets.merge(one, 2)
+    optimizer, data = partnets.optim.SGD(two, lr=0.1), (x, torch.arange(5) % 3)
+    partnets.step_weights(two, optimizer, 1, data, lambda batch: nn.functional.cross_entropy(two(batch[0]), batch[1]))
+    with partnets.subnetwork(one, 2):
+        assert not torch.equal(one[0](x), before[0](x))
+
+
 @pytest.mark.parametrize("skip", [["1"], ["1.body", "1.shortcut"], "1"])
 def test_skip_leaves_subtrees_alone(skip):
     model = partnets.partition(nested(), PROPORTIONS, skip=skip)

@@ -7,6 +7,7 @@ import lightning
 import pytest
 import torch
 import torch.nn.functional as F
+import torchmetrics
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.loggers import CSVLogger
 from lightning.pytorch.plugins.precision import MixedPrecision
@@ -410,3 +411,32 @@ def test_a_missing_lightning_is_named_with_the_cure(monkeypatch):
     monkeypatch.setitem(sys.modules, "lightning", None)
     with pytest.raises(ImportError, match="pip install lightning, or partkernels' extra 'lightning'"):
         import partnets.integrations.lightning  # noqa: F401
+
+
+class Metered(PartitionedModule):
+    """A module with a metric, a list of outputs and sums of its own, none of which it reads in training."""
+
+    def __init__(self):
+        super().__init__()
+        self.network = partnets.partition(nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3)), PROPORTIONS)
+        self.metric, self.outputs, self.total = torchmetrics.Accuracy("multiclass", num_classes=3), [], 0.0
+
+    def training_loss(self, batch):
+        x, y = batch
+        output = self.network(x)
+        self.metric(output, y)
+        self.outputs.append(output.detach())
+        self.total += output.sum().item()
+        self.log("accuracy", self.metric)
+        return F.cross_entropy(output, y)
+
+    def configure_optimizers(self):
+        return partnets.optim.Adam(self)
+
+
+def test_metrics_and_lists_of_outputs_are_no_leaks(tmp_path):
+    loader = partnets.Loader(partnets.chunk((torch.randn(60, 4), torch.arange(60) % 3), PROPORTIONS), 8, steps=3)
+    module, quiet = Metered(), {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
+    options = {"max_epochs": 1, "accelerator": "cpu", "enable_model_summary": False, **quiet}
+    lightning.Trainer(default_root_dir=tmp_path, **options).fit(module, loader)
+    assert len(module.outputs) == 3  # the audit's are gone

@@ -122,3 +122,41 @@ def test_a_subclass_of_a_drop_in_layer_may_take_other_arguments():
 
     layer = Square(6)
     assert layer.weight.shape == (6, 6) and list(partnets.partitions(layer)) == ["weight"]
+
+
+NESTED = {
+    "jagged": lambda rows: torch.nested.nested_tensor(rows, layout=torch.jagged),
+    "strided": torch.nested.nested_tensor,
+    "COO": lambda rows: torch.cat(rows).to_sparse(),
+    "CSR": lambda rows: torch.cat(rows).to_sparse_csr(),
+}
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors", "ignore:Sparse CSR tensor support")
+@pytest.mark.parametrize("form", NESTED)
+def test_nested_and_sparse_inputs_are_those_of_torch(form):
+    model = perturbed(partnets.partition(nn.Linear(4, 3).double(), PROPORTIONS), 0.1)
+    rows = [torch.randn(n, 4, dtype=torch.float64).relu() for n in (2, 3)]
+    for k in (1, 2, 3):
+        twin, grads = dense(model, k), []
+        for one, x in ((model, NESTED[form](rows)), (twin, torch.cat(rows))):
+            with partnets.subnetwork(model, k, k):
+                y = one(x)
+                y = torch.cat(y.unbind()) if y.is_nested else y
+                y.square().sum().backward()
+            grads.append(y)
+        torch.testing.assert_close(grads[0].to_dense(), grads[1])
+        assert_learns(model, twin, k, k)
+        model.zero_grad()
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+@pytest.mark.parametrize("layout", [torch.jagged, torch.strided])
+def test_nested_indices_are_looked_up(layout):
+    model = perturbed(partnets.partition(nn.Embedding(9, 3), PROPORTIONS), 0.1)
+    rows = [torch.tensor([1, 2]), torch.tensor([3, 4, 5])]
+    for k in (1, 2, 3):
+        expected = dense(model, k)(torch.cat(rows))
+        with partnets.subnetwork(model, k):
+            found = model(torch.nested.nested_tensor(rows, layout=layout))
+        assert torch.equal(torch.cat(found.unbind()), expected)
