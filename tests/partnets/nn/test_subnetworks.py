@@ -265,17 +265,6 @@ def test_resized_parameters_are_refused():
         pass
 
 
-def test_a_layer_without_partitions_in_place_of_a_partitioned_one_is_refused():
-    model = partnets.partition(nn.Sequential(nn.Linear(4, 5), nn.Linear(5, 2)), PROPORTIONS)
-    with pytest.raises(RuntimeError, match="1 is a partitioned Linear, and the Linear in its place"):
-        model[1] = nn.Linear(5, 3)
-    model[1] = partnets.partition(nn.Linear(5, 3), PROPORTIONS)
-    model[0] = nn.Sequential(model[0], nn.Linear(5, 5).requires_grad_(False))
-    model[1] = nn.Identity()
-    with partnets.subnetwork(model, 1):
-        assert model(torch.ones(2, 4)).shape == (2, 5)
-
-
 @pytest.mark.parametrize("write", ["weight", "bias"])
 def test_writing_into_parameters_inside_raises_on_leaving(write):
     model = network()
