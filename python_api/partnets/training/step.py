@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from partnets.hyper import Hyperparameter, penalties
+from partnets.hyper import Hyperparameter, hyperparameters, penalties
 from partnets.hyper.penalty import penalised
 from partnets.optim.base import PartitionedOptimizer, check_partitioned
 from partnets.subnetworks.context import selected, subnetwork
@@ -128,7 +128,7 @@ def step_weights(
     switch = switch_of(model)
     check_k(switch.count, k, least=1)
     check_clip(clip)
-    _check_all_known(switch, optimizer)
+    _check_all_known(model, optimizer)
     optimizer.zero_grad()
     if masked is None:
         masked = clip is not None or backward is not Tensor.backward or has_step_hooks(optimizer)
@@ -147,12 +147,14 @@ def has_step_hooks(optimizer: torch.optim.Optimizer) -> bool:
     return bool(optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks)
 
 
-def _check_all_known(switch: Switch, optimizer: PartitionedOptimizer) -> None:
+def _check_all_known(model: nn.Module, optimizer: PartitionedOptimizer) -> None:
     """Raise RuntimeError if the optimiser lacks a trainable weight, such as one frozen at its construction."""
-    learning = {parameter for parameter in switch.parameters() if parameter.requires_grad}
-    missing = learning.difference(optimizer.parameters())
-    if missing and missing != learning:  # if all are missing, step() raises
-        names = [name for name, parameter in switch.model.named_parameters() if parameter in missing]
+    stepped = set(optimizer.parameters())
+    learning = {parameter for parameter in model.parameters() if parameter.requires_grad}
+    missing = learning - stepped
+    if missing and (missing := missing.difference(hyperparameters(model))) and learning & stepped:
+        # If the optimiser has no trainable parameter of the model, step() raises.
+        names = [name for name, parameter in model.named_parameters() if parameter in missing]
         raise RuntimeError(
             f"{', '.join(names)} would never learn: the optimiser was constructed while it was frozen, or before it"
             " replaced another parameter. Make a new one."
