@@ -231,11 +231,6 @@ class Vector(Exchanged):
                 f" {tuple(rows.shape[1:])}; resize parameters before partnets.partition."
             )
 
-    def is_unlearned(self) -> bool:
-        """Return whether the vectors of partitions 2..C are those of `partition`, and no gradient waits for a step."""
-        is_idle = not self.state.learned and self.parameter.grad is None and not is_sharded(self.parameter)
-        return is_idle and bool((self.rows[1:] == int(self.is_product)).all())
-
 
 class Switch:
     """All that differs between the subnetworks of a model.
@@ -404,8 +399,6 @@ class Switch:
     def _agree(self, one: Vector, is_seen: bool = True) -> None:
         """Check that a parameter is what its rows make, where one of them was written into.
 
-        A write into the parameter of a model that has not learned, such as an initialisation, is of partition 1.
-
         Args:
             is_seen: whether versions tell which one.
         """
@@ -420,14 +413,11 @@ class Switch:
         rounding = max(1e-5, len(one.rows) * eps)
         is_close = (whole - parameter).abs() <= rounding * sizes + 1e-6
         if not is_kept and not (is_close | (whole.isnan() & parameter.isnan())).all():
-            if not is_loaded and one.is_unlearned():
-                one.rows[0], whole = parameter, parameter.clone()
-            else:
-                raise RuntimeError(
-                    f"the {one.name} of {type(one.module).__name__} was written into, but is the"
-                    f" {'product' if one.is_product else 'sum'} of a vector for each partition; write into"
-                    f" {one.name}_rows [C, ...] instead."
-                )
+            raise RuntimeError(
+                f"the {one.name} of {type(one.module).__name__} was written into, but is the"
+                f" {'product' if one.is_product else 'sum'} of a vector for each partition; write into"
+                f" {one.name}_rows [C, ...] instead."
+            )
         parameter.copy_(whole)
         one.note()
 

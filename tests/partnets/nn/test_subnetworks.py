@@ -230,30 +230,13 @@ def test_writing_into_weights_outside_is_taken_over_and_into_sums_refused():
         pass
 
 
-def initialised(layer):
-    for name, value in (("bias", 0.5), ("weight", 2.0)):
-        if getattr(layer, name, None) is not None:
-            nn.init.constant_(getattr(layer, name), value)
-
-
-@pytest.mark.parametrize("entered", [False, True])
-def test_an_initialisation_after_partition_is_that_of_every_subnetwork(entered):
-    def layers():
-        return nn.Sequential(nn.Linear(4, 5), nn.LayerNorm(5), nn.Conv1d(1, 2, 2), nn.PReLU())
-
-    expected = partnets.partition(layers().apply(initialised), PROPORTIONS, defaults="zero")
-    model = partnets.partition(layers(), PROPORTIONS, defaults="zero")
-    if entered:
-        with partnets.subnetwork(model, 2):
-            pass
-    model.apply(initialised)
-    for k in (1, 2, 3):
-        with partnets.subnetwork(model, k), partnets.subnetwork(expected, k):
-            torch.testing.assert_close([*model.parameters()], [*expected.parameters()], rtol=0, atol=0)
-    with partnets.subnetwork(model, 2, 2):
-        model[0](torch.ones(1, 4)).sum().backward()
-    model.apply(initialised)
-    nn.init.zeros_(model[0].bias)
+def test_training_by_torchs_optimizer_is_refused():
+    model = partnets.partition(nn.Sequential(nn.Linear(4, 5), nn.Linear(5, 2)), PROPORTIONS)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(2):
+        model(torch.ones(3, 4)).square().sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
     with pytest.raises(RuntimeError, match="bias of Linear was written into"), partnets.subnetwork(model, 1):
         pass
 
