@@ -27,6 +27,9 @@ _sgd = define_in_place(
     f"Tensor(a!)[] parameters, Tensor[] grads, Tensor(b!)[] momentum_buffers, {_ENTRIES},"
     " float lr, float momentum, float weight_decay, bool nesterov",
 )
+# The numbers of a step, in the order of the operators' arguments.
+SGD_NUMBERS = "lr", "momentum", "weight_decay", "nesterov"
+ADAM_NUMBERS = "lr", "beta1", "beta2", "eps", "weight_decay", "decoupled"
 # Step numbers change at every call and are symbolic, so that compiled code is not recompiled.
 _adam = define_in_place(
     "adam_steps",
@@ -238,7 +241,9 @@ class Steps:
         update: int,
         counters: Sequence[Tensor] | None = None,
     ) -> None:
-        self._call, self._name = (_sgd, "sgd_steps") if counters is None else (_counted_adam, "counted_adam_steps")
+        self._call, self._name, self._numbers = _sgd, "sgd_steps", SGD_NUMBERS
+        if counters is not None:
+            self._call, self._name, self._numbers = _counted_adam, "counted_adam_steps", ADAM_NUMBERS
         numbered = counters or [None] * len(parameters)
         self._groups = []
         lists = parameters, parameters, *moments, numbered, range(len(parameters))
@@ -246,8 +251,11 @@ class Steps:
             written = rest or [[]]
             tail = (maps, counts, update) if counters is None else (maps, counts, update, counting, update - 1)
             kept = [tensor for tensor in (*own, *itertools.chain(*rest), *counting) if tensor is not None]
-            # Subclasses, and tensors in one storage, need the operator's own checks.
-            is_plain = all(type(tensor) in PLAIN and not (tensor.is_meta or tensor.is_neg()) for tensor in kept)
+            # Other tensors, and those in one storage, need the operator's own checks.
+            is_plain = all(type(tensor) in PLAIN for tensor in kept)
+            is_plain = is_plain and not any(
+                tensor.is_meta or tensor.is_neg() or tensor.is_inference() for tensor in kept
+            )
             storages = [tensor.untyped_storage() for tensor in kept] if is_plain else []
             ranges = sorted((one.data_ptr(), one.data_ptr() + one.nbytes()) for one in storages if one.nbytes())
             apart = all(end <= start for (_, end), (start, _) in itertools.pairwise(ranges))
@@ -259,7 +267,7 @@ class Steps:
         Raises:
             ValueError: a gradient is sparse, does not fit its parameter or shares memory with a tensor that is written.
         """
-        requested = dispatch.requested()
+        requested, ordered = dispatch.requested(), [numbers[name] for name in self._numbers]
         is_seen = torch.compiler.is_compiling() or is_transformed()
         with torch.no_grad():
             for places, own, written, tail, kept, ranges in self._groups:
@@ -267,11 +275,11 @@ class Steps:
                 if is_seen or ranges is None or not all(map(_fits, mine, own)) or _meets(mine, ranges):
                     for grad, parameter in zip(mine, own, strict=True):
                         _check_like("grad", grad, parameter)
-                    self._call(own, mine, *written, *tail, *numbers.values(), requested)
+                    self._call(own, mine, *written, *tail, *ordered, requested)
                     continue
                 backend = dispatch.choose(requested, own[0].device, own[0].dtype)
                 dispatch.note(self._name, backend, requested, own[0])
-                getattr(backend, self._name)(own, mine, *written, *tail, *numbers.values())
+                getattr(backend, self._name)(own, mine, *written, *tail, *ordered)
                 increment_version(kept)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 
 import torch
 from torch import Tensor, nn
@@ -148,8 +148,8 @@ class Iterations:
             one_pass=one_pass,
             audit=False,
         )
-        self.resident = resident(model)  # as in Trainer.fit
-        self.resident.__enter__()
+        self.entered = ExitStack()
+        self.entered.enter_context(resident(model))  # as in Trainer.fit
         self.call = trainer.step
 
     def _dense(self) -> None:

@@ -167,9 +167,8 @@ def _nested(data: Data) -> nn.Module:
 
 
 def _iterations(training: Training, scheme: str, backend: str, data: Data) -> Run:
-    """Return iterations; the checks of single steps, which they take, cover them."""
-    if backend in obstacles():
-        raise Missing(obstacles()[backend])
+    """Return iterations, refused if a step of the first partition is wrong."""
+    step = _run(training, scheme, backend, 1, 1, data)
     is_nested = scheme in NESTED
     model = _nested(data) if is_nested else data.model
     x, y = training.model.examples(BATCHES * training.batch)
@@ -184,7 +183,7 @@ def _iterations(training: Training, scheme: str, backend: str, data: Data) -> Ru
         with pk.use_backend(backend):
             iterations()
 
-    return Run(call, lambda: None)
+    return Run(call, step.check)
 
 
 def _gradients(network: nn.Module, data: Data, dtype: torch.dtype) -> dict[str, Tensor]:

@@ -21,7 +21,7 @@ from partnets.subnetworks.state import PartitionState
 
 def guard(module: nn.Module, state: PartitionState) -> None:
     """Guard the outputs of a partitioned module, by a hook that its copies have too."""
-    if not any(map(_is_guard, module._forward_hooks.values())):
+    if not any(_is(hook, _guard_outputs) for hook in module._forward_hooks.values()):
         module.register_forward_hook(partial(_guard_outputs, state))
 
 
@@ -32,22 +32,20 @@ def guard_calls(model: nn.Module, states: list[PartitionState]) -> None:
         model: one that has no PartitionState itself.
         states: those of its modules.
     """
-    for hooks in (model._forward_pre_hooks, model._forward_hooks):
-        for key in [key for key, hook in hooks.items() if _is(hook, _begin, _end)]:
-            del hooks[key]
+    _remove(model, _begin, _end)
     model.register_forward_pre_hook(partial(_begin, states))
     model.register_forward_hook(partial(_end, states), always_call=True)
 
 
 def unguard(module: nn.Module) -> None:
     """Remove the guards of a module's outputs."""
+    _remove(module, _guard_outputs, _begin, _end)
+
+
+def _remove(module: nn.Module, *functions) -> None:
     for hooks in (module._forward_pre_hooks, module._forward_hooks):
-        for key in [key for key, hook in hooks.items() if _is(hook, _guard_outputs, _begin, _end)]:
+        for key in [key for key, hook in hooks.items() if _is(hook, *functions)]:
             del hooks[key]
-
-
-def _is_guard(hook) -> bool:
-    return _is(hook, _guard_outputs)
 
 
 def _is(hook, *functions) -> bool:
