@@ -25,8 +25,15 @@ from partnets.training import callbacks
 PROPORTIONS = (0.8, 0.1, 0.1)
 
 
+def examples() -> tuple[torch.Tensor, torch.Tensor]:
+    """Return 1000 examples, the same in every process. Only the first 15 of 30 features depend on the class."""
+    y = torch.arange(1000) % 2
+    x = torch.randn(1000, 30, generator=torch.Generator().manual_seed(0))
+    x[:, :15] += y[:, None]
+    return x, y
+
+
 def trainer(checkpoint: Path, save_every: int, kill_at: int | None) -> distributed.Trainer:
-    data = partnets.data.input_selection()
     mask = hyper.InputMask(30)
     model = partnets.partition(nn.Sequential(mask, nn.Linear(30, 64), nn.ReLU(), nn.Linear(64, 2)), PROPORTIONS)
 
@@ -37,7 +44,7 @@ def trainer(checkpoint: Path, save_every: int, kill_at: int | None) -> distribut
     each = [callbacks.every(save_every, lambda one: one.save(checkpoint))]
     if kill_at is not None:
         each.append(lambda one: die(one) if one.steps == kill_at else None)
-    return distributed.Trainer(model, partnets.chunk(data.train, PROPORTIONS), hyper=mask, callbacks=each)
+    return distributed.Trainer(model, partnets.chunk(examples(), PROPORTIONS), hyper=mask, callbacks=each)
 
 
 def join() -> None:

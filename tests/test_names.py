@@ -25,7 +25,7 @@ PUBLIC = {
         per_subnetwork reassign register subnetwork tune without_rule""",
     "partnets.baselines": "Augerino Ensemble held_out laplace search",
     "partnets.training.callbacks": "Callback every record_loss_matrix subnetwork_metrics",
-    "partnets.data": """Data Normalise ToFloat cifar10 digits input_selection load mnist moments tiny_imagenet""",
+    "partnets.data": """Data Normalise ToFloat cifar10 digits load mnist moments tiny_imagenet""",
     "partnets.distributed": """DDP OptimizerState Packing SharedChunks Trainer all_reduce_packed check_agreement draw
         fully_shard load save share""",
     "partnets.hyper": """Affine Averaged ColourJitter ConcreteDropout Hyperparameter ImmerAffine InputMask Learned Range

@@ -17,8 +17,8 @@ from partbench.paper.experiment import Claim, Experiment, Record, Table, curve, 
 from partbench.paper.methods import partition
 from partbench.paper.runs import fit
 from partbench.paper.schemes import SCHEMES
+from partbench.paper.toy import input_selection
 from partnets import baselines, models, optim
-from partnets.data import input_selection
 
 FEATURES, INFORMATIVE = 30, 15
 INPUTS = (1, 5, 10, 13, 15, 17, 20, 25, 30)

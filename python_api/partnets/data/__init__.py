@@ -13,7 +13,6 @@ from partnets.data.dataset import Data, moments
 from partnets.data.images import cifar10, mnist, tiny_imagenet
 from partnets.data.normalise import Normalise, ToFloat
 from partnets.data.scikit_learn import digits
-from partnets.data.toy import input_selection
 
 __all__ = [
     "Data",
@@ -21,7 +20,6 @@ __all__ = [
     "ToFloat",
     "cifar10",
     "digits",
-    "input_selection",
     "load",
     "mnist",
     "moments",

@@ -10,7 +10,7 @@ from torch import nn
 
 import partnets
 from partnets import hyper
-from partnets.data import Data, Normalise, ToFloat, digits, input_selection, load, moments
+from partnets.data import Data, Normalise, ToFloat, digits, load, moments
 
 
 def data(n=2300, dtype=torch.uint8):
@@ -87,8 +87,8 @@ def test_rotations_follow_the_seed_and_test_images_do_not_depend_on_the_training
 
 
 def test_only_images_rotate():
-    with pytest.raises(ValueError, match=r"\[1000, 30\]; only images"):
-        input_selection().rotated()
+    with pytest.raises(ValueError, match=r"\[40, 1\]; only images"):
+        Data("numbers", *[(torch.arange(40.0)[:, None], torch.arange(40))] * 2, 40, (0.0,), (1.0,)).rotated()
 
 
 @pytest.mark.parametrize(
@@ -185,30 +185,6 @@ def test_digits_without_scikit_learn_name_the_cure(monkeypatch):
     monkeypatch.setitem(sys.modules, "sklearn.datasets", None)
     with pytest.raises(ImportError, match="pip install scikit-learn"):
         digits()
-
-
-def test_the_toy_data_are_class_means_plus_standard_normal_noise():
-    whole = input_selection(20000, test=10000, seed=1, informative=3, spurious=2)
-    for (x, y), n in ((whole.train, 20000), (whole.test, 10000)):
-        assert x.shape == (n, 5) and y.bincount().tolist() == [n // 2, n // 2]
-        noise = x - y[:, None] * torch.tensor([1.0, 1.0, 1.0, 0.0, 0.0])
-        torch.testing.assert_close(noise.mean(0), torch.zeros(5), rtol=0, atol=0.04)
-        torch.testing.assert_close(noise.T.cov(), torch.eye(5), rtol=0, atol=0.05)
-        assert abs(torch.corrcoef(torch.stack([y.float(), noise[:, 0]]))[0, 1]) < 0.04
-
-
-def test_the_toy_test_set_is_the_same_for_any_number_of_training_examples():
-    small, large = input_selection(10), input_selection(3000)
-    assert torch.equal(small.test[0], large.test[0]) and torch.equal(small.test[1], large.test[1])
-    assert not torch.equal(small.test[0], input_selection(10, seed=1).test[0])
-
-
-@pytest.mark.parametrize(
-    "arguments", [{"examples": 1}, {"test": 0}, {"informative": -1}, {"informative": 0, "spurious": 0}]
-)
-def test_toy_data_out_of_range_raise(arguments):
-    with pytest.raises(ValueError, match="pass"):
-        input_selection(**arguments)
 
 
 def test_load_finds_data_sets_by_name_and_rotates_them():
