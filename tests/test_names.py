@@ -21,7 +21,7 @@ PUBLIC = {
     "partnets": """GRU LSTM RNN BatchNorm1d BatchNorm2d BatchNorm3d Bilinear Chunks Conv1d Conv2d Conv3d
         ConvTranspose1d ConvTranspose2d ConvTranspose3d Embedding EmbeddingBag GroupNorm History LayerNorm Linear Loader
         MultiheadAttention RMSNorm Rule Trainer Tuned accuracy audit baselines callbacks chunk data estimate_statistics
-        explain_partition finalize hyper lml loggers loss_matrix mean_loss merge models optim partition partitions
+        explain_partition finalize hyper lml loggers loss_matrix mean_loss merge optim partition partitions
         per_subnetwork reassign register subnetwork tune without_rule""",
     "partnets.baselines": "Augerino Ensemble held_out laplace search",
     "partnets.training.callbacks": "Callback every record_loss_matrix subnetwork_metrics",
@@ -32,10 +32,8 @@ PUBLIC = {
         SchwobelAffine Submodule clamped hyperparameters interval positive probability real""",
     "partnets.integrations.lightning": "PartitionedModule",
     "partnets.training.loggers": "CSV TensorBoard",
-    "partnets.models": """Bias Block FixupResNet MLP MnistCNN ResNet9 Scale ThinResNet50 TransformerLM ViT
-        WideResNet""",
     "partnets.optim": "SGD Adam AdamW PartitionedOptimizer PerPartition decays",
-    "partnets.nn": "Conv2d Embedding LayerNorm Linear LSTM MultiheadAttention",
+    "partnets.nn": "Bias Conv2d Embedding LayerNorm Linear LSTM MultiheadAttention Scale",
     "partnets.subnetworks.parameters": "PartitionedParameter partitioned_parameters",
     "partnets.subnetworks.state": "PartitionState num_partitions partitioned_modules state_of",
 }

@@ -16,6 +16,7 @@ The package measures the importable partkernels and partnets, and needs a checko
     gpu         everything that `make gpu` does: steps, a smoke test of every operator, a summary page
     compiled_kernels        the compiled GPU kernels, examined without a GPU
     paper       the paper's experiments
+    models      their networks, and transformers
 
 A new kernel needs no line here: every available backend is measured in every case and checked against the reference.
 A new shape goes into presets, a new peer into peers.operators, training or schemes, a new model into peers.models.

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from partkernels import __version__
 from partkernels.build_info import check_companion
-from partnets import baselines, data, federated, hyper, models, nn, optim, stn
+from partnets import baselines, data, federated, hyper, nn, optim, stn
 from partnets.convert import finalize, merge, partition, reassign, without_rule
 from partnets.data.chunks import Chunks, chunk
 from partnets.data.loader import Loader
@@ -105,7 +105,6 @@ __all__ = [
     "loss_matrix",
     "mean_loss",
     "merge",
-    "models",
     "nn",
     "optim",
     "partition",

@@ -9,6 +9,7 @@ import torch
 from simulated import SimulatedClock, results, workload
 
 import partnets
+from partbench import models
 from partbench.cli import main
 from partbench.compare import changes
 from partbench.measuring import timing
@@ -18,7 +19,6 @@ from partbench.peers.models import Model
 from partbench.suites import optim, speed, step
 from partkernels.backend.cpu import operators as cpu
 from partkernels.backend.dispatch import READY, backends
-from partnets import models
 
 LAYERS = [Layer((3, 20), (8, 20)), Layer((2, 3, 6, 5), (4, 3, 3, 3), padding=1, stride=2)]
 QUICK = Plan(passes=2, rounds=2)

@@ -12,7 +12,6 @@ from torch import nn
 from torch.testing._internal.common_modules import FunctionInput, ModuleInput, module_db
 
 import partnets
-from partnets import models
 from partnets.subnetworks.parameters import partitioned_parameters
 from partnets.subnetworks.state import ROWS, partition_of, partitioned_modules, state_of
 from partnets.subnetworks.switch import noted
@@ -237,8 +236,8 @@ CASES = {
     "BatchNorm1d": Case(lambda: nn.BatchNorm1d(8), (4, 8)),
     "BatchNorm2d": Case(lambda: nn.BatchNorm2d(2), (4, 2, 6, 6)),
     "BatchNorm3d": Case(lambda: nn.BatchNorm3d(2), (4, 2, 4, 4, 4)),
-    "models.Bias": Case(models.Bias, SEQUENCE, ANY),
-    "models.Scale": Case(models.Scale, SEQUENCE, ANY),
+    "partnets.nn.Bias": Case(partnets.nn.Bias, SEQUENCE, ANY),
+    "partnets.nn.Scale": Case(partnets.nn.Scale, SEQUENCE, ANY),
     "transformers' Conv1D": Case(conv1d_of_transformers, SEQUENCE),
     "timm's Linear": Case(of_timm("Linear", 8, 8), SEQUENCE),
     "timm's Conv2dSame": Case(

@@ -11,9 +11,10 @@ from matplotlib.figure import Figure
 from torch import nn
 
 import partnets
+from partbench import models
 from partbench.paper.experiment import Claim, Experiment, Record, Table, at_least, registered, select, text
 from partbench.paper.runs import fit
-from partnets import baselines, hyper, models, optim
+from partnets import baselines, hyper, optim
 from partnets.data import Normalise, ToFloat, load
 
 # Chunks: nearly all data are unseen by some subnetwork and train ψ; the alternative is the usual validation set.

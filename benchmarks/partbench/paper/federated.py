@@ -17,7 +17,7 @@ from matplotlib.figure import Figure
 from torch import nn
 
 import partnets
-from partbench import quiet
+from partbench import models, quiet
 from partbench.paper.experiment import (
     Claim,
     Experiment,
@@ -32,7 +32,7 @@ from partbench.paper.experiment import (
     text,
 )
 from partbench.paper.recipes import digits_network, files_of, first_affine
-from partnets import baselines, federated, hyper, models, optim
+from partnets import baselines, federated, hyper, optim
 from partnets.data import Data, Normalise, ToFloat, load
 from partnets.utils.files import replacing
 

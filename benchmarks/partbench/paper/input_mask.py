@@ -11,11 +11,12 @@ from matplotlib.figure import Figure
 from torch import Tensor, nn
 
 import partnets
+from partbench import models
 from partbench.paper.experiment import Claim, Experiment, Record, Table, registered, select
 from partbench.paper.input_selection import BATCH, FEATURES, INFORMATIVE, LR, PRECISION
 from partbench.paper.runs import fit
 from partbench.paper.toy import input_selection
-from partnets import hyper, models, optim
+from partnets import hyper, optim
 
 CHUNKS = 4
 PAPER = {"examples": 3000, "proportions": [1 / CHUNKS] * CHUNKS, "steps": 30_000, "hyper_lr": 1e-3}

@@ -13,12 +13,13 @@ from scipy.stats import spearmanr
 from torch import Tensor, nn
 
 import partnets
+from partbench import models
 from partbench.paper.experiment import Claim, Experiment, Record, Table, curve, registered, select, text
 from partbench.paper.methods import partition
 from partbench.paper.runs import fit
 from partbench.paper.schemes import SCHEMES
 from partbench.paper.toy import input_selection
-from partnets import baselines, models, optim
+from partnets import baselines, optim
 
 FEATURES, INFORMATIVE = 30, 15
 INPUTS = (1, 5, 10, 13, 15, 17, 20, 25, 30)

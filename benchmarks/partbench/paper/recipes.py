@@ -11,7 +11,8 @@ import torch
 from torch import nn
 
 import partnets
-from partnets import hyper, models
+from partbench import models
+from partnets import hyper
 from partnets.subnetworks.state import num_partitions
 
 # The final learning rate of the weights over the initial one, on a cosine (Appendix I.4).

@@ -10,7 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from partnets import hyper, models
+from partbench import models
+from partnets import hyper
 
 
 @dataclass(frozen=True)

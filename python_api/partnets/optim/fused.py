@@ -26,7 +26,7 @@ class SGD(PartitionedOptimizer):
         nesterov: whether to use Nesterov's momentum; it requires momentum above 0.
         groups: parameters with other settings, as in torch.optim: dicts of "params" and of the arguments that differ,
             such as "lr". All other parameters form the last group. For example, FixUp's scalars at a tenth of the rate:
-            `[{"params": [p for m in model.modules() if isinstance(m, (models.Bias, models.Scale))
+            `[{"params": [p for m in model.modules() if isinstance(m, (partnets.nn.Bias, partnets.nn.Scale))
             for p in m.parameters()], "lr": lr / 10}]`.
 
     Raises:

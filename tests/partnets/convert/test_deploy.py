@@ -11,7 +11,8 @@ from torch import nn
 
 import partkernels
 import partnets
-from partnets import hyper, models
+from partbench import models
+from partnets import hyper
 
 
 def named(model):

@@ -12,6 +12,7 @@ from small_network import perturbed
 from torch import nn
 
 import partnets
+from partbench import models
 from partnets import hyper
 
 PROPORTIONS = (0.6, 0.3, 0.1)
@@ -48,8 +49,8 @@ def features():
 
 
 def transformer():
-    """Return an architecture of partnets.models, which keeps its class when deployed."""
-    network = partnets.models.ViT(image_size=8, patch=4, width=8, depth=1, heads=2, in_channels=1)
+    """Return an architecture of partbench.models, which keeps its class when deployed."""
+    network = models.ViT(image_size=8, patch=4, width=8, depth=1, heads=2, in_channels=1)
     return hyper.Averaged(hyper.ImmerAffine(), network), torch.rand(5, 1, 8, 8)
 
 
@@ -80,7 +81,7 @@ def write(network, x, stem):
     torch.jit.trace(network, (x,)).save(f"{stem}.traced.jit")
     int8 = torch.ao.quantization.quantize_dynamic(network, {nn.Linear}, dtype=torch.qint8)
     torch.jit.trace(int8, (x,)).save(f"{stem}.int8.jit")
-    if stem.name not in ("averaged", "transformer"):  # these contain classes of partnets
+    if stem.name not in ("averaged", "transformer"):  # these contain classes of partnets and partbench
         torch.jit.script(network).save(f"{stem}.scripted.jit")
         torch.save(network, f"{stem}.pickle")
     if stem.name == "features":

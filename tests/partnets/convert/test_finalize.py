@@ -13,7 +13,8 @@ from torch import nn
 
 import partkernels
 import partnets
-from partnets import baselines, hyper, models
+from partbench import models
+from partnets import baselines, hyper
 from partnets.subnetworks.parameters import partitioned_parameters
 from partnets.subnetworks.state import partitioned_modules
 

@@ -19,7 +19,7 @@ from torch import nn
 
 import partkernels
 import partnets
-from partnets import models
+from partbench import models
 from partnets.subnetworks.channels import widths
 from partnets.subnetworks.parameters import partitioned_parameters
 from partnets.subnetworks.state import ROWS, partitioned_modules, state_of

@@ -10,7 +10,7 @@ from torch import nn
 from torch._dynamo.testing import CompileCounterWithBackend
 
 import partnets
-from partnets import models, optim
+from partnets import optim
 
 pytestmark = pytest.mark.filterwarnings("ignore:The .grad attribute")  # torch hides it, unless warnings are errors
 
@@ -156,7 +156,7 @@ def test_layers_that_were_compiled_before_are_partitioned_and_those_wrapped_afte
 
 @pytest.mark.full
 def test_modules_of_other_classes_compile_without_a_break():
-    layers = nn.Linear(8, 8), models.Scale(), nn.PReLU(), models.Bias()
+    layers = nn.Linear(8, 8), partnets.nn.Scale(), nn.PReLU(), partnets.nn.Bias()
     model = perturbed(partnets.partition(nn.Sequential(*layers), (0.5, 0.3, 0.2)), 0.1)
     compiled, graphs = counted(model)
     x = torch.randn(4, 8)

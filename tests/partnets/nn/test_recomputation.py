@@ -9,13 +9,12 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import partnets
-from partnets import models
 
 
 def network():
     torch.manual_seed(0)
     layers = nn.Sequential(
-        nn.Conv2d(2, 4, 3), models.Bias(), nn.GroupNorm(2, 4), nn.GELU(), models.Scale(), nn.Flatten(),
+        nn.Conv2d(2, 4, 3), partnets.nn.Bias(), nn.GroupNorm(2, 4), nn.GELU(), partnets.nn.Scale(), nn.Flatten(),
         nn.Linear(36, 5), nn.LayerNorm(5), nn.Linear(5, 3), nn.GELU(),
     )  # fmt: skip
     return perturbed(partnets.partition(layers, PROPORTIONS), 0.1)

@@ -9,7 +9,6 @@ from torch import nn
 
 import partnets
 from partkernels import Normal, Uniform, Zeros
-from partnets import models
 from partnets.subnetworks.initial_values import distribution_of
 
 PROPORTIONS = (0.5, 0.5)
@@ -58,7 +57,9 @@ def test_a_bias_of_ones_own_stays():
     assert layer.bias.tolist() == [5.0] * 3 and layer.bias_rows.tolist() == [[5.0] * 3, [0.0] * 3]
 
 
-@pytest.mark.parametrize("make", [lambda: nn.GroupNorm(2, 4), lambda: nn.LayerNorm((4, 3)), models.Bias, models.Scale])
+@pytest.mark.parametrize(
+    "make", [lambda: nn.GroupNorm(2, 4), lambda: nn.LayerNorm((4, 3)), partnets.nn.Bias, partnets.nn.Scale]
+)
 @pytest.mark.parametrize("defaults", ["seed", "zero", "stored"])
 def test_every_subnetwork_of_a_norm_starts_as_it_is_whatever_the_defaults(make, defaults):
     torch.manual_seed(0)

@@ -6,7 +6,8 @@ import torch.nn.functional as F
 from torch import nn
 
 import partnets
-from partnets import baselines, hyper, models, optim
+from partbench import models
+from partnets import baselines, hyper, optim
 from partnets.subnetworks.parameters import partitioned_parameters
 
 PROPORTIONS = (0.5, 0.3, 0.2)

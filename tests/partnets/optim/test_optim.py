@@ -9,7 +9,8 @@ from torch import nn
 from torch.optim import lr_scheduler
 
 import partnets
-from partnets import hyper, models, optim
+from partbench import models
+from partnets import hyper, optim
 
 PROPORTIONS = (0.8, 0.1, 0.1)
 DECAYS = (0.1, 0.02, 0.003)
@@ -191,7 +192,9 @@ def test_groups_have_settings_of_their_own_as_torchs_have(ours, theirs, argument
 
 def test_fixups_scalars_learn_at_a_tenth_of_the_rate():
     model = partnets.partition(models.FixupResNet(8), PROPORTIONS)
-    scalars = [p for m in model.modules() if isinstance(m, models.Bias | models.Scale) for p in m.parameters()]
+    scalars = [
+        p for m in model.modules() if isinstance(m, partnets.nn.Bias | partnets.nn.Scale) for p in m.parameters()
+    ]
     optimizer = optim.SGD(model, lr=0.1, groups=[{"params": scalars, "lr": 0.01}])
     assert len(scalars) == 5 * 3 + 2 and set(optimizer.parameters()) == set(model.parameters())
     for parameter in model.parameters():

@@ -6,7 +6,8 @@ from pairwise import pairwise
 from torch import nn
 
 import partnets
-from partnets import hyper, models, optim
+from partbench import models
+from partnets import hyper, optim
 from partnets.subnetworks.parameters import PartitionedParameter
 
 PROPORTIONS = (0.5, 0.3, 0.2)

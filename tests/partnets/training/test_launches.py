@@ -21,8 +21,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import partkernels as pk
 import partnets
+from partbench import models
 from partkernels.backend.triton import INTERPRETED
-from partnets import hyper, models, optim
+from partnets import hyper, optim
 
 pytest.importorskip("triton")
 pytestmark = pytest.mark.skipif(not INTERPRETED, reason="with a GPU, Triton's backend takes tensors of the GPU only")

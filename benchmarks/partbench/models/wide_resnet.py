@@ -7,8 +7,8 @@ from collections.abc import Callable
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from partnets.models.check import check_positive
-from partnets.models.residual import blocks_per_stage, shortcut
+from partbench.models.check import check_positive
+from partbench.models.residual import blocks_per_stage, shortcut
 
 
 class WideResNet(nn.Module):

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import partnets
-from partnets import models
+from partbench import models
 from partnets.subnetworks.state import state_of
 
 # A small model of each kind, and the shape of one example without its batch.
@@ -172,8 +172,8 @@ def test_fixup_starts_at_zero_logits_with_the_published_deviations():
             deviation = (2 / (9 * channels)) ** 0.5 * 6**-0.5
             assert block.conv1.weight.std().item() == pytest.approx(deviation, rel=0.04)
             assert not block.conv2.weight.any()
-    assert all(module.bias.tolist() == [0] for module in of_type(model, models.Bias))
-    assert all(module.scale.tolist() == [1] for module in of_type(model, models.Scale))
+    assert all(module.bias.tolist() == [0] for module in of_type(model, partnets.nn.Bias))
+    assert all(module.scale.tolist() == [1] for module in of_type(model, partnets.nn.Scale))
 
 
 @pytest.mark.parametrize("defaults", ["seed", "stored", "zero"])

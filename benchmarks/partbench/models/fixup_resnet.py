@@ -5,69 +5,13 @@ from __future__ import annotations
 import functools
 import math
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from partbench.models.check import check_positive
+from partbench.models.residual import blocks_per_stage, shortcut
 from partkernels import Normal, Zeros
-from partnets.models.check import check_positive
-from partnets.models.residual import blocks_per_stage, shortcut
-from partnets.subnetworks.rules import Rule, register
-
-
-class Bias(nn.Module):
-    """A layer that adds a learned number, initially 0.
-
-    Attributes:
-        bias: [1].
-
-    Shapes:
-        x of any shape; returns the same shape.
-
-    Example:
-        >>> Bias()(torch.ones(2)).tolist()
-        [1.0, 1.0]
-    """
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.bias = nn.Parameter(torch.zeros(1))
-
-    def reset_parameters(self) -> None:
-        """Reset the number to 0."""
-        nn.init.zeros_(self.bias)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x + self.bias
-
-
-class Scale(nn.Module):
-    """A layer that multiplies by a learned number, initially 1.
-
-    Attributes:
-        scale: [1].
-
-    Shapes:
-        x of any shape; returns the same shape.
-
-    Example:
-        >>> Scale()(torch.ones(2)).tolist()
-        [1.0, 1.0]
-    """
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.scale = nn.Parameter(torch.ones(1))
-
-    def reset_parameters(self) -> None:
-        """Reset the number to 1."""
-        nn.init.ones_(self.scale)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x * self.scale
-
-
-register(Scale, Rule(scales=("scale",)))
+from partnets.nn import Bias, Scale
 
 
 class FixupResNet(nn.Module):
@@ -98,6 +42,7 @@ class FixupResNet(nn.Module):
         ValueError: depth is not of the form 6n + 2, or an argument is not positive.
 
     Example:
+        >>> import torch
         >>> FixupResNet(depth=8)(torch.rand(2, 3, 32, 32)).abs().max().item()
         0.0
     """

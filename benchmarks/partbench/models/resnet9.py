@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from partnets.models.check import check_positive
+from partbench.models.check import check_positive
 
 
 class ResNet9(nn.Sequential):

@@ -8,8 +8,8 @@ from collections.abc import Callable, Sequence
 
 from torch import nn
 
+from partbench.models.check import check_positive
 from partkernels import Uniform
-from partnets.models.check import check_positive
 
 
 class MLP(nn.Sequential):

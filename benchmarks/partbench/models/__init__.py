@@ -5,22 +5,20 @@ have a rule. Initial weights are torch's, as in the paper, except in MLP, FixupR
 MLP and FixupResNet keep their initialisation if partnets.partition draws it from a seed.
 """
 
-from partnets.models.fixup_resnet import Bias, FixupResNet, Scale
-from partnets.models.mlp import MLP
-from partnets.models.mnist_cnn import MnistCNN
-from partnets.models.resnet9 import ResNet9
-from partnets.models.transformer import Block, TransformerLM
-from partnets.models.vit import ViT
-from partnets.models.wide_resnet import ThinResNet50, WideResNet
+from partbench.models.fixup_resnet import FixupResNet
+from partbench.models.mlp import MLP
+from partbench.models.mnist_cnn import MnistCNN
+from partbench.models.resnet9 import ResNet9
+from partbench.models.transformer import Block, TransformerLM
+from partbench.models.vit import ViT
+from partbench.models.wide_resnet import ThinResNet50, WideResNet
 
 __all__ = [
     "MLP",
-    "Bias",
     "Block",
     "FixupResNet",
     "MnistCNN",
     "ResNet9",
-    "Scale",
     "ThinResNet50",
     "TransformerLM",
     "ViT",

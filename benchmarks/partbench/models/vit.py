@@ -7,9 +7,9 @@ import functools
 import torch
 from torch import Tensor, nn
 
+from partbench.models.check import check_positive
+from partbench.models.transformer import Block
 from partkernels import Normal
-from partnets.models.check import check_positive
-from partnets.models.transformer import Block
 
 
 class ViT(nn.Module):

@@ -8,8 +8,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from partbench.models.check import check_positive
 from partkernels import Normal
-from partnets.models.check import check_positive
 
 
 class Block(nn.Module):
