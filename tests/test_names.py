@@ -19,11 +19,10 @@ PUBLIC = {
     "partkernels.partition": "Partition sizes",
     "partkernels.defaults": "Defaults Normal Stored Uniform Zeros check_seed",
     "partnets": """GRU LSTM RNN BatchNorm1d BatchNorm2d BatchNorm3d Bilinear Chunks Conv1d Conv2d Conv3d
-        ConvTranspose1d ConvTranspose2d ConvTranspose3d Embedding EmbeddingBag GroupNorm History LayerNorm Linear Loader
-        MultiheadAttention RMSNorm Rule Trainer Tuned accuracy audit baselines callbacks chunk data estimate_statistics
-        explain_partition finalize hyper lml loggers loss_matrix mean_loss merge optim partition partitions
-        per_subnetwork reassign register subnetwork tune without_rule""",
-    "partnets.baselines": "Augerino Ensemble held_out laplace search",
+        ConvTranspose1d ConvTranspose2d ConvTranspose3d Embedding EmbeddingBag Ensemble GroupNorm History LayerNorm
+        Linear Loader MultiheadAttention RMSNorm Rule Trainer Tuned accuracy audit callbacks chunk data
+        estimate_statistics explain_partition finalize held_out hyper lml loggers loss_matrix mean_loss merge optim
+        partition partitions per_subnetwork reassign register single_chunk subnetwork tune without_rule""",
     "partnets.training.callbacks": "Callback every record_loss_matrix subnetwork_metrics",
     "partnets.data": """Data Normalise ToFloat cifar10 digits load mnist moments tiny_imagenet""",
     "partnets.distributed": """DDP OptimizerState Packing SharedChunks Trainer all_reduce_packed check_agreement draw

@@ -17,6 +17,7 @@ The package measures the importable partkernels and partnets, and needs a checko
     compiled_kernels        the compiled GPU kernels, examined without a GPU
     paper       the paper's experiments
     models      their networks, and transformers
+    baselines   the methods that they compare with
 
 A new kernel needs no line here: every available backend is measured in every case and checked against the reference.
 A new shape goes into presets, a new peer into peers.operators, training or schemes, a new model into peers.models.

@@ -21,7 +21,7 @@ from torch import nn
 import partnets
 from partbench import needing, quiet
 from partbench.figures import markdown
-from partnets import baselines, federated, hyper
+from partnets import federated, hyper
 
 METHODS = {"FedAvg": (1.0,), "partitioned, .7/.2/.1": (0.7, 0.2, 0.1), "partitioned, .9/.1": (0.9, 0.1)}
 EXAMPLES, BATCH, SIZE = 64, 16, 16
@@ -36,7 +36,7 @@ def make_model(proportions: Sequence[float]) -> tuple[nn.Module, nn.Module | Non
         nn.Flatten(), nn.Linear(512, 64), nn.ReLU(), nn.Linear(64, 10),
     )  # fmt: skip
     if len(proportions) == 1:
-        return baselines.Ensemble([network]), None
+        return partnets.Ensemble([network]), None
     augmentation = hyper.Affine(rotation=5.0)
     model = hyper.Averaged(augmentation, network, samples=4)
     return partnets.partition(model, proportions, seed=0), augmentation

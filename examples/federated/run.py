@@ -21,7 +21,7 @@ from rotated_digits import client_app, server_app, task
 from torch import nn
 
 import partnets
-from partnets import baselines, federated, hyper, optim
+from partnets import federated, hyper, optim
 from partnets.federated import flower
 from partnets.federated.flower import LocalGrid, PartitionedFedAvg
 
@@ -30,7 +30,7 @@ EVERY = 10
 
 def make_plain() -> nn.Module:
     """Return the same network without partitions and augmentation."""
-    return baselines.Ensemble([task.make_network()])
+    return partnets.Ensemble([task.make_network()])
 
 
 def run(name: str, app, server: federated.Server, arguments: argparse.Namespace) -> dict[str, list]:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from partkernels import __version__
 from partkernels.build_info import check_companion
-from partnets import baselines, data, federated, hyper, nn, optim, stn
+from partnets import data, federated, hyper, nn, optim, stn
 from partnets.convert import finalize, merge, partition, reassign, without_rule
 from partnets.data.chunks import Chunks, chunk
 from partnets.data.loader import Loader
@@ -39,6 +39,7 @@ from partnets.nn import (
     RMSNorm,
 )
 from partnets.subnetworks.context import subnetwork
+from partnets.subnetworks.ensemble import Ensemble
 from partnets.subnetworks.explaining import explain_partition
 from partnets.subnetworks.rules import Rule, register
 from partnets.subnetworks.state import partitions
@@ -48,8 +49,10 @@ from partnets.training import (
     Lookahead,
     Trainer,
     callbacks,
+    held_out,
     hyper_learning,
     loggers,
+    single_chunk,
     step_hyper,
     step_lookahead,
     step_weights,
@@ -75,6 +78,7 @@ __all__ = [
     "ConvTranspose3d",
     "Embedding",
     "EmbeddingBag",
+    "Ensemble",
     "GroupNorm",
     "History",
     "Implicit",
@@ -90,7 +94,6 @@ __all__ = [
     "__version__",
     "accuracy",
     "audit",
-    "baselines",
     "callbacks",
     "chunk",
     "data",
@@ -98,6 +101,7 @@ __all__ = [
     "explain_partition",
     "federated",
     "finalize",
+    "held_out",
     "hyper",
     "hyper_learning",
     "lml",
@@ -112,6 +116,7 @@ __all__ = [
     "per_subnetwork",
     "reassign",
     "register",
+    "single_chunk",
     "step_hyper",
     "step_lookahead",
     "step_weights",

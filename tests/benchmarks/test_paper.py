@@ -12,14 +12,14 @@ import pytest
 import torch
 
 import partnets
+from partbench import baselines
+from partbench.baselines import last_layer
 from partbench.paper import report, runs, validation
 from partbench.paper.__main__ import main
 from partbench.paper.experiment import EXPERIMENTS, Experiment, text
 from partbench.paper.methods import Learner
 from partbench.paper.recipes import RECIPES, first_affine, recipe
 from partbench.paper.regularisation import DECAY, REGULARISERS, SMOOTHING, Regularised, regularisers
-from partnets import baselines
-from partnets.baselines import last_layer
 from partnets.data import load
 
 # Trainings of ten seconds to a minute.

@@ -20,7 +20,7 @@ from partbench.paper.experiment import Claim, Experiment, Record, Table, lower, 
 from partbench.paper.recipes import LAST_LR, limited
 from partbench.paper.runs import fit
 from partbench.paper.stn_lstm import documentation, encoded, windows, words_of
-from partnets import baselines, hyper, optim
+from partnets import hyper, optim
 
 LENGTH, BATCH, STEPS, BASE_STEPS, QUICK_STEPS = 32, 32, 400, 1500, 30
 LR, BASE_LR, HYPER_LR = 3e-3, 2e-3, 0.05
@@ -209,7 +209,7 @@ class Tuning:
         """Train the model unpartitioned with ψ fixed; sources count alike unless their weights were learned."""
         if part != "finetuned":
             model.sources = nn.Identity()
-        whole = baselines.whole(model, self.data(sources), seed=self.seed)
+        whole = partnets.single_chunk(model, self.data(sources), seed=self.seed)
         self._fit(*whole, part, loss=model.sources if part == "finetuned" else of_both)
         return model
 

@@ -14,7 +14,7 @@ import partnets
 from partbench import models
 from partbench.paper.experiment import Claim, Experiment, Record, Table, at_least, registered, select, text
 from partbench.paper.runs import fit
-from partnets import baselines, hyper, optim
+from partnets import hyper, optim
 from partnets.data import Normalise, ToFloat, load
 
 # Chunks: nearly all data are unseen by some subnetwork and train ψ; the alternative is the usual validation set.
@@ -63,7 +63,7 @@ class Extractor(Experiment):
             partnets.partition(model, proportions, seed=seed)
             chunks = partnets.chunk(data.train, proportions, seed=seed)
         else:
-            model, chunks = baselines.held_out(model, data.train, validation=proportions[1], seed=seed)
+            model, chunks = partnets.held_out(model, data.train, validation=proportions[1], seed=seed)
             options = {"sampling": (1, 0)}
         options |= {"hyper_optimizer": torch.optim.Adam(features.parameters(), lr=LR), "batch_size": setting["batch"]}
         optimizer = optim.Adam(model, lr=LR)

@@ -18,6 +18,7 @@ from torch import nn
 
 import partnets
 from partbench import models, quiet
+from partbench.baselines import AugerinoClient
 from partbench.paper.experiment import (
     Claim,
     Experiment,
@@ -32,7 +33,7 @@ from partbench.paper.experiment import (
     text,
 )
 from partbench.paper.recipes import digits_network, files_of, first_affine
-from partnets import baselines, federated, hyper, optim
+from partnets import federated, hyper, optim
 from partnets.data import Data, Normalise, ToFloat, load
 from partnets.utils.files import replacing
 
@@ -125,7 +126,7 @@ class Federation:
     def __init__(self, setting: Record) -> None:
         self.of, self.method, self.seed = SETTINGS[setting["dataset"]], setting["method"], setting["seed"]
         self.rotated = setting["rotated"]
-        self.client = federated.AugerinoClient if self.method == "augerino" else federated.Client
+        self.client = AugerinoClient if self.method == "augerino" else federated.Client
         self.epochs = 1
         if setting.get("quick"):
             self.of = replace(self.of, samples=min(self.of.samples, 4))
@@ -146,8 +147,8 @@ class Federation:
         for dropout in dropouts:  # the baselines keep its rate
             dropout.requires_grad_(False)
         if self.method == "augerino":
-            return baselines.Ensemble([averaged]), [augmentation]
-        return baselines.Ensemble([nn.Sequential(ToFloat(), network)]), []
+            return partnets.Ensemble([averaged]), [augmentation]
+        return partnets.Ensemble([nn.Sequential(ToFloat(), network)]), []
 
     def load_data(self, number: int, clients: int) -> tuple[torch.Tensor, torch.Tensor]:
         x, y = self.data.train

@@ -13,13 +13,13 @@ from scipy.stats import spearmanr
 from torch import Tensor, nn
 
 import partnets
-from partbench import models
+from partbench import baselines, models
 from partbench.paper.experiment import Claim, Experiment, Record, Table, curve, registered, select, text
 from partbench.paper.methods import partition
 from partbench.paper.runs import fit
 from partbench.paper.schemes import SCHEMES
 from partbench.paper.toy import input_selection
-from partnets import baselines, optim
+from partnets import optim
 
 FEATURES, INFORMATIVE = 30, 15
 INPUTS = (1, 5, 10, 13, 15, 17, 20, 25, 30)
@@ -102,7 +102,7 @@ class InputSelection(Experiment):
     def laplace(self, setting: Record, data: partnets.data.Data, checkpoint: Path) -> Record:
         """Train without partitions; return results at the highest marginal likelihood of a Laplace approximation."""
         model = network(setting["inputs"])
-        whole, chunks = baselines.whole(model, data.train, seed=setting["seed"])
+        whole, chunks = partnets.single_chunk(model, data.train, seed=setting["seed"])
         optimizer = optim.Adam(whole, lr=LR, weight_decay=optim.decays(PRECISION, chunks.sizes))
         trainer = partnets.Trainer(whole, chunks, optimizer=optimizer, batch_size=BATCH, seed=setting["seed"])
         best: Record = {"evidence": -float("inf")}

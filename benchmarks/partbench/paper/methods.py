@@ -12,10 +12,11 @@ import torch.nn.functional as F
 from torch import nn
 
 import partnets
+from partbench import baselines
 from partbench.paper.experiment import Record, rotation
 from partbench.paper.recipes import AVERAGED, Recipe, files_of, first_affine, recipe, small_affine
 from partbench.paper.runs import fit
-from partnets import baselines, hyper
+from partnets import hyper
 from partnets.data import Data, Normalise, ToFloat, load
 
 # The trainings of a search, which together cost as much as one partitioned run.
@@ -80,7 +81,9 @@ class Learner:
     def standard(self) -> Record:
         """Train without augmentation."""
         model = nn.Sequential(ToFloat(), self.network())
-        return self.result(self.train(*baselines.whole(model, self.data.train), batch_size=self.recipe.plain_batch))
+        return self.result(
+            self.train(*partnets.single_chunk(model, self.data.train), batch_size=self.recipe.plain_batch)
+        )
 
     def partitioned(
         self,
@@ -115,7 +118,7 @@ class Learner:
         augmentation = self.recipe.augmentation()
         chunks = partnets.chunk(self.data.train, self.recipe.proportions, seed=self.seed)
         count = chunks.count
-        model = baselines.Ensemble([self.model(augmentation) for _ in range(count)])
+        model = partnets.Ensemble([self.model(augmentation) for _ in range(count)])
         options = {"hyper": augmentation, "sampling": [1 / count] * count, "hyper_every": count}
         return self.result(self.train(model, chunks, steps=count * self.steps, **options))
 
@@ -124,7 +127,7 @@ class Learner:
         augmentation = self.recipe.augmentation()
         model, chunks = self.held_out(augmentation, proportion)
         result = self.result(self.train(model, chunks, hyper=augmentation, sampling=(1, 0)))
-        whole = baselines.whole(partnets.finalize(model, "finetune"), self.data.train, seed=self.seed)
+        whole = partnets.single_chunk(partnets.finalize(model, "finetune"), self.data.train, seed=self.seed)
         steps = -(-FINETUNE_EPOCHS * len(self.data.train[1]) // self.recipe.batch)
         finetuned = self.result(self.train(*whole, lr=FINETUNE_LR * self.recipe.lr, steps=steps, part=".finetuning"))
         return {**result, "finetuned_accuracy": finetuned["accuracy"], "finetuned_loss": finetuned["loss"]}
@@ -132,7 +135,7 @@ class Learner:
     def augerino(self, safe: bool = True) -> Record:
         """Learn augmentations by the training loss with a bonus for their width."""
         augmentation = first_affine()
-        whole = baselines.whole(self.model(augmentation), self.data.train, seed=self.seed)
+        whole = partnets.single_chunk(self.model(augmentation), self.data.train, seed=self.seed)
         return self.result(self.train(*whole, baselines.Augerino, hyper=augmentation, safe=safe, hyper_lr=0.05))
 
     # --- the recipe, and methods of equal cost ---
@@ -140,7 +143,7 @@ class Learner:
     def longer(self) -> Record:
         """Train without augmentation, for as many passes as w and ψ take elsewhere."""
         model = nn.Sequential(ToFloat(), self.network())
-        whole = baselines.whole(model, self.data.train)
+        whole = partnets.single_chunk(model, self.data.train)
         return self.result(self.train(*whole, batch_size=self.recipe.plain_batch, steps=2 * self.steps))
 
     def retraining(self) -> Record:
@@ -170,7 +173,7 @@ class Learner:
         lml = partnets.lml(model, chunks, batch_size=EVALUATION_BATCH)
         fresh = partnets.finalize(model, "retrain", seed=self.seed)
         torch.manual_seed(self.seed)
-        whole = baselines.whole(fresh, self.data.train, seed=self.seed)
+        whole = partnets.single_chunk(fresh, self.data.train, seed=self.seed)
         retrained = self.result(self.train(*whole, part=".retrained"))
         psi = {"psi": found["psi"], "psi_in_training": in_training["psi"]}
         return {**retrained, **psi, "lml": lml, "searched_accuracy": found["accuracy"]}
@@ -237,7 +240,7 @@ class Learner:
 
     def retrained(self, augmentation: nn.Module) -> Record:
         """Train a standard network from scratch on all data, with a fixed augmentation."""
-        whole = baselines.whole(self.model(augmentation), self.data.train, seed=self.seed)
+        whole = partnets.single_chunk(self.model(augmentation), self.data.train, seed=self.seed)
         return self.result(self.train(*whole, part=".retrained"))
 
     # --- shared parts ---
@@ -256,7 +259,7 @@ class Learner:
 
     def held_out(self, augmentation: nn.Module, proportion: float):
         model = self.model(augmentation)
-        return baselines.held_out(model, self.data.train, validation=proportion, seed=self.seed)
+        return partnets.held_out(model, self.data.train, validation=proportion, seed=self.seed)
 
     def train(self, model, chunks, kind=partnets.Trainer, *, lr=None, hyper_lr=None, steps=None, part="", **options):
         """Return the trainer after training; `part` is the checkpoint's suffix if a method trains several times."""

@@ -16,7 +16,7 @@ import partnets
 from partbench.paper.experiment import Claim, Experiment, Record, Table, at_least, registered, select, text
 from partbench.paper.recipes import DIGITS_SIZE, LAST_LR, limited, recipe
 from partbench.paper.runs import fit
-from partnets import baselines, hyper, optim
+from partnets import hyper, optim
 from partnets.data import Data, Normalise, digits
 
 WRONG = 0.4
@@ -49,7 +49,7 @@ class NoisyLabels(Experiment):
         data, labels, wrong = spoiled(setting["seed"])
         if setting["method"] in ("all", "clean"):
             kept = ~wrong if setting["method"] == "clean" else torch.ones_like(wrong)
-            model = baselines.Ensemble([network(data)])
+            model = partnets.Ensemble([network(data)])
             chunks = partnets.chunk((data.train[0][kept], labels[kept]), (1.0,))
             return learned(model, chunks, data, setting, checkpoint)
         loss, psi, y = training_loss(setting["method"], labels)

@@ -17,7 +17,7 @@ from partbench.paper.runs import fit
 from partbench.paper.stn_cnn import digits_task
 from partbench.paper.stn_lstm import documentation_task
 from partbench.paper.tuning import Task, Tuner, hypers
-from partnets import baselines, optim, stn
+from partnets import optim, stn
 from partnets.hyper import hyperparameters
 
 PROPORTIONS = (0.8, 0.1, 0.1)
@@ -51,7 +51,7 @@ class Unheld:
 
     def fifth(self) -> Record:
         network = self._converted()
-        self._fit(*baselines.held_out(network, self.data, validation=VALIDATION, seed=self.seed))
+        self._fit(*partnets.held_out(network, self.data, validation=VALIDATION, seed=self.seed))
         return self._judged(stn.freeze(network))
 
     def all(self) -> Record:

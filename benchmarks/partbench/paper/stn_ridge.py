@@ -14,9 +14,10 @@ from matplotlib.figure import Figure
 from torch import Tensor, nn
 from torch.distributions.transforms import ExpTransform
 
+import partnets
+from partbench.baselines.best_response import BestResponse
 from partbench.paper.experiment import Claim, Experiment, Record, Table, lower, registered, select, text
-from partnets import baselines, hyper, optim, stn
-from partnets.baselines.best_response import BestResponse
+from partnets import hyper, optim, stn
 
 EXAMPLES, FEATURES, NOISE = 60, 20, 3.0
 # λ is the logarithm of the decay.
@@ -84,7 +85,7 @@ class Response:
         network = nn.Sequential(layer, self.decay, nn.Flatten(0))
         options = {"scale": scale, "learn_scale": False, "per_example": not tuned}
         stn.convert(network, self.decay, centred=method == "delta", **options)
-        self.layer, self.model = network[0], baselines.Ensemble([network], count=2)
+        self.layer, self.model = network[0], partnets.Ensemble([network], count=2)
         self.optimizer = optim.Adam(self.model, lr=LR)
         self.hyper_optimizer = torch.optim.Adam([self.decay.decay.raw], lr=HYPER_LR)
 

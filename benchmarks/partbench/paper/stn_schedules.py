@@ -11,11 +11,11 @@ import torch
 from matplotlib.figure import Figure
 from torch import Tensor, nn
 
+from partbench.baselines import schedules
 from partbench.paper.experiment import Claim, Experiment, Record, Table, lower, registered, select, text
 from partbench.paper.stn_lstm import RATES, documentation_parts, windows
 from partbench.paper.tuning import SHOWN, Task, Tuner, trajectories
 from partnets import hyper
-from partnets.baselines import schedules
 
 STARTS = (0.05, 0.5, 0.85)
 FIXED = (0.1, 0.3, 0.5, 0.7, 0.85)

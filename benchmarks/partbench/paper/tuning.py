@@ -17,9 +17,10 @@ from torch import nn
 from torch.utils.data import Dataset
 
 import partnets
+from partbench import baselines
 from partbench.paper.experiment import Claim, Experiment, Record, Table, lower, of_both, select, text
 from partbench.paper.runs import fit
-from partnets import baselines, hyper, optim, stn
+from partnets import hyper, optim, stn
 from partnets.hyper.hyperparameter import hyperparameters
 
 # Trainings of a search. Each takes as many steps as a self-tuning one, which costs less than four times as much.
@@ -130,7 +131,7 @@ class Tuner:
         task, network = self.task, self._network()
         options = {"scale": task.scale, "learn_scale": tuned, **task.options, **options}
         stn.convert(network, hypers(network), **options)
-        model, chunks = baselines.held_out(network, task.train, validation=task.validation)
+        model, chunks = partnets.held_out(network, task.train, validation=task.validation)
         psi = [parameter for parameter in hyperparameters(model) if parameter.requires_grad]
         trainer = stn.Trainer(
             model,
@@ -174,7 +175,7 @@ class Tuner:
             parameter.requires_grad_(not path.rpartition(".")[2].startswith("hyper_") and not path.endswith("_scale"))
         for parameter in hyperparameters(network):
             parameter.requires_grad_(False)
-        model, chunks = baselines.whole(network, task.train)
+        model, chunks = partnets.single_chunk(network, task.train)
 
         def follow(trainer) -> None:
             if trainer.steps < task.steps:

@@ -12,7 +12,6 @@ partnets.federated.flower runs these rounds with Flower: in one process, in its 
 """
 
 from partnets.federated.assignment import assign
-from partnets.federated.augerino import AugerinoClient
 from partnets.federated.client import Client
 from partnets.federated.privacy import Privacy
 from partnets.federated.round import Round
@@ -21,4 +20,4 @@ from partnets.federated.splitting import dirichlet
 from partnets.federated.update import Update
 from partnets.federated.vectors import Vectors
 
-__all__ = ["AugerinoClient", "Client", "Privacy", "Round", "Server", "Update", "Vectors", "assign", "dirichlet"]
+__all__ = ["Client", "Privacy", "Round", "Server", "Update", "Vectors", "assign", "dirichlet"]

@@ -72,7 +72,7 @@ class Client:
     and buffers and attributes, such as counters, are reset for each partition to their values at construction.
 
     Args:
-        model: a partitioned model, or a dense one in baselines.Ensemble for federated averaging.
+        model: a partitioned model, or a dense one in partnets.Ensemble for federated averaging.
         data: a Dataset of (x, y) or of dicts with labels, or tensors (x, y).
         chunk: k, the chunk of all of its examples, from 1 to C.
         number: the number of this client, from 0.
@@ -172,8 +172,7 @@ class Client:
         if self.hyper and self.vectors.count == 1:
             raise ValueError(
                 "hyper is given, but the model has one partition, which sees all data: no subnetwork can evaluate ψ."
-                " Partition the model, or pass hyper=None for federated averaging; AugerinoClient learns augmentations"
-                " on the training loss."
+                " Partition the model, or pass hyper=None for federated averaging."
             )
 
     def train(self, values: Mapping[str, Tensor], round: int) -> Update:

@@ -42,8 +42,8 @@ class Update:
 def names_of(vectors: Vectors, chunk: int) -> tuple[list[str], list[str]]:
     """Return the names of the weight vectors and of ψ's gradient vectors that a client with this chunk sends.
 
-    All subnetworks have seen the first chunk, so its clients send no gradient of ψ, unless the model has one partition:
-    AugerinoClient then learns ψ from all clients.
+    All subnetworks have seen the first chunk, so its clients send no gradient of ψ, unless the model has one partition
+    and ψ is learned on the training loss.
 
     Example:
         >>> import partnets

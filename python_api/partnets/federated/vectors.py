@@ -29,7 +29,7 @@ class Vectors:
     `fingerprint` to verify this. A model of several dtypes has a vector for each dtype.
 
     Args:
-        model: a partitioned model, or a dense one in baselines.Ensemble, which is w_1 as a whole.
+        model: a partitioned model, or a dense one in partnets.Ensemble, which is w_1 as a whole.
         hyper: ψ: one or several modules of partnets.hyper inside the model; None if no ψ is learned.
 
     Attributes:

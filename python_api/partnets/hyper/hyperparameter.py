@@ -166,7 +166,7 @@ def named_values(model: nn.Module) -> dict[Learned, dict[str, float]]:
 def assign(model: nn.Module, values: Mapping[str, float]) -> None:
     """Set hyperparameters of a model, in user units, by the dotted names used in History; others keep their values.
 
-    The model may be a single network or a baselines.Ensemble of it.
+    The model may be a single network or a partnets.Ensemble of it.
 
     Raises:
         ValueError: a name is unknown, or a value is outside its range; the model is then unchanged.

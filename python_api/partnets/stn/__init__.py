@@ -1,7 +1,7 @@
 """Self-tuning networks (MacKay et al. 2019): weights as a learned function of the hyperparameters.
 
 stn.convert(network, hyper=dropout)
-trainer = stn.Trainer(*baselines.held_out(network, data, validation=0.2), hyper=dropout)
+trainer = stn.Trainer(*partnets.held_out(network, data, validation=0.2), hyper=dropout)
 trainer.fit(3000)
 ordinary = stn.freeze(network)
 """

@@ -41,7 +41,7 @@ def step_weights(
     hyperparameters with W and b constant, and all other parameters learn at the present ones.
 
     Args:
-        model: a model converted by stn.convert, in a partnets.baselines.Ensemble or partitioned.
+        model: a model converted by stn.convert, in a partnets.Ensemble or partitioned.
         optimizer, k, batch, loss, clip, backward, masked: as for partnets.step_weights; with a validation set, k is 1.
 
     Returns:
@@ -53,9 +53,9 @@ def step_weights(
 
     Example:
         >>> import partnets
-        >>> from partnets import baselines, hyper, stn
+        >>> from partnets import hyper, stn
         >>> dropout = hyper.Dropout(0.5)
-        >>> model = baselines.Ensemble([stn.convert(nn.Sequential(dropout, nn.Linear(4, 2)), dropout)], count=2)
+        >>> model = partnets.Ensemble([stn.convert(nn.Sequential(dropout, nn.Linear(4, 2)), dropout)], count=2)
         >>> optimizer = partnets.optim.SGD(model, lr=0.1)
         >>> x, y = torch.ones(3, 4), torch.tensor([0, 1, 1])
         >>> def loss(batch):

@@ -19,12 +19,12 @@ class Trainer(trainer.Trainer):
     """A trainer that alternates steps of the best response φ on training data with steps of λ and σ on unseen data.
 
     It has all features of partnets.Trainer, with perturbed hyperparameters in both steps, stn.step_weights and
-    stn.step_hyper. The unseen data are a validation set, with partnets.baselines.held_out; or, if all data are trained
+    stn.step_hyper. The unseen data are a validation set, with partnets.held_out; or, if all data are trained
     on, D_k, which subnetwork k - 1 of a partitioned network has not seen (L_ML).
 
     Args:
-        model: a model converted by stn.convert, then passed through baselines.held_out or partnets.partition.
-        chunks: the chunks of baselines.held_out, with the validation set as D_2; or of partnets.chunk.
+        model: a model converted by stn.convert, then passed through partnets.held_out or partnets.partition.
+        chunks: the chunks of partnets.held_out, with the validation set as D_2; or of partnets.chunk.
         hyper: the modules of the λ to learn; if None, all that the layers read.
         hyper_every, hyper_steps: T_train and T_valid: hyper_steps steps of λ after every hyper_every steps of φ.
         hyper_after: the number of warm-up steps of φ; hyperparameters are perturbed during warm-up too.
@@ -44,12 +44,12 @@ class Trainer(trainer.Trainer):
         ValueError: no layer responds, or hyper_gradient is given; and as for partnets.Trainer.
 
     Example:
-        >>> import torch
-        >>> from partnets import baselines, hyper, stn
+        >>> import torch, partnets
+        >>> from partnets import hyper, stn
         >>> dropout = hyper.Dropout(0.5)
         >>> network = stn.convert(nn.Sequential(nn.Linear(4, 8), nn.ReLU(), dropout, nn.Linear(8, 2)), dropout)
         >>> data = torch.randn(40, 4), torch.randint(2, (40,))
-        >>> history = stn.Trainer(*baselines.held_out(network, data, validation=0.25), batch_size=8).fit(5)
+        >>> history = stn.Trainer(*partnets.held_out(network, data, validation=0.25), batch_size=8).fit(5)
         >>> sorted(history.values), history.steps["hyper_k"]
         (['networks.0.2.rate', 'networks.0.2.rate, scale'], [2, 2, 2, 2, 2])
     """

@@ -54,7 +54,7 @@ class PartitionState:
         weights: the names of parameters whose entries belong to partitions, with their defaults; None where stored.
         vectors: the names of parameters with a vector for each partition; whether these are multiplied, not added.
         statistics: the names of buffers that each subnetwork has of its own.
-        wholes: the names of parameters all of which one partition owns, with its number, as in baselines.Ensemble.
+        wholes: the names of parameters all of which one partition owns, with its number, as in partnets.Ensemble.
         active: k, the subnetwork that the module is; C outside of partnets.subnetwork.
         update: the partition that receives gradients, or None; C outside.
         thread: the thread that is inside of partnets.subnetwork; None outside.

@@ -42,7 +42,7 @@ def other_norms(model: nn.Module) -> list[nn.Module]:
 def following_norms(model: nn.Module) -> list[nn.Module]:
     """Return the modules with running statistics that follow each batch in training mode, even if nothing learns.
 
-    These are the norms that partnets.partition left out, and those in a baselines.Ensemble.
+    These are the norms that partnets.partition left out, and those in a partnets.Ensemble.
     """
     norms = [module for module in model.modules() if isinstance(module, _NormBase)]
     return [norm for norm in norms if (state := state_of(norm)) is None or "running_mean" not in state.statistics]

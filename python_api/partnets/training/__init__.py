@@ -2,6 +2,7 @@
 
 from partnets.training import callbacks, loggers
 from partnets.training.choices import Sweep, sweep
+from partnets.training.dense import held_out, single_chunk
 from partnets.training.history import History
 from partnets.training.lookahead import Implicit, Lookahead, step_lookahead
 from partnets.training.step import hyper_learning, step_hyper, step_weights, weights_learning
@@ -14,8 +15,10 @@ __all__ = [
     "Sweep",
     "Trainer",
     "callbacks",
+    "held_out",
     "hyper_learning",
     "loggers",
+    "single_chunk",
     "step_hyper",
     "step_lookahead",
     "step_weights",

@@ -51,7 +51,7 @@ def test_nothing_of_a_training_stays():
     data = torch.rand(40, 1, 8, 8), torch.randint(3, (40,))
     psi = [module for module in model.modules() if isinstance(module, hyper.Hyperparameter)]
     partnets.Trainer(model, partnets.chunk(data, PROPORTIONS), hyper=psi, batch_size=8, lml_every=2).fit(2)
-    retrained = partnets.baselines.whole(partnets.finalize(model, "retrain"), data)
+    retrained = partnets.single_chunk(partnets.finalize(model, "retrain"), data)
     partnets.Trainer(*retrained, batch_size=8).fit(2)
     for trained in (model, retrained[0]):
         pickled = pickle.dumps(partnets.finalize(trained, "deploy"))

@@ -14,7 +14,7 @@ from torch import nn
 import partkernels
 import partnets
 from partbench import models
-from partnets import baselines, hyper
+from partnets import hyper
 from partnets.subnetworks.parameters import partitioned_parameters
 from partnets.subnetworks.state import partitioned_modules
 
@@ -205,7 +205,7 @@ def test_any_loop_trains_it(mode):
 def test_a_trainer_trains_it_on_all_of_the_data(mode):
     ordinary = partnets.finalize(trained(), mode)
     before = copy.deepcopy(ordinary)
-    partnets.Trainer(*baselines.whole(ordinary, images()), batch_size=8).fit(3)
+    partnets.Trainer(*partnets.single_chunk(ordinary, images()), batch_size=8).fit(3)
     assert same(ordinary.augmentation, before.augmentation)
     assert not any(map(torch.equal, ordinary.network.parameters(), before.network.parameters()))
 
@@ -310,7 +310,7 @@ def ensemble():
         return nn.Sequential(mask, nn.Linear(4, 5), nn.BatchNorm1d(5), nn.BatchNorm1d(5, affine=False), nn.Linear(5, 2))
 
     torch.manual_seed(0)
-    return mask, baselines.Ensemble([one(), one()])
+    return mask, partnets.Ensemble([one(), one()])
 
 
 @pytest.mark.full
@@ -344,7 +344,7 @@ class Token(nn.Module):
 def test_modules_without_initial_values_are_all_named_and_nothing_changes():
     model = nn.ModuleDict(
         {
-            "networks": baselines.Ensemble([nn.Sequential(Token(), nn.Linear(4, 2), Token()) for _ in range(2)]),
+            "networks": partnets.Ensemble([nn.Sequential(Token(), nn.Linear(4, 2), Token()) for _ in range(2)]),
             "stored": partnets.Linear(4, 2, proportions=(0.5, 0.5), defaults="stored"),
             "norm": nn.LayerNorm(2),
         }
@@ -368,7 +368,7 @@ def test_a_layer_that_says_how_it_starts_needs_no_reset():
             super().__init__()
             self.weight = nn.Parameter(torch.full((30, 30), 7.0))
 
-    fresh = partnets.finalize(baselines.Ensemble([Stretch()]), "retrain")
+    fresh = partnets.finalize(partnets.Ensemble([Stretch()]), "retrain")
     assert fresh.weight.std().item() == pytest.approx(0.5, rel=0.1)
 
 
@@ -377,14 +377,14 @@ def test_attention_starts_as_torchs():
     attention = nn.MultiheadAttention(8, 2)
     for parameter in attention.parameters():
         nn.init.constant_(parameter, 7.0)
-    fresh = partnets.finalize(baselines.Ensemble([attention]), "retrain")
+    fresh = partnets.finalize(partnets.Ensemble([attention]), "retrain")
     assert not fresh.in_proj_bias.any() and not fresh.out_proj.bias.any()
     check_uniform(fresh.in_proj_weight, math.sqrt(6 / (8 + 24)))  # Glorot initialisation
     check_uniform(fresh.out_proj.weight, 1 / math.sqrt(8))
 
 
 def test_the_transformers_embeddings_start_small():
-    model = baselines.Ensemble([models.TransformerLM(vocabulary=100, context=8, width=16, depth=1, heads=2)])
+    model = partnets.Ensemble([models.TransformerLM(vocabulary=100, context=8, width=16, depth=1, heads=2)])
     fresh = partnets.finalize(model, "retrain", seed=1)
     for embedding in (fresh.tokens, fresh.positions):
         assert embedding.weight.std().item() == pytest.approx(0.02, rel=0.2)

@@ -90,7 +90,7 @@ def test_a_single_input_needs_no_name_of_the_models():
 
 def test_baselines_take_dicts():
     data = [{"a": A[i], "b": B[i], "labels": Y[i]} for i in range(20)]
-    model, chunks = partnets.baselines.whole(Two(), data)
+    model, chunks = partnets.single_chunk(Two(), data)
     assert len(partnets.Trainer(model, chunks, batch_size=4).fit(2).steps["k"]) == 2
 
 

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import partnets
-from partnets import baselines, distributed, hyper, optim, stn
+from partnets import distributed, hyper, optim, stn
 from partnets.hyper import hyperparameters
 from partnets.stn.converting import vector_of
 
@@ -32,7 +32,7 @@ def made(kind, options):
                 parameter.normal_(std=0.1)
     if kind == "L_ML":
         return partnets.partition(network, (0.5, 0.3, 0.2), defaults="stored").double()
-    return baselines.Ensemble([network], count=2).double()
+    return partnets.Ensemble([network], count=2).double()
 
 
 def learn(model, call, part):

@@ -48,7 +48,7 @@ def ensemble(kind, steps):
     torch.manual_seed(0)
     extractor = hyper.Submodule(nn.Linear(6, 5))
     networks = [nn.Sequential(extractor, nn.Linear(5, 4), nn.Tanh(), nn.Linear(4, 2)) for _ in range(3)]
-    model = partnets.baselines.Ensemble(networks).double()
+    model = partnets.Ensemble(networks).double()
     one = kind(model, partnets.chunk(examples(), (0.6, 0.2, 0.2)), hyper=extractor, batch_size=16)
     one.fit(steps)
     return learned(one)

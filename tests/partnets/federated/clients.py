@@ -4,7 +4,7 @@ import torch
 from torch import nn
 
 import partnets
-from partnets import baselines, federated, hyper
+from partnets import federated, hyper
 
 PROPORTIONS = (0.5, 0.3, 0.2)
 # The chunk of each of four clients.
@@ -40,7 +40,7 @@ def make_noisy():
 def make_undivided():
     torch.manual_seed(0)
     network = nn.Sequential(nn.Linear(6, 8), nn.LayerNorm(8), nn.GELU(), nn.Linear(8, 3))
-    return baselines.Ensemble([network]), None
+    return partnets.Ensemble([network]), None
 
 
 def load_data(number, clients=4):

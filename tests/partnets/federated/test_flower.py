@@ -3,7 +3,6 @@
 import logging
 import math
 from dataclasses import replace
-from functools import partial
 
 import pytest
 import torch
@@ -24,7 +23,7 @@ from clients import (
 from torch import nn
 
 import partnets
-from partnets import baselines, federated, hyper
+from partnets import federated, hyper
 
 pytest.importorskip("flwr", reason="Flower needs Python 3.11")
 
@@ -85,7 +84,7 @@ def test_what_is_uploaded_beside_plain_averaging(proportions, expected):
         return nn.Sequential(nn.Linear(1024, 128), nn.ReLU(), nn.Linear(128, 10))
 
     def whole():
-        return baselines.Ensemble([network()]), None
+        return partnets.Ensemble([network()]), None
 
     def divided():
         model = nn.Sequential(augmentation := hyper.Affine(rotation=5.0), nn.Flatten(), *network())
@@ -405,24 +404,6 @@ def test_wrong_use_is_an_error_that_names_the_cure():
         PartitionedFedAvg(server(), fraction=1.5)
     with pytest.raises(ValueError, match="min_nodes=0"):
         PartitionedFedAvg(server(), min_nodes=0)
-
-
-def test_augerinos_clients_are_apps_too():
-    def make():
-        torch.manual_seed(0)
-        augmentation = hyper.Affine(rotation=5.0)
-        network = nn.Sequential(augmentation, nn.Flatten(), nn.Linear(64, 10))
-        return baselines.Ensemble([network]), augmentation
-
-    def load(number, clients):
-        generator = torch.Generator().manual_seed(number)
-        return torch.rand(20, 1, 8, 8, generator=generator), torch.randint(10, (20,), generator=generator)
-
-    model, augmentation = make()
-    widths = augmentation.widths().detach().clone()
-    here = LocalGrid(client_app(make, load, client=partial(federated.AugerinoClient, regularisation=1e6)), 3)
-    strategy = start(here, 1, federated.Server(model, hyper=augmentation))
-    assert not strategy.history[0].failed and (augmentation.widths() > widths).all()
 
 
 def test_one_unreadable_reply_takes_no_other_with_it():

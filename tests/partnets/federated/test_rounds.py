@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from clients import CHUNKS, Gains, client, load_data, make_model, make_noisy, make_undivided, run, same, server, state
 
 import partnets
-from partnets import baselines, federated, hyper, optim
+from partnets import federated, hyper, optim
 from partnets.federated import Client, Server
 from partnets.federated.round import shown
 
@@ -617,8 +617,8 @@ def test_wrong_use_is_an_error_that_names_the_cure():
     for chunk in (0, 4, True, 1.0):
         with pytest.raises(ValueError, match=r"chunk=.* of a model with C=3; pass an int in 1\.\.3"):
             Client(model, load_data(0), chunk)
-    with pytest.raises(ValueError, match="AugerinoClient learns augmentations"):
-        Client(baselines.Ensemble([torch.nn.Sequential(mask := hyper.InputMask(6), torch.nn.Linear(6, 3))]),
+    with pytest.raises(ValueError, match="or pass hyper=None for federated averaging"):
+        Client(partnets.Ensemble([torch.nn.Sequential(mask := hyper.InputMask(6), torch.nn.Linear(6, 3))]),
                load_data(0), 1, hyper=mask)  # fmt: skip
     one = client(1)
     before = one.vectors.read()
@@ -710,24 +710,6 @@ def test_a_client_that_diverges_says_so():
         RuntimeError, match=r"client 1 diverged in round 1: .*that are not finite, or lower the learning rate"
     ):
         one.train(one.vectors.read(), 1)
-
-
-def test_augerino_learns_from_its_own_training_loss():
-    torch.manual_seed(0)
-    networks = []
-    for _ in range(2):  # for the client and the server
-        torch.manual_seed(0)
-        augmentation = hyper.Affine(rotation=5.0)
-        networks.append(torch.nn.Sequential(augmentation, torch.nn.Flatten(), torch.nn.Linear(64, 10)))
-    data = torch.rand(20, 1, 8, 8), torch.randint(10, (20,))
-    one = federated.AugerinoClient(baselines.Ensemble(networks[:1]), data, hyper=networks[0][0], regularisation=1e6)
-    own = Server(baselines.Ensemble(networks[1:]), hyper=augmentation)
-    widths = augmentation.widths().detach().clone()
-    found = own.step([one.train(own.values(), 1)])
-    assert found.contributors == {1: 1} and found.lml is None  # no data are unseen
-    assert (augmentation.widths() > widths).all()  # the bonus is far larger than the loss
-    with pytest.raises(ValueError, match="Augerino learns from all data"):
-        federated.AugerinoClient(make_model()[0], load_data(0), hyper=())
 
 
 def test_evaluation_is_of_the_whole_network():

@@ -6,7 +6,7 @@ from clients import client, make_model, make_undivided
 from torch import nn
 
 import partnets
-from partnets import baselines, federated, hyper
+from partnets import federated, hyper
 from partnets.subnetworks.parameters import names_of, partitioned_parameters
 from partnets.subnetworks.rules import RULES
 
@@ -200,7 +200,7 @@ def test_frozen_weights_count_and_learned_ones_do_not():
 @pytest.mark.parametrize("partitioned", [True, False])
 def test_running_statistics_are_refused_with_the_cure(partitioned):
     network = nn.Sequential(nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2), nn.Flatten(), nn.Linear(18, 2))
-    model = partnets.partition(network, (0.5, 0.5)) if partitioned else baselines.Ensemble([network])
+    model = partnets.partition(network, (0.5, 0.5)) if partitioned else partnets.Ensemble([network])
     with pytest.raises(ValueError, match=r"BatchNorm2d\).*Normalise by GroupNorm or LayerNorm instead"):
         federated.Vectors(model)
 

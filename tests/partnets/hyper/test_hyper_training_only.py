@@ -428,7 +428,7 @@ def test_what_acts_in_the_loss_alone_is_told_of_where_the_loss_is_another(make):
     network = nn.Sequential(*([acts, nn.Linear(5, 3)] if is_mixup else [nn.Linear(5, 3), acts]))
     network = partnets.finalize(partnets.partition(network, (0.8, 0.2)), "retrain")
     loss = network[0].loss if is_mixup else network[1]
-    model, chunks = partnets.baselines.whole(network, (x, y))
+    model, chunks = partnets.single_chunk(network, (x, y))
     with pytest.warns(UserWarning, match="acts only in the training loss, but the loss is another one; pass it as"):
         partnets.Trainer(model, chunks)
     with warnings.catch_warnings():

@@ -59,7 +59,7 @@ def test_casts_of_another_subnetworks_weights_are_not_used(dtype):
 def test_a_training_within_autocast_computes_with_the_stepped_parameters():
     torch.manual_seed(0)
     data = torch.randn(16, 4), torch.randint(2, (16,))
-    dense, whole = partnets.baselines.whole(torch.nn.Linear(4, 2), data)
+    dense, whole = partnets.single_chunk(torch.nn.Linear(4, 2), data)
     of_psi = partnets.hyper.Submodule(torch.nn.Linear(4, 4))
     partitioned = partnets.partition(torch.nn.Sequential(of_psi, torch.nn.Linear(4, 2)), (0.5, 0.5))
     for model, chunks, psi in ((dense, whole, []), (partitioned, partnets.chunk(data, (0.5, 0.5)), of_psi)):

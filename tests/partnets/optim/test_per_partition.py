@@ -11,7 +11,7 @@ from torch.optim import lr_scheduler
 
 import partkernels
 import partnets
-from partnets import baselines, distributed, hyper, optim
+from partnets import distributed, hyper, optim
 
 PROPORTIONS = (0.6, 0.3, 0.1)
 DECAYS = (0.1, 0.02, 0.003)
@@ -385,7 +385,7 @@ def test_trying_an_optimiser_out_draws_nothing_from_torchs_generator():
 
 def test_whole_networks_are_partitions_too():
     torch.manual_seed(0)
-    model = baselines.Ensemble([nn.Linear(3, 2), nn.Linear(3, 2)])
+    model = partnets.Ensemble([nn.Linear(3, 2), nn.Linear(3, 2)])
     before = copy.deepcopy(model.state_dict())
     optimizer = optim.PerPartition(torch.optim.RMSprop, model)
     gradients(model, 0)

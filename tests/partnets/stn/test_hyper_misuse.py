@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import partnets
-from partnets import baselines, hyper, optim, stn
+from partnets import hyper, optim, stn
 from partnets.hyper import hyperparameters
 from partnets.stn.converting import vector_of
 
@@ -25,7 +25,7 @@ def trainer(network, hypers, *, hyper_lr=0.05, lml=False, **options):
         model = partnets.partition(network, (0.5, 0.3, 0.2), defaults="stored")
         chunks = partnets.chunk((X, Y), (0.5, 0.3, 0.2))
     else:
-        model, chunks = baselines.held_out(network, (X, Y), validation=0.25)
+        model, chunks = partnets.held_out(network, (X, Y), validation=0.25)
     learned = torch.optim.Adam(hyperparameters(model), lr=hyper_lr)
     return stn.Trainer(model, chunks, batch_size=8, hyper_optimizer=learned, **options)
 
@@ -46,7 +46,7 @@ def test_a_network_in_evaluation_mode_trains():
     dropout.register_forward_hook(lambda module, x, y: zeros.append((y == 0).any().item()) if module.training else None)
     made.fit(3)
     assert zeros and all(zeros)
-    model, chunks = baselines.held_out(
+    model, chunks = partnets.held_out(
         nn.Sequential(hyper.InputMask(4), nn.Linear(4, 2)).eval(), (X, Y), validation=0.25
     )
     partnets.Trainer(model, chunks, hyper=model.networks[0][0], sampling=(1, 0), batch_size=8).fit(1)
@@ -241,7 +241,7 @@ def test_a_trainer_goes_on_only_as_it_was(tmp_path):
         network = two_dropouts()
         trained = {"entropy": options.pop("entropy", 1e-3)}
         stn.convert(network, [network[1], network[3]], **options)
-        model, chunks = baselines.held_out(network, (X, Y), validation=0.25)
+        model, chunks = partnets.held_out(network, (X, Y), validation=0.25)
         return stn.Trainer(model, chunks, batch_size=8, **trained)
 
     first = made()
@@ -265,7 +265,7 @@ def test_a_batch_counts_once_in_running_statistics_at_the_present_hyperparameter
         model.train()
         optimizer = optim.SGD(model, lr=0.1)
     else:
-        model = baselines.Ensemble([model], count=2)
+        model = partnets.Ensemble([model], count=2)
         optimizer = optim.SGD(model, lr=0.1)
     torch.manual_seed(3)
     before = copy.deepcopy(network[1])
@@ -408,7 +408,7 @@ def test_partnets_trainer_refuses_layers_that_respond(learn_scale):
     dropout = hyper.Dropout(0.2)
     network = stn.convert(nn.Sequential(nn.Linear(4, 8), dropout, nn.Linear(8, 2)), dropout, learn_scale=learn_scale)
     for model, chunks in (
-        baselines.held_out(copy.deepcopy(network), (X, Y), validation=0.25),
+        partnets.held_out(copy.deepcopy(network), (X, Y), validation=0.25),
         (partnets.partition(network, (0.8, 0.2), defaults="stored"), partnets.chunk((X, Y), (0.8, 0.2))),
     ):
         with pytest.raises(ValueError, match=r"responds to hyperparameters; train it by partnets\.stn\.Trainer"):

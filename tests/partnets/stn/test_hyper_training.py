@@ -10,7 +10,7 @@ from pairwise import pairwise
 from torch import nn
 
 import partnets
-from partnets import baselines, hyper, optim, stn
+from partnets import hyper, optim, stn
 from partnets.hyper import hyperparameters
 from partnets.stn.converting import vector_of
 from partnets.subnetworks.parameters import partitioned_parameters
@@ -39,7 +39,7 @@ def converted(**options):
 
 
 def held_out(**options):
-    return baselines.held_out(converted(**options), DATA, validation=0.25)
+    return partnets.held_out(converted(**options), DATA, validation=0.25)
 
 
 def partitioned(**options):
@@ -75,7 +75,7 @@ def test_a_step_of_the_weights_is_algorithm_1(centred):
     with torch.no_grad():
         for parameter in network.parameters():
             parameter.add_(torch.randn_like(parameter) / 10)
-    model = baselines.Ensemble([network], count=2)
+    model = partnets.Ensemble([network], count=2)
     expected = copy.deepcopy(network)
 
     def loss_of(module):
@@ -114,7 +114,7 @@ def test_a_layer_that_does_not_respond_learns_at_the_present_hyperparameters_alo
     with torch.no_grad():
         for parameter in network.parameters():
             parameter.add_(torch.randn_like(parameter) / 10)
-    expected, model = copy.deepcopy(network), baselines.Ensemble([network], count=2)
+    expected, model = copy.deepcopy(network), partnets.Ensemble([network], count=2)
     torch.manual_seed(3)
     with vector_of(expected).at_present(), hyper.penalties():
         F.cross_entropy(expected(X[:6]), Y[:6]).backward()
@@ -132,7 +132,7 @@ def test_a_linearised_response_learns_by_outputs_that_are_linear_in_it(per_examp
     with torch.no_grad():
         for parameter in network.parameters():
             parameter.add_(torch.randn_like(parameter) / 10)
-    model, expected = baselines.Ensemble([network], count=2), copy.deepcopy(network)
+    model, expected = partnets.Ensemble([network], count=2), copy.deepcopy(network)
     x, y = X[:6].double(), Y[:6]
     vector = vector_of(expected)
     torch.manual_seed(3)
@@ -166,7 +166,7 @@ def test_penalties_of_a_linearised_response_are_whole():
         penalty = hyper.ActivationPenalty(0.5, range=hyper.logarithmic(1e-3, 1.0))
         network = stn.convert(nn.Sequential(layer, decay, penalty), [decay, penalty], linearised=linearised)
         nn.init.normal_(network[0].weight_scale)
-        model = baselines.Ensemble([network], count=2)
+        model = partnets.Ensemble([network], count=2)
         stn.step_weights(model, optim.SGD(model, lr=0.5), 1, (X, Y), lambda b, m=model: F.cross_entropy(m(b[0]), b[1]))
         found.append(dict(network.named_parameters()))
     for name, parameter in found[0].items():
@@ -196,7 +196,7 @@ def test_partitioned_layers_that_do_not_respond_are_linearised_too():
             parameter.add_(torch.randn_like(parameter) / 10)
     model = partnets.partition(network, PROPORTIONS, defaults="stored")
     dense = partnets.merge(model, 1)
-    for each in (model, baselines.Ensemble([dense], count=3)):
+    for each in (model, partnets.Ensemble([dense], count=3)):
         torch.manual_seed(3)
         step = {"model": each, "optimizer": optim.SGD(each, lr=0.5), "k": 1, "batch": (X[:6].double(), Y[:6])}
         stn.step_weights(**step, loss=lambda batch, each=each: F.cross_entropy(each(batch[0]), batch[1]))
@@ -209,7 +209,7 @@ def test_partitioned_layers_that_do_not_respond_are_linearised_too():
 
 def test_what_a_linearised_response_cannot_see_is_refused():
     network = converted(linearised=True)
-    model = baselines.Ensemble([network], count=2)
+    model = partnets.Ensemble([network], count=2)
     optimizer = optim.SGD(model, lr=0.5)
     with pytest.raises(RuntimeError, match="not computed from the output"):
         stn.step_weights(model, optimizer, 1, (X, Y), lambda batch: F.cross_entropy(network(batch[0]), batch[1]))
@@ -227,7 +227,7 @@ def test_a_step_of_the_hyperparameters_is_algorithm_1():
     with torch.no_grad():
         for parameter in network.parameters():
             parameter.add_(torch.randn_like(parameter) / 10)
-    model, expected = baselines.Ensemble([network], count=2), copy.deepcopy(network)
+    model, expected = partnets.Ensemble([network], count=2), copy.deepcopy(network)
     optimizer = torch.optim.SGD(hyperparameters(model), lr=0.5)
     before = {name: parameter.detach().clone() for name, parameter in network.named_parameters()}
     modes = []
@@ -325,7 +325,7 @@ def test_label_smoothing_is_a_loss_of_training_alone():
     smoothing = hyper.LabelSmoothing(0.3)
     model = nn.Sequential(nn.Linear(4, 2), smoothing)
     stn.convert(model, smoothing)
-    ensemble, chunks = baselines.held_out(model, DATA, validation=0.25)
+    ensemble, chunks = partnets.held_out(model, DATA, validation=0.25)
     training = trainer(ensemble, chunks, loss=smoothing)
     assert training.hyper_loss is F.cross_entropy
     training.fit(6)
@@ -344,7 +344,7 @@ def test_it_tunes():
     decay = hyper.WeightDecay(layer, 1e-4, range=hyper.logarithmic(1e-6, 1.0))
     model = nn.Sequential(layer, decay)
     stn.convert(model, decay, scale=0.5)
-    ensemble, chunks = baselines.held_out(model, (x, noisy), validation=0.5)
+    ensemble, chunks = partnets.held_out(model, (x, noisy), validation=0.5)
     rates = {"hyper_optimizer": torch.optim.Adam(hyperparameters(ensemble), lr=3e-2)}
     training = trainer(ensemble, chunks, batch_size=120, hyper_every=1, hyper_after=100, lml_every=100, **rates)
     history = training.fit(600)
@@ -373,7 +373,7 @@ def test_it_tunes():
         (lambda: trainer(*held_out(), hyper_steps=0), ValueError, "hyper_steps=0; pass an int, at least 1"),
         (lambda: trainer(*held_out(), hyper_every=0), ValueError, "hyper_every=0; pass an int, at least 1"),
         (lambda: trainer(*held_out(), entropy=-1.0), ValueError, "entropy=-1.0; pass the weight"),
-        (lambda: trainer(*baselines.held_out(network(), DATA)), ValueError, "call stn.convert"),
+        (lambda: trainer(*partnets.held_out(network(), DATA)), ValueError, "call stn.convert"),
         (lambda: trainer(*held_out(), hyper=hyper.Dropout()), ValueError, "not inside the model"),
         (lambda: stn.HyperVector([]), ValueError, "no numbers to tune"),
         (lambda: stn.HyperVector(hyper.Submodule(nn.Linear(2, 2))), ValueError, "no numbers to tune"),
@@ -515,7 +515,7 @@ def test_recomputed_activations_are_those_of_the_same_hyperparameters():
         model.recomputes = recomputes
         model.dropout.eval()
         stn.convert(model, model.dropout)
-        ensemble = baselines.Ensemble([model], count=2)
+        ensemble = partnets.Ensemble([model], count=2)
         optimizer, psi = optim.SGD(ensemble, lr=0.1), torch.optim.SGD(hyperparameters(model), lr=0.1)
 
         def loss(batch, ensemble=ensemble):
@@ -572,7 +572,7 @@ def test_what_only_looks_like_a_batch_is_found_before_training():
     for skip, error in (((), True), (("bias",), False)):
         model = Distances()
         stn.convert(model, model.dropout, skip=skip)
-        training = trainer(*baselines.held_out(model, data, validation=0.25))  # batches of 8
+        training = trainer(*partnets.held_out(model, data, validation=0.25))  # batches of 8
         if error:
             with pytest.raises(
                 ValueError, match=r"HyperEmbedding\(9, 4, hyper=1\) is \[8, 8\], but each of 2 examples"

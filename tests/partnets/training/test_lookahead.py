@@ -633,7 +633,7 @@ def test_under_autocast_the_weights_of_the_step_are_those_that_are_judged():
     network = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 3))
     decay = hyper.WeightDecay(network, 0.1)
     data = torch.randn(60, 8), torch.randint(3, (60,))
-    model, _ = partnets.baselines.held_out(nn.Sequential(network, decay), data, validation=0.5)
+    model, _ = partnets.held_out(nn.Sequential(network, decay), data, validation=0.5)
     of_psi, batch = torch.optim.SGD(decay.parameters(), lr=0.0), tuple(part[:30] for part in data)
 
     def loss(batch):

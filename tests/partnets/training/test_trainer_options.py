@@ -9,7 +9,7 @@ from torch import nn
 from torch.optim import lr_scheduler
 
 import partnets
-from partnets import baselines, hyper, optim
+from partnets import hyper, optim
 
 PROPORTIONS = (0.4, 0.3, 0.2, 0.1)
 COUNT = len(PROPORTIONS)
@@ -297,6 +297,6 @@ def test_a_training_loss_that_is_a_sum_is_refused_without_psi_too():
 
 
 def test_drawing_a_partition_that_owns_nothing_is_refused_with_the_cure():
-    model, chunks = baselines.held_out(nn.Linear(6, 2), (torch.randn(20, 6), torch.randint(2, (20,))))
+    model, chunks = partnets.held_out(nn.Linear(6, 2), (torch.randn(20, 6), torch.randint(2, (20,))))
     with pytest.raises(ValueError, match=r"partition 2 has no parameter .* \(1\.0, 0\.0\)"):
         partnets.Trainer(model, chunks)

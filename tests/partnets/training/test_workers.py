@@ -176,19 +176,6 @@ def test_evaluations_are_the_same(kind):
     assert noisy[0] == noisy[1]
 
 
-def test_augerino_takes_them_too():
-    def found(**loading):
-        torch.manual_seed(2)
-        x, y = torch.rand(20, 1, 8, 8), torch.randint(10, (20,))
-        augmentation = hyper.Affine(rotation=5.0)
-        model = nn.Sequential(augmentation, nn.Flatten(), nn.Linear(64, 10))
-        data = [(x[i], y[i]) for i in range(20)]
-        one = partnets.baselines.Augerino(*partnets.baselines.whole(model, data), hyper=augmentation, **loading)
-        return one.fit(2).steps
-
-    assert found(num_workers=1) == found()
-
-
 WRONG = [
     ({"shuffle": True}, TypeError, "Trainer takes no shuffle: batches are drawn from the chunks"),
     ({"collate_fn": list}, TypeError, "pass collate= to partnets.chunk"),

@@ -55,7 +55,7 @@ def client_app(
         proportions: the proportions of the chunks, as for assign; not needed if the nodes' configurations have chunks,
             or all clients have chunk 1.
         seed: the seed of assign and of the clients' random draws.
-        client: Client or AugerinoClient.
+        client: Client or a subclass.
         load_test: the same as load_data, for evaluations; load_data if None. With privacy there are no evaluations, as
             a loss would reveal information on the examples.
         mods: Flower's mods, applied to training and evaluation.

@@ -9,8 +9,8 @@ import torch.nn.functional as F
 from torch import nn
 from torch.optim import lr_scheduler
 
-from partnets import hyper, optim
-from partnets.baselines import Augerino, held_out, whole
+from partbench.baselines import Augerino
+from partnets import held_out, hyper, optim, single_chunk
 
 # The safe variant's limit is 10 radians: 2 x 300 degrees are above it, 2 x 280 below.
 WIDE, NARROW = 300.0, 280.0
@@ -33,7 +33,7 @@ def augerino(rotation=15.0, still=False, **arguments):
     augmentation = hyper.Affine(rotation=rotation, scale=0.3)
     moves = Still(augmentation) if still else augmentation
     network = nn.Sequential(moves, nn.Flatten(), nn.Linear(SIZE * SIZE, 3)).double()
-    model, chunks = whole(network, (torch.rand(30, 1, SIZE, SIZE).double(), torch.randint(3, (30,))))
+    model, chunks = single_chunk(network, (torch.rand(30, 1, SIZE, SIZE).double(), torch.randint(3, (30,))))
     options = {
         "optimizer": optim.SGD(model, lr=0.1),
         "hyper_optimizer": torch.optim.SGD(augmentation.parameters(), lr=0.2),
@@ -120,7 +120,7 @@ def images():
     return torch.rand(20, 1, SIZE, SIZE), torch.randint(3, (20,))
 
 
-def construct(hyperparameters, data=whole):
+def construct(hyperparameters, data=single_chunk):
     network = nn.Sequential(*hyperparameters, nn.Flatten(), nn.Linear(SIZE * SIZE, 3))
     return Augerino(*data(network, images()), hyper=hyperparameters or None)
 
@@ -132,7 +132,7 @@ def construct(hyperparameters, data=whole):
         (lambda: construct([hyper.ImmerAffine()]), r"pass one hyper\.Affine"),
         (lambda: construct([hyper.Affine(), hyper.Affine()]), r"pass one hyper\.Affine"),
         (lambda: construct([]), r"hyper is None; pass one hyper\.Affine"),
-        (lambda: construct([hyper.Affine()], held_out), "2 chunks; Augerino learns from all data"),
+        (lambda: construct([hyper.Affine()], held_out), "2 chunks; Augerino learns from one"),
         (lambda: augerino(lml_every=5), "L_ML needs at least 2"),
         (lambda: augerino(batch_size=0), "batch_size=0"),
     ],
@@ -155,4 +155,27 @@ def test_options_of_separate_steps_are_refused():
     model = nn.Sequential(augmentation, nn.Flatten(), nn.Linear(64, 10))
     data = torch.rand(8, 1, 8, 8), torch.randint(10, (8,))
     with pytest.raises(ValueError, match="hyper_every"):
-        Augerino(*whole(model, data), hyper=augmentation, hyper_every=2)
+        Augerino(*single_chunk(model, data), hyper=augmentation, hyper_every=2)
+
+
+def test_gradients_that_are_too_long_are_clipped():
+    def moved(clip):
+        torch.manual_seed(0)
+        one = augerino(clip=clip)
+        layer = one.model.networks[0][2]
+        before = layer.bias.detach().clone()
+        one.step()
+        return (layer.bias.detach() - before).norm()
+
+    assert moved(None) > 1e-3 and moved(1e-3) <= 1e-4
+
+
+def test_a_worker_process_changes_no_bit():
+    def found(**loading):
+        torch.manual_seed(2)
+        x, y = images()
+        model = nn.Sequential(augmentation := hyper.Affine(rotation=5.0), nn.Flatten(), nn.Linear(SIZE * SIZE, 3))
+        data = [(x[i], y[i]) for i in range(20)]
+        return Augerino(*single_chunk(model, data), hyper=augmentation, **loading).fit(2).steps
+
+    assert found(num_workers=1) == found()

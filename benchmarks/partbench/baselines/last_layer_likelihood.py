@@ -10,8 +10,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
+from partbench.baselines.sparse_process import SparseProcess
 from partkernels.arguments import check_seed
-from partnets.baselines.sparse_process import SparseProcess
 from partnets.data.chunks import chunk
 from partnets.hyper import Averaged
 from partnets.training.start import check_finite

@@ -1,4 +1,4 @@
-"""whole and held_out: an unpartitioned network and its data, for standard training and validation-set optimisation."""
+"""single_chunk and held_out: a dense network and its data, for standard training and validation-set optimisation."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ import torch
 from torch import nn
 from torch.utils.data import ConcatDataset, Dataset, TensorDataset
 
-from partnets.baselines.ensemble import Ensemble
 from partnets.data.chunks import Chunks, chunk
 from partnets.data.examples import as_dataset
+from partnets.subnetworks.ensemble import Ensemble
 
 
-def whole(model: nn.Module, data: Dataset | Sequence, **options) -> tuple[Ensemble, Chunks]:
+def single_chunk(model: nn.Module, data: Dataset | Sequence, **options) -> tuple[Ensemble, Chunks]:
     """Prepare standard training: one network, one chunk, with fixed hyperparameters.
 
     Args:
@@ -29,7 +29,7 @@ def whole(model: nn.Module, data: Dataset | Sequence, **options) -> tuple[Ensemb
 
     Example:
         >>> import torch, partnets
-        >>> model, chunks = whole(nn.Linear(4, 2), (torch.randn(20, 4), torch.randint(2, (20,))))
+        >>> model, chunks = single_chunk(nn.Linear(4, 2), (torch.randn(20, 4), torch.randint(2, (20,))))
         >>> history = partnets.Trainer(model, chunks, optimizer=partnets.optim.SGD(model, lr=0.1)).fit(3)
         >>> history.steps["k"]
         [1, 1, 1]
@@ -43,11 +43,11 @@ def held_out(
     """Prepare validation-set optimisation: weights learn from D_1, and only ψ from D_2 (Section 5, Table 2).
 
     This is L_ML with two chunks and all weights in the first partition. Pass Trainer sampling=(1, 0), since the second
-    is empty. To finetune afterwards, train `whole(partnets.finalize(model, "finetune"), data)`, with a lower learning
-    rate in the paper.
+    is empty. To finetune afterwards, train `single_chunk(partnets.finalize(model, "finetune"), data)`, with a lower
+    learning rate in the paper.
 
     Args:
-        model, data, **options: as in whole.
+        model, data, **options: as in single_chunk.
         validation: the share of the examples in the validation set D_2; or that set itself, in a form like `data`, with
             D_1 then being all of `data`.
 

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from ridge import Ridge
 from torch import nn
 
-from partnets.baselines import hypergradient
+from partbench.baselines import hypergradient
 
 SGD = partial(torch.optim.SGD, lr=0.2)
 SEEDS = [0, *(pytest.param(seed, marks=pytest.mark.weekly) for seed in range(1, 6))]

@@ -8,8 +8,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import partnets
-from partnets import hyper, optim
-from partnets.baselines import Ensemble, held_out, whole
+from partnets import Ensemble, held_out, hyper, optim, single_chunk
 
 PROPORTIONS = (0.5, 0.3, 0.2)
 COUNT = len(PROPORTIONS)
@@ -178,12 +177,12 @@ def test_standard_training_is_the_plain_pytorch_loop():
     plain, (x, y) = copy.deepcopy(network), examples()
     x = x.double()
     settings = {"lr": 0.1, "momentum": 0.9, "weight_decay": 0.01, "nesterov": True}
-    model, chunks = whole(network, (x, y), seed=5)
+    model, chunks = single_chunk(network, (x, y), seed=5)
     assert model.networks[0] is network
     partnets.Trainer(model, chunks, optimizer=optim.SGD(model, **settings), batch_size=16, seed=3).fit(25)
 
     generator, order = torch.Generator().manual_seed(3), chunks.order
-    assert sorted(order.tolist()) == list(range(60)) and order.tolist() != whole(plain, (x, y))[1].order.tolist()
+    assert sorted(order.tolist()) == list(range(60)) and order.tolist() != single_chunk(plain, (x, y))[1].order.tolist()
     optimizer = torch.optim.SGD(plain.parameters(), **settings)
     for _ in range(25):
         torch.multinomial(torch.ones(1), 1, generator=generator)  # draws k, which is always 1
@@ -202,7 +201,7 @@ def with_batchnorm(affine=True):
 def test_running_statistics_are_those_of_the_plain_pytorch_loop(affine):
     network = with_batchnorm(affine).double()
     plain = copy.deepcopy(network)
-    model, chunks = whole(network, [part.double() if part.is_floating_point() else part for part in examples()])
+    model, chunks = single_chunk(network, [part.double() if part.is_floating_point() else part for part in examples()])
     generator = torch.Generator().manual_seed(0)
     optimizer = torch.optim.SGD(plain.parameters(), lr=0.1)
     for _ in range(4):
@@ -237,7 +236,7 @@ def test_running_statistics_never_see_the_validation_set():
 
 def test_psi_stays_in_standard_training():
     mask = hyper.InputMask(4)
-    partnets.Trainer(*whole(nn.Sequential(mask, nn.Linear(4, 2)), examples())).fit(3)
+    partnets.Trainer(*single_chunk(nn.Sequential(mask, nn.Linear(4, 2)), examples())).fit(3)
     assert torch.equal(mask.logits, torch.zeros(4)) and mask.logits.requires_grad
 
 
@@ -263,7 +262,7 @@ def test_a_run_of_an_ensemble_resumes_with_the_same_bits(tmp_path):
         (lambda: Ensemble([]), "0 networks for 0 partitions"),
         (lambda: Ensemble([nn.Linear(2, 2)] * 3, count=2), "3 networks for 2 partitions; pass 1 to 2"),
         (lambda: Ensemble([partnets.Linear(2, 2)]), "has partitions itself"),
-        (lambda: whole(partnets.Linear(2, 2), examples()), "has partitions itself"),
+        (lambda: single_chunk(partnets.Linear(2, 2), examples()), "has partitions itself"),
         (lambda: held_out(nn.Linear(2, 2), examples(), validation=0.0), "would be empty"),
         (lambda: held_out(nn.Linear(2, 2), examples(), validation=1.5), "proportions"),
     ],

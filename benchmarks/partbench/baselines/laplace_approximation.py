@@ -44,8 +44,8 @@ def laplace(
         from laplace import Laplace
     except ImportError as error:
         raise ImportError(
-            "baselines.laplace needs laplace-torch; pip install laplace-torch, or partkernels' extra 'laplace', or,"
-            " where torchvision cannot be installed, laplace-torch and its dependencies with pip's --no-deps."
+            "baselines.laplace needs laplace-torch; pip install laplace-torch, or, where torchvision cannot be"
+            " installed, laplace-torch and its dependencies with pip's --no-deps."
         ) from error
     loader = DataLoader(as_dataset(data), batch_size=batch_size)
     _check_classifier(model, loader)

@@ -9,7 +9,7 @@ from pairwise import pairwise
 from ridge import Ridge
 from torch import nn
 
-from partnets.baselines import bilevel, hypergradient, schedules
+from partbench.baselines import bilevel, hypergradient, schedules
 
 SGD = partial(torch.optim.SGD, lr=0.15)
 # With the usual beta1=0.9, λ would still oscillate about the best value after these steps.

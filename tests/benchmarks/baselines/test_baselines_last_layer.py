@@ -8,8 +8,9 @@ import torch
 from torch import nn
 from torch.distributions import MultivariateNormal, kl_divergence
 
-from partnets import baselines, hyper
-from partnets.baselines.sparse_process import JITTER, SparseProcess
+from partbench import baselines
+from partbench.baselines.sparse_process import JITTER, SparseProcess
+from partnets import hyper
 
 CLASSES = 3
 

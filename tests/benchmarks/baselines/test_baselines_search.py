@@ -7,7 +7,7 @@ import optuna
 import pytest
 from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
 
-from partnets.baselines import search
+from partbench.baselines import search
 
 SPACE = {"rotation": (0, 180), "rate": (-3.0, -1.0)}
 SAMPLERS = ["random", "tpe"]
@@ -139,5 +139,5 @@ def test_a_missing_library_is_named_with_the_cure(monkeypatch):
     for name in [name for name in sys.modules if name.split(".")[0] == "optuna"]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "optuna", None)
-    with pytest.raises(ImportError, match="pip install optuna, or partkernels' extra 'baselines'"):
+    with pytest.raises(ImportError, match="optuna is missing; install partkernels' extra 'bench'"):
         search(score, SPACE, 3)

@@ -25,7 +25,7 @@ class Augerino(Trainer):
     any width is 10 or more.
 
     Args:
-        model, chunks: the results of baselines.whole.
+        model, chunks: the results of partnets.single_chunk.
         hyper: one hyper.Affine, which has Augerino's widths.
         regularisation: 0.01 in the paper.
         safe: whether to use the safe variant.
@@ -35,13 +35,13 @@ class Augerino(Trainer):
         ValueError: as in partnets.Trainer; or there is more than one chunk.
 
     Example:
-        >>> import torch
+        >>> import torch, partnets
         >>> from torch import nn
-        >>> from partnets import baselines, hyper
+        >>> from partnets import hyper
         >>> data = torch.rand(20, 1, 8, 8), torch.randint(10, (20,))
         >>> augmentation = hyper.Affine(rotation=5.0)
         >>> model = nn.Sequential(augmentation, nn.Flatten(), nn.Linear(64, 10))
-        >>> history = Augerino(*baselines.whole(model, data), hyper=augmentation).fit(3)
+        >>> history = Augerino(*partnets.single_chunk(model, data), hyper=augmentation).fit(3)
         >>> history.steps["k"]
         [1, 1, 1]
     """
@@ -52,7 +52,7 @@ class Augerino(Trainer):
         if unused := sorted(SEPARATE & set(options)):
             raise ValueError(f"{', '.join(unused)}: Augerino steps w and ψ together; leave these out.")
         if chunks.count > 1:
-            raise ValueError(f"there are {chunks.count} chunks; Augerino learns from all data: use baselines.whole.")
+            raise ValueError(f"there are {chunks.count} chunks; Augerino learns from one: use partnets.single_chunk.")
         super().__init__(model, chunks, hyper=hyper, **options)
         self.augmentation = only_affine(self.hyper.values())
         self.regularisation, self.safe = regularisation, safe

@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from partnets.baselines.augerino import bonus, only_affine
+from partbench.baselines.augerino import bonus, only_affine
 from partnets.federated.client import Client
 from partnets.subnetworks.context import subnetwork
 
@@ -16,7 +16,7 @@ class AugerinoClient(Client):
     """A client of a dense network that learns ψ from the gradient of its training loss minus a bonus for width.
 
     Args:
-        model: a baselines.Ensemble of one partition.
+        model: a partnets.Ensemble of one partition.
         data, number, **options: as for Client.
         hyper: one hyper.Affine, which has Augerino's widths.
         regularisation: the factor of ||width||_2 in the bonus; 0.01 in its paper (Benton et al. 2020).
@@ -26,12 +26,12 @@ class AugerinoClient(Client):
         ValueError: the model has more than one partition, or hyper is not one hyper.Affine; and as for Client.
 
     Example:
-        >>> import torch
-        >>> from partnets import baselines, hyper
+        >>> import torch, partnets
+        >>> from partnets import hyper
         >>> augmentation = hyper.Affine(rotation=5.0)
         >>> network = nn.Sequential(augmentation, nn.Flatten(), nn.Linear(64, 10))
         >>> data = torch.rand(20, 1, 8, 8), torch.randint(10, (20,))
-        >>> client = AugerinoClient(baselines.Ensemble([network]), data, hyper=augmentation)
+        >>> client = AugerinoClient(partnets.Ensemble([network]), data, hyper=augmentation)
         >>> update = client.train(client.vectors.read(), round=1)
         >>> list(update.values), list(update.gradients)
         (['w1.float32'], ['hyper.float32'])
@@ -56,7 +56,7 @@ class AugerinoClient(Client):
         if self.vectors.count > 1:
             raise ValueError(
                 f"the model has {self.vectors.count} partitions, but Augerino learns from all data; pass a dense"
-                " network in baselines.Ensemble, or use Client for a partitioned one."
+                " network in partnets.Ensemble, or use Client for a partitioned one."
             )
         self.augmentation = only_affine(self.hyper.values())
 

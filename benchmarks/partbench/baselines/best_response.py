@@ -8,8 +8,8 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from partnets.baselines.hypergradients import Hypergradient
-from partnets.baselines.inner_problem import Inner, Loss, MakeOptimizer, check_tensors, evaluate, flat
+from partbench.baselines.hypergradients import Hypergradient
+from partbench.baselines.inner_problem import Inner, Loss, MakeOptimizer, check_tensors, evaluate, flat
 
 
 class BestResponse:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from partnets.baselines.inner_problem import (
+from partbench.baselines.inner_problem import (
     Inner,
     Loss,
     MakeOptimizer,

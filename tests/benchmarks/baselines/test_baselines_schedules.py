@@ -5,8 +5,8 @@ import math
 import pytest
 import torch
 
+from partbench.baselines import schedules
 from partnets import hyper
-from partnets.baselines import schedules
 
 RANGES = [hyper.real, hyper.positive, hyper.probability, hyper.interval(-1.0, 3.0)]
 

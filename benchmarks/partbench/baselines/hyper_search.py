@@ -6,6 +6,8 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from partbench import needing
+
 if TYPE_CHECKING:
     import optuna
     from optuna.distributions import BaseDistribution
@@ -54,12 +56,8 @@ def search(
         >>> len(study.trials), study.best_value > -30
         (20, True)
     """
-    try:
+    with needing("bench"):
         import optuna
-    except ImportError as error:
-        raise ImportError(
-            "baselines.search needs Optuna; pip install optuna, or partkernels' extra 'baselines'."
-        ) from error
     if trials < 1:
         raise ValueError(f"trials={trials}; pass at least 1.")
     given = [name for name, one in space.items() if isinstance(one, optuna.distributions.BaseDistribution)]

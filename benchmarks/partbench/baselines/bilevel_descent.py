@@ -11,10 +11,10 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from partnets.baselines.best_response import BestResponse
-from partnets.baselines.hypergradients import IMPLICIT, ITERATIVE, Hypergradient, Rule
-from partnets.baselines.inner_problem import Inner, Loss, MakeOptimizer, check_floating, check_maker, evaluate
-from partnets.baselines.schedules import Schedule
+from partbench.baselines.best_response import BestResponse
+from partbench.baselines.hypergradients import IMPLICIT, ITERATIVE, Hypergradient, Rule
+from partbench.baselines.inner_problem import Inner, Loss, MakeOptimizer, check_floating, check_maker, evaluate
+from partbench.baselines.schedules import Schedule
 from partnets.utils.checks import check_at_least
 
 METHODS = (*IMPLICIT, *ITERATIVE, "best_response", "fixed")
