@@ -1,4 +1,4 @@
-"""Data: a data set in memory, with random subsets and a rotated version."""
+"""Data: a data set in memory, from arrays, image folders or scikit-learn, and its rotated version."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from os import PathLike
 from pathlib import Path
 
 import torch
+import torch.nn.functional as F
 from torch import Generator, Tensor
 
 from partkernels.arguments import check_seed
@@ -16,7 +17,10 @@ from partnets.data import folders
 from partnets.data.examples import as_tensor
 from partnets.hyper.affine import GENERATORS
 from partnets.hyper.warp import warp
+from partnets.utils.checks import check_at_least
 
+# The number of scikit-learn's digits.
+EXAMPLES = 1797
 # Images converted to floats at once: about 50 MB for 3x64x64.
 BATCH = 1000
 
@@ -33,16 +37,16 @@ class Data:
         train, test: (x, y): images [n, channels, height, width] or features [n, features], and labels, int64 [n],
             in 0..classes-1.
         classes: the number of classes.
-        mean, std: of each channel or feature over the training set, for images in units of [0, 1]. Subsets and
-            rotated versions keep the values of the full, upright set.
+        mean, std: of each channel or feature over the training set, for images in units of [0, 1]. A rotated version
+            keeps those of the upright set.
         angles: the rotation of each training image in radians, or None without rotation.
         names: the names of the classes in the order of their labels, or empty.
 
     Example:
         >>> images, labels = torch.zeros(6, 1, 4, 4, dtype=torch.uint8), torch.arange(6) % 2
         >>> data = Data("stripes", (images, labels), (images[:2], labels[:2]), 2, *moments(images))
-        >>> data.subset(4).rotated()
-        Data(rotated-stripes: 4 examples to train and 2 to test, [1, 4, 4] of uint8, 2 classes)
+        >>> data.rotated()
+        Data(rotated-stripes: 6 examples to train and 2 to test, [1, 4, 4] of uint8, 2 classes)
     """
 
     name: str
@@ -77,8 +81,8 @@ class Data:
         Raises:
             ImportError: torchvision is not installed.
             FileNotFoundError: there is no such folder, or a class has no image.
-            ValueError: a file is damaged, has more than 8 bits a channel or is linked twice; sizes differ and size is
-                None; a class is only in the test part; root has parts of other names.
+            ValueError: a file is damaged or has more than 8 bits a channel; sizes differ and size is None; a class is
+                only in the test part; root has parts of other names.
 
         Example:
             >>> import pathlib, tempfile
@@ -92,8 +96,6 @@ class Data:
             (torch.Size([8, 3, 8, 8]), 2, ('cat', 'dog'))
         """
         check_seed("seed", seed)
-        if not isinstance(root, str | PathLike):
-            raise TypeError(f"root is of type {type(root).__name__}; pass the path of a folder.")
         files = folders.find(Path(root), test, seed)
         train, tested = folders.decode([files.train, files.test], size)
         name = Path(root).resolve().name
@@ -137,36 +139,11 @@ class Data:
             )
         return cls(name, *pairs, 1 + largest, *moments(pairs[0][0]))
 
-    def subset(self, n: int, seed: int = 0) -> Data:
-        """Return n random training examples and all test examples; with one seed, smaller subsets are in larger ones.
-
-        Args:
-            n: 1 to the number of training examples.
-            seed: an int in [0, 2**63).
-
-        Raises:
-            ValueError: n or seed is out of range.
-
-        Example:
-            >>> x, y = torch.rand(10, 2), torch.arange(10)
-            >>> data = Data("ten", (x, y), (x, y), 10, *moments(x))
-            >>> set(data.subset(3).train[1].tolist()) < set(data.subset(5).train[1].tolist())
-            True
-        """
-        check_seed("seed", seed)
-        x, y = self.train
-        if isinstance(n, bool) or not isinstance(n, int) or not 1 <= n <= len(x):
-            raise ValueError(f"n={n!r}, but {self.name} has {len(x)} training examples; pass an int in 1..{len(x)}.")
-        chosen = torch.randperm(len(x), generator=Generator().manual_seed(seed), device="cpu")[:n]
-        angles = None if self.angles is None else self.angles[chosen]
-        return replace(self, train=(x[chosen], y[chosen]), angles=angles)
-
     def rotated(self, seed: int = 0) -> Data:
         """Rotate each training and test image once, by a separate angle from U[-π, π] (Appendix I.5).
 
         This turns MNIST into RotMNIST. Interpolation is bilinear, with black outside. x keeps its dtype, so bytes are
-        rounded. The angles of test images do not depend on the training set. Rotate before taking subsets, so that an
-        image has the same angle in all of them.
+        rounded. The angles of test images do not depend on the training set.
 
         Args:
             seed: an int in [0, 2**63), seed of the angles.
@@ -264,3 +241,39 @@ def _rotate(images: Tensor, angles: Tensor) -> Tensor:
         moved = warp(images[batch].float(), exponents[batch])
         result[batch] = moved if images.is_floating_point() else moved.round()
     return result
+
+
+def digits(size: int = 16, *, test: int = 500, seed: int = 0) -> Data:
+    """Load the 1797 digits of scikit-learn, enlarged bilinearly and split at random. Needs scikit-learn.
+
+    Args:
+        size: height and width of the images, at least 1; 8 leaves them unchanged.
+        test: the number of test examples, 1..1796; the others are for training.
+        seed: an int in [0, 2**63), seed of the split.
+
+    Returns:
+        Images float32 [n, 1, size, size] in [0, 1].
+
+    Raises:
+        ImportError: scikit-learn is not installed.
+        ValueError: a number is out of range.
+
+    Example:
+        >>> digits()
+        Data(digits: 1297 examples to train and 500 to test, [1, 16, 16] of float32, 10 classes)
+    """
+    check_seed("seed", seed)
+    check_at_least(1, size=size, test=test)
+    if test >= EXAMPLES:
+        raise ValueError(f"test={test}, but there are {EXAMPLES} digits; pass 1..{EXAMPLES - 1}.")
+    try:
+        from sklearn.datasets import load_digits
+    except ImportError as error:
+        raise ImportError("digits come with scikit-learn; pip install scikit-learn.") from error
+    images, labels = load_digits(return_X_y=True)
+    images = torch.tensor(images, dtype=torch.float32, device="cpu").view(-1, 1, 8, 8) / 16
+    images = F.interpolate(images, (size, size), mode="bilinear", align_corners=False)
+    order = torch.randperm(EXAMPLES, generator=Generator().manual_seed(seed), device="cpu")
+    images, labels = images[order], torch.tensor(labels, dtype=torch.int64, device="cpu")[order]
+    train = images[:-test], labels[:-test]
+    return Data("digits", train, (images[-test:], labels[-test:]), 10, *moments(train[0]))

@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import mimetypes
-import os
-import re
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from importlib import import_module
 from numbers import Real
 from pathlib import Path
@@ -22,8 +18,6 @@ from partnets.data.splitting import stratified
 
 # If there are folders for both test and validation, the images of the latter join the training set.
 TRAIN, TEST, VALIDATE = "train", "test", ("val", "valid", "validation")
-# Names of parts of a data set, unlikely for a class.
-PARTS = re.compile("(train|test|val|eval|dev|held)", re.IGNORECASE)
 EXPECTED = "a folder with a folder of images for each class, or with two such folders, train and test"
 # Pillow's modes of grey images, and of more than 8 bits a channel, which conversion would clip to white.
 GREY, DEEP = ("1", "L", "LA"), ("I", "F")
@@ -42,41 +36,44 @@ def find(root: Path, test: float, seed: int) -> Files:
 
     Raises:
         FileNotFoundError: the folder, its classes or the images of a class are missing.
-        ValueError: a class is only in the test part, a part would be empty, or two paths lead to one file.
+        ValueError: a class is only in the test part, or a part would be empty.
     """
-    reader = import_torchvision("datasets.folder")
+    try:
+        reader = import_module("torchvision.datasets.folder")
+    except (ImportError, RuntimeError) as error:  # RuntimeError if it was built for another PyTorch
+        cure = f"pip install the torchvision that belongs to PyTorch {torch.__version__}"
+        raise ImportError(f"torchvision, which reads these files, cannot be imported ({error}); {cure}.") from error
     if not root.is_dir():
         raise FileNotFoundError(f"there is no folder {root}; pass {EXPECTED}.")
-    train = root / TRAIN if (root / TRAIN).is_dir() else None
-    others = [root / name for name in (TEST, *VALIDATE) if train and (root / name).is_dir()]
-    labels = _labels(reader, train or root)
-    if labels and all(map(PARTS.match, labels)):
-        raise ValueError(f"{train or root} has the folders {', '.join(labels)}; name them train and test, or classes.")
-    parts = [_listed(reader, train or root, labels), *(_listed(reader, other, labels, train) for other in others)]
-    _check_distinct([path for part in parts for path, _ in part])
-    if not others:
-        return Files(*_split(parts[0], test, seed), list(labels))
-    trained = [file for part in (parts[0], *parts[2:]) for file in part]
-    return Files(trained, parts[1], list(labels))
+    has_parts = (root / TRAIN).is_dir()
+    train = root / TRAIN if has_parts else root
+    others = [root / name for name in (TEST, *VALIDATE) if has_parts and (root / name).is_dir()]
+    classes = _classes(train)
+    parts = [_images(reader, part, classes) for part in (train, *others)]
+    if others:
+        return Files([file for part in (parts[0], *parts[2:]) for file in part], parts[1], classes)
+    is_tested = share_off(torch.tensor([label for _, label in parts[0]], device="cpu"), test, seed).tolist()
+    split = [[file for file, which in zip(parts[0], is_tested, strict=True) if which == part] for part in (0, 1)]
+    if not all(split):
+        raise ValueError(f"test={test} leaves a part of {len(parts[0])} images empty; add images.")
+    return Files(*split, classes)
 
 
-def _labels(reader: ModuleType, root: Path) -> dict[str, int]:
-    try:
-        names = [name for name in reader.find_classes(str(root))[0] if not name.startswith(".")]
-    except FileNotFoundError as error:
-        raise FileNotFoundError(f"{root} has no folders; pass {EXPECTED}.") from error
-    return {name: label for label, name in enumerate(names)}
+def _classes(root: Path) -> list[str]:
+    """Return the names of the folders, without hidden ones such as .ipynb_checkpoints."""
+    found = sorted(path.name for path in root.iterdir() if path.is_dir() and not path.name.startswith("."))
+    if not found:
+        raise FileNotFoundError(f"{root} has no folders; pass {EXPECTED}.")
+    return found
 
 
-def _listed(reader: ModuleType, root: Path, labels: dict[str, int], train: Path | None = None) -> list[tuple[str, int]]:
-    """Return (path, label) of each image; for parts other than `train`, of the classes in that part."""
-    if train is not None:
-        own = _labels(reader, root)
-        if strange := sorted(own.keys() - labels.keys()):
-            raise ValueError(f"{root} has the classes {', '.join(strange)}, and {train} does not; name them alike.")
-        labels = {name: label for name, label in labels.items() if name in own}
-    found = reader.make_dataset(str(root), labels, is_valid_file=_is_image)
-    # Hidden files and folders are copies, as in .ipynb_checkpoints, or not images.
+def _images(reader: ModuleType, root: Path, classes: list[str]) -> list[tuple[str, int]]:
+    """Return (path, label) of each image of the classes in a part of the data."""
+    own = _classes(root)
+    if strange := sorted(set(own) - set(classes)):
+        raise ValueError(f"{root} has the classes {', '.join(strange)}, which the training part does not have.")
+    labels = {name: label for label, name in enumerate(classes) if name in own}
+    found = reader.make_dataset(str(root), labels, extensions=reader.IMG_EXTENSIONS)
     found = [(path, label) for path, label in found if "/." not in f"/{Path(path).relative_to(root).as_posix()}"]
     # torchvision searches all subfolders, so splits of other names would pass as classes.
     for name, label in labels.items():
@@ -84,31 +81,6 @@ def _listed(reader: ModuleType, root: Path, labels: dict[str, int], train: Path 
         if len(below) > 1 and all((root / name / each).is_dir() for each in below):
             raise ValueError(f"{root / name} has folders and no images; pass {EXPECTED}.")
     return found
-
-
-def _is_image(path: str) -> bool:
-    """Return whether the suffix is an image format, readable by Pillow or not; unreadable ones raise later."""
-    pillow = import_module("PIL.Image")
-    format = pillow.registered_extensions().get(Path(path).suffix.lower())
-    kind = pillow.MIME.get(format) if format in pillow.OPEN else mimetypes.guess_type(path)[0]
-    return (kind or "").startswith("image/")
-
-
-def _check_distinct(paths: list[str]) -> None:
-    """Raise ValueError if two paths link to one file, which would be counted, or tested, twice."""
-    first: dict[str, str] = {}
-    for path in paths:
-        if (other := first.setdefault(os.path.realpath(path), path)) != path:
-            raise ValueError(f"{other} and {path} are one file; leave out one of the links.")
-
-
-def _split(files: list[tuple[str, int]], test: float, seed: int) -> tuple[list, list]:
-    labels = torch.tensor([label for _, label in files], device="cpu")
-    parts = share_off(labels, test, seed).tolist()
-    train, tested = ([file for file, part in zip(files, parts, strict=True) if part == which] for which in (0, 1))
-    if not train or not tested:
-        raise ValueError(f"test={test} leaves no image of {len(files)} to {'test' if train else 'train'}; add images.")
-    return train, tested
 
 
 def share_off(labels: Tensor, test: Any, seed: int) -> Tensor:
@@ -138,65 +110,39 @@ def decode(parts: Sequence[list[tuple[str, int]]], size: int | tuple[int, int] |
     Raises:
         ValueError: an image is damaged, has more than 8 bits a channel, or size is None and sizes differ.
     """
-    height_width = (size, size) if isinstance(size, int) else size
-    if height_width is not None and not _is_size(height_width):
+    both = (size, size) if isinstance(size, int) else size
+    is_size = isinstance(both, tuple | list) and [type(each) for each in both] == [int, int] and min(both) > 0
+    if not (both is None or is_size):
         raise ValueError(f"size={size!r}; pass a positive int, or height and width.")
     files = [file for part in parts for file in part]
-    images, grey = _decoded([path for path, _ in files], height_width)
-    images = images[:, :1].contiguous() if grey else images
+    pillow, images, is_grey = import_module("PIL.ImageOps"), None, True
+    for i, (path, _) in enumerate(tqdm(files, unit=" images", disable=None)):
+        mode, upright = _decoded(path)
+        is_grey &= mode in GREY
+        width, height = both[::-1] if both else upright.size
+        if images is None:
+            images = torch.empty(len(files), 3, height, width, dtype=torch.uint8, device="cpu")
+        if (height, width) != tuple(images.shape[2:]):
+            first = "x".join(map(str, images.shape[2:]))
+            raise ValueError(
+                f"{path} is an image of {height}x{width}, and {files[0][0]} of {first}; pass size=, to which images"
+                " are scaled and cropped."
+            )
+        upright = upright if upright.size == (width, height) else pillow.fit(upright, (width, height))
+        images[i] = torch.from_numpy(numpy.array(upright)).permute(2, 0, 1)
+    images = images[:, :1].contiguous() if is_grey else images
     labels = torch.tensor([label for _, label in files], device="cpu")
     lengths = [len(part) for part in parts]
     return list(zip(images.split(lengths), labels.split(lengths), strict=True))
 
 
-def _is_size(size: Any) -> bool:
-    ints = isinstance(size, tuple | list) and len(size) == 2 and {type(each) for each in size} == {int}
-    return ints and min(size) > 0
-
-
-def _decoded(paths: list[str], size: tuple[int, int] | None) -> tuple[Tensor, bool]:
-    """Return images [n, 3, height, width], and whether all are grey; without size, all need the first one's."""
-    pillow, grey = import_module("PIL.ImageOps"), True
-    images = torch.empty(len(paths), 3, *(size or (0, 0)), dtype=torch.uint8, device="cpu")
-    for i, path in enumerate(tqdm(paths, unit=" images", disable=None)):
-        with _opened(path) as picture:
-            mode = picture.mode
-            upright = pillow.exif_transpose(picture).convert("RGB")
-        if mode.startswith(DEEP):
-            raise ValueError(f"{path} has more than 8 bits a channel (mode {mode}); convert it to 8 bits.")
-        grey &= mode in GREY
-        width, height = upright.size
-        if i == 0 and size is None:
-            images = images.new_empty(len(paths), 3, height, width)
-        if [height, width] != list(images.shape[2:]):
-            if size is None:
-                first = "x".join(map(str, images.shape[2:]))
-                raise ValueError(
-                    f"{path} is an image of {height}x{width}, and {paths[0]} of {first}; pass size=, to which images"
-                    " are scaled and cropped."
-                )
-            upright = pillow.fit(upright, (images.shape[3], images.shape[2]))
-        images[i] = torch.from_numpy(numpy.array(upright)).permute(2, 0, 1)
-    return images, grey
-
-
-@contextmanager
-def _opened(path: str) -> Iterator[Any]:
+def _decoded(path: str) -> tuple[str, Any]:
+    """Return the mode of an image file, and its picture in RGB, upright by its EXIF orientation."""
     try:
         with import_module("PIL.Image").open(path) as image:
-            yield image
+            mode, upright = image.mode, import_module("PIL.ImageOps").exif_transpose(image).convert("RGB")
     except Exception as error:  # Pillow raises many types
         raise ValueError(f"{path} cannot be decoded ({error}); convert, replace or delete it.") from error
-
-
-def import_torchvision(module: str) -> ModuleType:
-    """Import a module of torchvision.
-
-    Raises:
-        ImportError: it is not installed, or was built for another PyTorch.
-    """
-    try:
-        return import_module(f"torchvision.{module}")
-    except (ImportError, RuntimeError) as error:  # RuntimeError if it was built for another PyTorch
-        cure = f"pip install the torchvision that belongs to PyTorch {torch.__version__}"
-        raise ImportError(f"torchvision, which reads these files, cannot be imported ({error}); {cure}.") from error
+    if mode.startswith(DEEP):
+        raise ValueError(f"{path} has more than 8 bits a channel (mode {mode}); convert it to 8 bits.")
+    return mode, upright
