@@ -188,9 +188,10 @@ def tiny_imagenet(root: str | PathLike) -> Data:
             raise FileNotFoundError(f"there are no {folder}/train/{wnid}/images/*.JPEG, a class of {wnids_path}.")
         train += [(str(path), label) for path in paths]
     tested = _validation_files(folder, {wnid: label for label, wnid in enumerate(wnids)})
-    train, test = decode([train, tested], None)
-    if train[0].shape[1:] != (3, 64, 64):
-        raise _damaged(folder, f"has images {list(train[0].shape[1:])}", "64x64, in colour")
+    images, labels = decode(train + tested, None)
+    if images.shape[1:] != (3, 64, 64):
+        raise _damaged(folder, f"has images {list(images.shape[1:])}", "64x64, in colour")
+    train, test = ((images[part], labels[part]) for part in (slice(len(train)), slice(len(train), None)))
     return Data("tiny-imagenet", train, test, len(wnids), *moments(train[0]))
 
 

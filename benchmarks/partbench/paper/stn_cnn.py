@@ -123,7 +123,7 @@ class AlexNet(nn.Module):
 
 
 def cifar10_task(seed: int, steps: int, examples: int = 50_000, width: int = 1) -> Task:
-    """Return a task on `examples` CIFAR-10 training images, a fifth for validation; from files, see partbench.datasets."""
+    """Return a task on `examples` CIFAR-10 training images, a fifth for validation."""
     found = subset(load("cifar10", seed=seed), examples, seed)
     (x, y), test = ((images.float() / 255, labels) for images, labels in (found.train, found.test))
     order = torch.randperm(len(x), generator=torch.Generator().manual_seed(seed))

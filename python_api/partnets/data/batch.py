@@ -153,26 +153,14 @@ def check_no_sum(loss: Loss, output: Any, y: Any, value: Tensor) -> None:
         )
 
 
-def total(loss: Loss, output: Any, y: Any, examples: int) -> tuple[float, int]:
-    """Return the sum of a batch's losses, and their number: of examples, or of targets that count.
-
-    Losses with a dimension are summed; partnets.utils.likelihood.counted says which count. A mean is multiplied by the
-    number of targets that are classes of the logits [batch, classes, ...] or [batch, ..., classes]. The ignore_index of
-    torch's losses does not count, nor do other numbers that are not classes if the loss does not depend on the logits
-    there. For torch's binary and count losses, the factor is the number of entries of y; otherwise the number of
-    examples.
-
-    Example:
-        >>> logits, y = torch.zeros(2, 5, 3), torch.tensor([[0, 1, -100], [2, -100, -100]])  # [batch, classes, length]
-        >>> total(nn.functional.cross_entropy, logits, y, examples=2)  # 3 tokens, each log 5
-        (4.828..., 3)
-    """
-    found, count = summed(loss, output, y, examples)
-    return found.item(), count
-
-
 def summed(loss: Loss, output: Any, y: Any, examples: int) -> tuple[Tensor, int]:
-    """Return total's result with a differentiable sum, a float64 scalar on the CPU.
+    """Return the differentiable sum of a batch's losses, a float64 scalar on the CPU, and their number.
+
+    Their number is that of examples, or of targets that count. Losses with a dimension are summed;
+    partnets.utils.likelihood.counted says which count. A mean is multiplied by the number of targets that are classes
+    of the logits [batch, classes, ...] or [batch, ..., classes]. The ignore_index of torch's losses does not count, nor
+    do other numbers that are not classes if the loss does not depend on the logits there. For torch's binary and count
+    losses, the factor is the number of entries of y; otherwise the number of examples.
 
     Example:
         >>> logits, y = torch.zeros(2, 3, requires_grad=True), torch.tensor([0, -100])

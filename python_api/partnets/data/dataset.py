@@ -5,8 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from numbers import Real
 from os import PathLike
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -15,6 +17,7 @@ from torch import Generator, Tensor
 from partkernels.arguments import check_seed
 from partnets.data import folders
 from partnets.data.examples import as_tensor
+from partnets.data.splitting import stratified
 from partnets.hyper.affine import GENERATORS
 from partnets.hyper.warp import warp
 from partnets.utils.checks import check_at_least
@@ -96,10 +99,16 @@ class Data:
             (torch.Size([8, 3, 8, 8]), 2, ('cat', 'dog'))
         """
         check_seed("seed", seed)
-        files = folders.find(Path(root), test, seed)
-        train, tested = folders.decode([files.train, files.test], size)
+        parts, classes = folders.find(Path(root))
+        x, y = folders.decode([file for part in parts for file in part], size)
+        if len(parts) == 1:
+            train, tested = _split(x, y, test, seed)
+        else:
+            is_tested = torch.zeros(len(y), dtype=torch.bool, device="cpu")
+            is_tested[len(parts[0]) : len(parts[0]) + len(parts[1])] = True
+            train, tested = (x[~is_tested], y[~is_tested]), (x[is_tested], y[is_tested])
         name = Path(root).resolve().name
-        return cls(name, train, tested, len(files.classes), *moments(train[0]), names=tuple(files.classes))
+        return cls(name, train, tested, len(classes), *moments(train[0]), names=tuple(classes))
 
     @classmethod
     def from_arrays(cls, train: Sequence, test: Sequence | float = 0.2, *, name: str = "arrays", seed: int = 0) -> Data:
@@ -123,21 +132,18 @@ class Data:
         """
         check_seed("seed", seed)
         x, y = _pair("train", train)
-        if not isinstance(test, tuple | list):
-            parts = folders.share_off(y, test, seed)
-            pairs = (x[parts == 0], y[parts == 0]), (x[parts == 1], y[parts == 1])
-        else:
-            pairs = (x, y), _pair("test", test)
-        if not len(pairs[0][0]) or not len(pairs[1][0]) or pairs[0][0].shape[1:] != pairs[1][0].shape[1:]:
-            shapes = " and ".join(str(list(x.shape)) for x, _ in pairs)
+        is_pair = isinstance(test, tuple | list)
+        (x, y), (test_x, test_y) = ((x, y), _pair("test", test)) if is_pair else _split(x, y, test, seed)
+        if x.shape[1:] != test_x.shape[1:]:
+            shapes = f"{list(x.shape)} and {list(test_x.shape)}"
             raise ValueError(f"x to train and to test are {shapes}; pass examples of one shape for both.")
-        largest = int(max(y.max() for _, y in pairs))
-        if largest >= len(pairs[0][1]) + len(pairs[1][1]):
+        largest, examples = int(max(y.max(), test_y.max())), len(y) + len(test_y)
+        if largest >= examples:
             raise ValueError(
-                f"there is a label {largest} of {len(pairs[0][1]) + len(pairs[1][1])} examples; pass labels from 0,"
-                " such as numpy.unique(y, return_inverse=True)[1]."
+                f"there is a label {largest} of {examples} examples; pass labels from 0, such as numpy.unique(y,"
+                " return_inverse=True)[1]."
             )
-        return cls(name, *pairs, 1 + largest, *moments(pairs[0][0]))
+        return cls(name, (x, y), (test_x, test_y), 1 + largest, *moments(x))
 
     def rotated(self, seed: int = 0) -> Data:
         """Rotate each training and test image once, by a separate angle from U[-π, π] (Appendix I.5).
@@ -176,6 +182,19 @@ class Data:
             f"Data({self.name}: {len(x)} examples to train and {len(self.test[0])} to test, {list(x.shape[1:])} of"
             f" {str(x.dtype).removeprefix('torch.')}, {self.classes} classes)"
         )
+
+
+def _split(x: Tensor, y: Tensor, test: Any, seed: int) -> list[tuple[Tensor, Tensor]]:
+    """Return the training and the test set, which is a share of the examples of each class, chosen at random."""
+    if isinstance(test, bool) or not isinstance(test, Real) or not 0 < test < 1:
+        raise ValueError(f"test={test!r}; pass a share between 0 and 1.")
+    classes = y.unique(return_inverse=True)[1]
+    if classes.bincount().max() < 2:
+        raise ValueError("each class has a single example, so that none can be split off to test; pass more examples.")
+    parts = stratified(classes, (1 - test, test), Generator().manual_seed(seed))
+    if len(parts.unique()) < 2:
+        raise ValueError(f"test={test} of {len(y)} examples leaves none to train or to test; pass another share.")
+    return [(x[parts == part], y[parts == part]) for part in (0, 1)]
 
 
 def _pair(what: str, pair: Sequence) -> tuple[Tensor, Tensor]:

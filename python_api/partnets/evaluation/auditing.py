@@ -27,8 +27,8 @@ from partnets.subnetworks.stateful import assign_to_all, remember
 from partnets.subnetworks.statistics import other_norms
 from partnets.subnetworks.switch import noted, switch_of
 from partnets.utils import random_state
-from partnets.utils.contained import tensors
 from partnets.utils.modules import device_of, evaluating, is_sharded, overlapping, to_device
+from partnets.utils.tree_leaves import tensors
 
 APART = (
     "let a module of the model store it in buffers or attributes, and name that module in partnets.partition(...,"

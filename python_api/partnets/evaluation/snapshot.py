@@ -23,6 +23,8 @@ LIBRARIES = {"accelerate", "lightning", "numpy", "pandas", "partkernels", "partn
 # The dicts in which a module has its parts.
 PARTS = "_parameters", "_buffers", "_modules"
 PLAIN = bool, int, float, complex, str, bytes, types.NoneType
+# The types of class attributes that are state.
+STATE = *PLAIN, Tensor, list, dict, set, deque
 
 
 class Snapshot:
@@ -126,11 +128,25 @@ class Snapshot:
             self._take(name, tensor)
         for name, part in found:
             self._take_dict(name, vars(part))
+            self._take_classes(part)
             if (state := state_of(part)) is not None:
                 self._take_dict(_joined(name, "of_subnetwork"), state.attributes)
                 self._restore += [partial(setattr, state, one, getattr(state, one)) for one in ("left", "assigned")]
 
+    def _take_classes(self, module: nn.Module) -> None:
+        """Record attributes of a module's user-defined classes, such as a counter of all calls."""
+        for cls in type(module).__mro__:
+            if not _is_of_library(cls) and id(cls) not in self._seen:
+                self._seen[id(cls)] = cls
+                own = {name: value for name, value in vars(cls).items() if not name.startswith("__")}
+                kept = {name: value for name, value in own.items() if isinstance(value, STATE)}
+                self._restore += [partial(setattr, cls, name, value) for name, value in kept.items()]
+                self._take_parts(cls.__qualname__, kept.items(), partial(setattr, cls))
+
     def _take_tensor(self, path: str, tensor: Tensor) -> None:
+        if isinstance(tensor, nn.Parameter):
+            hooks = tensor._backward_hooks, tensor._post_accumulate_grad_hooks
+            self._left += [(_joined(path, "hooks"), one) for one in hooks if one]
         if path in self._without or tensor.is_meta or nn.parameter.is_lazy(tensor):
             return
         self.values[path] = kept = tensor.detach().clone()

@@ -11,8 +11,8 @@ from torch import nn
 from torch.utils.data import Dataset, Subset, TensorDataset
 
 import partnets
+from partnets.evaluation.marginal_likelihood import lml
 from partnets.evaluation.metrics import accuracy, loss_matrix, mean_loss, per_subnetwork
-from partnets.evaluation.out_of_chunk import lml
 from partnets.subnetworks.parameters import partitioned_parameters
 from partnets.subnetworks.state import state_of
 from partnets.utils.modules import evaluating
