@@ -1,6 +1,6 @@
 """Data sets of experiments by name, from local files; nothing is ever downloaded.
 
-torchvision reads the images of CIFAR-10 and Tiny ImageNet, and is imported when they are loaded.
+torchvision reads CIFAR-10, and is imported when that is loaded.
 """
 
 from __future__ import annotations
@@ -13,12 +13,14 @@ from dataclasses import replace
 from os import PathLike
 from pathlib import Path
 
+import numpy
 import torch
+from PIL import Image
 from torch import Generator, Tensor
+from tqdm import tqdm
 
 from partkernels.arguments import check_seed
 from partnets.data import Data, digits, moments
-from partnets.data.folders import decode
 
 # CIFAR-10's constants, rounded as in published code for the rotated data sets.
 MEAN = (125.3 / 255, 123.0 / 255, 113.9 / 255)
@@ -125,23 +127,21 @@ def cifar10(root: str | PathLike) -> Data:
         root: a folder with cifar-10-batches-py, which is in cifar-10-python.tar.gz, or that folder itself:
             data_batch_1 to data_batch_5, test_batch and batches.meta. They are pickles, which can run code, and are
             read only if they have the official MD5. Or a folder with cifar10/train/<class>/*.png and
-            cifar10/test/<class>/*.png, a common form of copies, which Data.from_folder reads.
+            cifar10/test/<class>/*.png, a common form of copies.
 
     Returns:
         Images uint8 [n, 3, 32, 32], red, green and blue. mean and std are the constants of published code.
 
     Raises:
         FileNotFoundError: a file is missing. The binary version, cifar-10-batches-bin, is not read.
-        ValueError: a file is not the official one, or images are not of ten classes, 32x32 and in colour.
+        ValueError: a file is not the official one, or an image is not of 32x32.
     """
-    if (images := Path(root, "cifar10")).is_dir():
-        found = Data.from_folder(images)  # the official labels are in the order of the classes' names
-        shape = list(found.train[0].shape[1:])
-        if shape != [3, 32, 32] or found.classes != 10:
-            raise _damaged(images, f"has {found.classes} classes of images {shape}", "10 classes of 32x32, in colour")
-        return Data("cifar10", found.train, found.test, 10, MEAN, STD)
-
     from torchvision import datasets
+
+    if (images := Path(root, "cifar10")).is_dir():
+        # The official labels are in the order of the classes' names.
+        train, test = (_decoded(datasets.ImageFolder(images / part).samples, 32) for part in ("train", "test"))
+        return Data("cifar10", train, test, 10, MEAN, STD)
 
     class Files(datasets.CIFAR10):
         base_folder = ""  # makes root the folder of the files
@@ -188,11 +188,23 @@ def tiny_imagenet(root: str | PathLike) -> Data:
             raise FileNotFoundError(f"there are no {folder}/train/{wnid}/images/*.JPEG, a class of {wnids_path}.")
         train += [(str(path), label) for path in paths]
     tested = _validation_files(folder, {wnid: label for label, wnid in enumerate(wnids)})
-    images, labels = decode(train + tested, None)
-    if images.shape[1:] != (3, 64, 64):
-        raise _damaged(folder, f"has images {list(images.shape[1:])}", "64x64, in colour")
-    train, test = ((images[part], labels[part]) for part in (slice(len(train)), slice(len(train), None)))
+    train, test = _decoded(train, 64), _decoded(tested, 64)
     return Data("tiny-imagenet", train, test, len(wnids), *moments(train[0]))
+
+
+def _decoded(files: list[tuple[str, int]], size: int) -> tuple[Tensor, Tensor]:
+    """Return the images of (path, label), uint8 [n, 3, size, size], and the labels, int64 [n]."""
+    images = torch.empty(len(files), 3, size, size, dtype=torch.uint8, device="cpu")
+    for image, (path, _) in zip(images, tqdm(files, unit=" images", disable=None), strict=True):
+        try:
+            with Image.open(path, formats=("JPEG", "PNG")) as picture:
+                pixels = numpy.array(picture.convert("RGB"))
+        except Exception as error:  # Pillow raises many types
+            raise _damaged(path, f"cannot be decoded ({error})", f"an image of {size}x{size}") from error
+        if pixels.shape[:2] != (size, size):
+            raise _damaged(path, f"is an image of {pixels.shape[1]}x{pixels.shape[0]}", f"one of {size}x{size}")
+        image[:] = torch.from_numpy(pixels).permute(2, 0, 1)
+    return images, torch.tensor([label for _, label in files], device="cpu")
 
 
 def _validation_files(folder: Path, labels: dict[str, int]) -> list[tuple[str, int]]:

@@ -2,7 +2,7 @@
 
 Images keep the dtype of their files, mostly uint8, and a model begins with a layer that converts them to floats:
 
-    data = partnets.data.Data.from_folder("flowers", size=64)
+    data = partnets.data.Data.from_arrays((images, labels))
     network = nn.Sequential(Normalise(data.mean, data.std), ...)
     model = nn.Sequential(ToFloat(), hyper.Averaged(hyper.Affine(), network))
     chunks = partnets.chunk(data.train, (0.9, 0.1))

@@ -1,4 +1,4 @@
-"""Data: a data set in memory, from arrays, image folders or scikit-learn, and its rotated version."""
+"""Data: a data set in memory, from arrays or scikit-learn, and its rotated version."""
 
 from __future__ import annotations
 
@@ -6,8 +6,6 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from numbers import Real
-from os import PathLike
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -15,7 +13,6 @@ import torch.nn.functional as F
 from torch import Generator, Tensor
 
 from partkernels.arguments import check_seed
-from partnets.data import folders
 from partnets.data.examples import as_tensor
 from partnets.data.splitting import stratified
 from partnets.hyper.affine import GENERATORS
@@ -43,7 +40,6 @@ class Data:
         mean, std: of each channel or feature over the training set, for images in units of [0, 1]. A rotated version
             keeps those of the upright set.
         angles: the rotation of each training image in radians, or None without rotation.
-        names: the names of the classes in the order of their labels, or empty.
 
     Example:
         >>> images, labels = torch.zeros(6, 1, 4, 4, dtype=torch.uint8), torch.arange(6) % 2
@@ -59,56 +55,6 @@ class Data:
     mean: tuple[float, ...]
     std: tuple[float, ...]
     angles: Tensor | None = None
-    names: tuple[str, ...] = ()
-
-    @classmethod
-    def from_folder(
-        cls, root: str | PathLike, size: int | tuple[int, int] | None = None, *, test: float = 0.2, seed: int = 0
-    ) -> Data:
-        """Read images from a folder with one subfolder for each class. Needs torchvision.
-
-        Classes are numbered in the order of their names, as in torchvision's ImageFolder, and images are turned upright
-        by their EXIF orientation. All are kept in memory.
-
-        Args:
-            root: has a folder for each class, or train and test (or val, valid, validation) with such folders. If it
-                has both test and val, the images of val join the training set, as no validation set is needed.
-            size: height and width, or one number for both, to which images are scaled and centre-cropped; None if all
-                have the same size.
-            test: the share of each class that becomes the test set, if the folder has no test part.
-            seed: an int in [0, 2**63), seed of that split.
-
-        Returns:
-            Images uint8 [n, 3, height, width], or [n, 1, height, width] if all files are grey.
-
-        Raises:
-            ImportError: torchvision is not installed.
-            FileNotFoundError: there is no such folder, or a class has no image.
-            ValueError: a file is damaged or has more than 8 bits a channel; sizes differ and size is None; a class is
-                only in the test part; root has parts of other names.
-
-        Example:
-            >>> import pathlib, tempfile
-            >>> from PIL import Image
-            >>> with tempfile.TemporaryDirectory() as root:
-            ...     for path in (pathlib.Path(root, kind, f"{i}.png") for kind in ("cat", "dog") for i in range(5)):
-            ...         path.parent.mkdir(exist_ok=True)
-            ...         Image.new("RGB", (12, 8)).save(path)
-            ...     data = Data.from_folder(root, size=8)
-            >>> data.train[0].shape, len(data.test[0]), data.names
-            (torch.Size([8, 3, 8, 8]), 2, ('cat', 'dog'))
-        """
-        check_seed("seed", seed)
-        parts, classes = folders.find(Path(root))
-        x, y = folders.decode([file for part in parts for file in part], size)
-        if len(parts) == 1:
-            train, tested = _split(x, y, test, seed)
-        else:
-            is_tested = torch.zeros(len(y), dtype=torch.bool, device="cpu")
-            is_tested[len(parts[0]) : len(parts[0]) + len(parts[1])] = True
-            train, tested = (x[~is_tested], y[~is_tested]), (x[is_tested], y[is_tested])
-        name = Path(root).resolve().name
-        return cls(name, train, tested, len(classes), *moments(train[0]), names=tuple(classes))
 
     @classmethod
     def from_arrays(cls, train: Sequence, test: Sequence | float = 0.2, *, name: str = "arrays", seed: int = 0) -> Data:

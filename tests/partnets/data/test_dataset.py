@@ -1,7 +1,6 @@
-"""Data: from arrays, folders and scikit-learn; rotations, moments, and layers that convert and normalise images."""
+"""Data: from arrays and scikit-learn; rotations, moments, and layers that convert and normalise images."""
 
 import math
-import shutil
 import sys
 
 import numpy
@@ -9,10 +8,7 @@ import pandas
 import pytest
 import torch
 import torch.nn.functional as F
-from PIL import Image
-from torch import nn
 
-import partnets
 from partnets.data import Data, Normalise, ToFloat, digits, moments
 
 LABELS = numpy.array([0, 1, 0, 1])
@@ -98,127 +94,8 @@ def test_digits_are_scikit_learns_split_at_random():
     assert torch.equal(whole.test[1], again.test[1]) and not torch.equal(whole.test[1], other.test[1])
 
 
-def write(path, colour=(10, 20, 30), size=(6, 4), mode="RGB", **options):
-    """Write an image of one colour and return its path; size is (width, height)."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    Image.new(mode, size, colour).save(path, **options)
-    return path
-
-
-def of_two_classes(root, **options):
-    for i in range(5):
-        for kind in ("cat", "dog"):
-            write(root / kind / f"{i}.png", **options)
-    return root
-
-
 def all_of(data):
     return torch.cat([data.train[0], data.test[0]])
-
-
-def test_a_folder_of_classes_is_split_by_class_and_seed(tmp_path):
-    for i in range(10):
-        write(tmp_path / "own/zebra" / f"{i}.png", (i, 0, 0))
-        write(tmp_path / "own/ape" / f"{i}.png", (100 + i, 0, 0))
-    data, again, other = (Data.from_folder(tmp_path / "own", test=0.3, seed=seed) for seed in (1, 1, 2))
-    assert data.names == ("ape", "zebra") and data.classes == 2 and data.name == "own"
-    for x, y in (data.train, data.test):
-        assert ((x[:, 0, 0, 0] >= 100) == (y == 0)).all() and x.shape[1:] == (3, 4, 6) and x.dtype == torch.uint8
-    assert data.test[1].bincount().tolist() == [3, 3]
-    assert sorted(all_of(data)[:, 0, 0, 0].tolist()) == [*range(10), *range(100, 110)]
-    assert torch.equal(data.test[0], again.test[0]) and not torch.equal(data.test[0], other.test[0])
-    assert data.mean == pytest.approx((data.train[0][:, 0].float().mean().item() / 255, 0, 0))
-
-
-def test_a_folder_that_is_split_stays_so_and_validation_images_are_trained_on(tmp_path):
-    for part in ("train", "test", "val"):
-        of_two_classes(tmp_path / part, colour=(len(part), 0, 0))
-    shutil.rmtree(tmp_path / "test" / "cat")
-    data = Data.from_folder(tmp_path)
-    assert data.train[0].shape[0] == 20 and data.train[0].unique().tolist() == [0, 3, 5]
-    assert data.test[0].unique().tolist() == [0, 4] and data.test[1].tolist() == [1] * 5
-    shutil.rmtree(tmp_path / "test")
-    assert Data.from_folder(tmp_path).train[0].unique().tolist() == [0, 5]
-
-
-def test_images_are_scaled_cropped_upright_and_grey_if_all_are(tmp_path):
-    of_two_classes(tmp_path, mode="L", colour=7, size=(4, 6))
-    exif, turned = Image.Exif(), Image.new("L", (6, 4))
-    exif[0x0112] = 6  # orientation: rotated by 90 degrees
-    turned.putpixel((0, 0), 255)
-    turned.save(tmp_path / "cat" / "0.png", exif=exif)
-    images = all_of(Data.from_folder(tmp_path))
-    assert images.shape == (10, 1, 6, 4) and (images[:, 0, 0, 3] == 255).sum() == 1
-    image = Image.new("RGB", (30, 10))
-    image.paste((255, 255, 255), (10, 0, 20, 10))  # the middle third is white
-    image.save(tmp_path / "cat" / "0.png")
-    images = all_of(Data.from_folder(tmp_path, size=5, test=0.5))
-    assert images.shape == (10, 3, 5, 5) and (images > 200).flatten(1).all(1).sum() == 1
-    assert Data.from_folder(tmp_path, size=(2, 7)).train[0].shape[2:] == (2, 7)
-
-
-def damaged(root):
-    (root / "cat" / "3.png").write_bytes(b"no image")
-
-
-def deep(root):
-    Image.fromarray(numpy.full((4, 6), 40000, numpy.uint16)).save(root / "cat" / "3.png")
-
-
-def of_another_size(root):
-    write(root / "dog" / "1.png", size=(6, 5))
-
-
-def without_images(root):
-    (root / "owl").mkdir()
-
-
-def of_an_unknown_class(root):
-    of_two_classes(root / "train")
-    write(root / "test" / "owl" / "0.png")
-
-
-def of_other_parts(root):
-    of_two_classes(root / "Testing")
-
-
-def single(root):
-    for path in root.glob("*/[1-9].png"):
-        path.unlink()
-
-
-def removed(root):
-    shutil.rmtree(root)
-
-
-@pytest.mark.parametrize(
-    ("spoil", "options", "error", "message"),
-    [
-        (damaged, {}, ValueError, r"3\.png cannot be decoded"),
-        (deep, {}, ValueError, r"3\.png has more than 8 bits a channel .*; convert it"),
-        (of_another_size, {}, ValueError, r"png is an image of \d+x\d+, and .* of .*; pass size="),
-        (without_images, {}, FileNotFoundError, "owl"),
-        (of_an_unknown_class, {}, ValueError, "test has the classes owl, and .*train does not"),
-        (of_other_parts, {}, ValueError, "Testing has folders and no images"),
-        (single, {}, ValueError, "each class has a single example"),
-        (removed, {}, FileNotFoundError, "No such file"),
-        (lambda root: None, {"size": 0}, ValueError, "size=0; pass a positive int"),
-        (lambda root: None, {"size": 2.5}, ValueError, r"size=2\.5; pass a positive int"),
-        (lambda root: None, {"test": True}, ValueError, "test=True; pass a share"),
-        (lambda root: None, {"seed": -1}, ValueError, "seed=-1"),
-    ],
-)
-def test_a_folder_that_cannot_be_read_is_named(spoil, options, error, message, tmp_path):
-    spoil(of_two_classes(tmp_path))
-    with pytest.raises(error, match=message):
-        Data.from_folder(tmp_path, **options)
-
-
-def test_images_of_a_folder_train_a_network(tmp_path):
-    data = Data.from_folder(of_two_classes(tmp_path), test=0.4)
-    network = nn.Sequential(ToFloat(), Normalise(data.mean, (1, 1, 1)), nn.Flatten(), nn.Linear(72, 2))
-    result = partnets.tune(network, data, "weight_decay", steps=3, batch_size=8)
-    assert result.model(data.test[0]).shape == (4, 2)
 
 
 def test_arrays_become_data():
@@ -292,10 +169,7 @@ def test_wrong_calls_are_named(use, error, message):
         use()
 
 
-def test_a_missing_library_is_named_with_the_cure(tmp_path, monkeypatch):
+def test_a_missing_library_is_named_with_the_cure(monkeypatch):
     monkeypatch.setitem(sys.modules, "sklearn.datasets", None)
-    monkeypatch.setitem(sys.modules, "torchvision.datasets", None)
     with pytest.raises(ImportError, match="pip install scikit-learn"):
         digits()
-    with pytest.raises(ImportError, match="pip install the torchvision that belongs to PyTorch"):
-        Data.from_folder(tmp_path)
