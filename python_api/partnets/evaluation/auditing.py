@@ -123,8 +123,15 @@ def leaks(
         trial = _Trial(model, compute, batch)
         try:
             return trial.leaks(other, last or count(model))
+        except _WrittenError as error:
+            cure = "compute with the changed value instead, or write into it outside of partnets.subnetwork"
+            return [Leak(path, "is changed in a pass, and other subnetworks would see it", cure) for path in error.args]
         finally:
             trial.before.put_back()
+
+
+class _WrittenError(BaseException):  # not an Exception, as those that a model raises are handled
+    """Raised with the names of parameters that a pass has written into."""
 
 
 class _Trial:
@@ -135,19 +142,11 @@ class _Trial:
         self.before, self.device = Snapshot(model), device_of(model)
         self.parameters = names_of(model, partitioned_parameters(model))
         self.learning, self.evaluates = _learning(model), True
-        # The names of parameters that a pass has written into.
-        self.written: dict[str, None] = {}
 
     def leaks(self, other: Any, last: int) -> list[Leak]:
         """Return all leaks that passes show; `last` is the last subnetwork that learns."""
         self.evaluates = self._evaluates()
-        first, again = self._kept(self._both, 1), self._kept(self._both, 1)
-        if self.written:
-            cure = "compute with the changed value instead, or write into it outside of partnets.subnetwork"
-            return [
-                Leak(path, "is changed in a pass, and other subnetworks would see it", cure) for path in self.written
-            ]
-        if _differing(first, again):
+        if _differing(self._kept(self._both, 1), self._kept(self._both, 1)):
             return [Leak("", "gives a different result each time for the same batch: it has hidden state", APART)]
         found, parts = {}, count(self.model)
         for k in sorted({1, 2, parts // 2, parts - 1} & set(range(1, parts))):
@@ -249,7 +248,7 @@ class _Trial:
                 return trained | self._pass(False, k, self.batch)
 
     def _pass(self, trains: bool, k: int, batch: Any) -> dict[str, Tensor]:
-        """Return what subnetwork k computes in the mode that the model is in, by name; note what it writes into."""
+        """Return what subnetwork k computes in its present mode, by name; raise _WrittenError if it writes."""
         random_state.seed(0)
         still, written, values = evaluating(*(other_norms(self.model) if trains else ())), [], {}
         try:
@@ -268,9 +267,9 @@ class _Trial:
             if not written:
                 raise
         if written:
-            self.written |= dict.fromkeys(written)
             for one in switch_of(self.model).weights:
                 one.key = ()  # defaults may have been written into: make them again
+            raise _WrittenError(*written)
         return values if trains else {f"{name} in evaluation": value for name, value in values.items()}
 
     def _learned(self, loss: Tensor) -> dict[str, Tensor]:
