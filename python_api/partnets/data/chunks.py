@@ -184,13 +184,17 @@ class Chunks:
 
 
 def digest(chunks: Chunks) -> str | None:
-    """Return a digest of a few examples, to detect other or reordered data; None if a dataset may transform them."""
+    """Return a digest of a few examples, to detect other or reordered data; None if a dataset may transform them.
+
+    A list has the digest of a TensorDataset of the same examples.
+    """
     few = torch.linspace(0, len(chunks.order) - 1, DIGESTED, dtype=torch.float64, device="cpu").long()
     dataset, places = below_subsets(chunks.dataset, chunks.order[few])
     if type(dataset) is TensorDataset:
         leaves = dataset[places]
     elif type(dataset) in (list, tuple):
-        leaves = [leaf for i in places.tolist() for leaf in tree_leaves(dataset[i])[:LEAVES]]
+        examples = [tree_leaves(dataset[i])[:LEAVES] for i in places.tolist()]
+        leaves = [leaf for part in itertools.zip_longest(*examples) for leaf in part]  # as in a TensorDataset
     else:
         return None
     found = hashlib.blake2b(digest_size=16)

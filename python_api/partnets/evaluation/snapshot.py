@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 import random
 import sys
 import types
@@ -16,6 +17,7 @@ import torch
 from torch import Generator, Tensor, nn
 
 from partnets.subnetworks.state import state_of
+from partnets.utils.tree_leaves import slots
 
 # Objects of these packages are not part of a model's state: a LightningModule's trainer, for example, leads to
 # everything.
@@ -117,8 +119,9 @@ class Snapshot:
             self._take(path, value.__self__)
         elif isinstance(value, types.FunctionType):
             self._take_function(path, value)
-        elif hasattr(value, "__dict__") and _is_own(value):
-            self._take_dict(path, vars(value))
+        elif _is_own(value):
+            self._take_dict(path, getattr(value, "__dict__", {}))
+            self._take_attributes(path, value, slots(value))
 
     def _take_module(self, path: str, module: nn.Module) -> None:
         """Record a module and its submodules, their tensors first, so that these have the names that torch gives."""
@@ -139,9 +142,13 @@ class Snapshot:
             if not _is_of_library(cls) and id(cls) not in self._seen:
                 self._seen[id(cls)] = cls
                 own = {name: value for name, value in vars(cls).items() if not name.startswith("__")}
-                kept = {name: value for name, value in own.items() if isinstance(value, STATE)}
-                self._restore += [partial(setattr, cls, name, value) for name, value in kept.items()]
-                self._take_parts(cls.__qualname__, kept.items(), partial(setattr, cls))
+                names = [name for name, value in own.items() if isinstance(value, STATE)]
+                self._take_attributes(cls.__qualname__, cls, names)
+
+    def _take_attributes(self, path: str, of: Any, names: list[str]) -> None:
+        kept = {name: getattr(of, name) for name in names}
+        self._restore += [partial(setattr, of, name, value) for name, value in kept.items()]
+        self._take_parts(path, kept.items(), partial(setattr, of))
 
     def _take_tensor(self, path: str, tensor: Tensor) -> None:
         if isinstance(tensor, nn.Parameter):
@@ -217,9 +224,9 @@ def _generator(value: Any) -> tuple[Any, Callable[[], object]] | None:
 
 
 def _is_own(value: Any) -> bool:
-    """Return whether an object is one of the user's, not of a library."""
-    is_plain = not isinstance(value, type | types.ModuleType)
-    return is_plain and (isinstance(value, types.SimpleNamespace) or not _is_of_library(type(value)))
+    """Return whether an object is one of the user's, not of a library, a class, a module of Python or an enum."""
+    is_object = not isinstance(value, type | types.ModuleType | enum.Enum)
+    return is_object and (isinstance(value, types.SimpleNamespace) or not _is_of_library(type(value)))
 
 
 def _is_of_library(of: type | types.FunctionType) -> bool:

@@ -53,10 +53,11 @@ def parts(value: Any) -> list[Any]:
         return list(value.values())
     if isinstance(value, Collection):
         return list(value)
-    slots = [vars(cls).get("__slots__", ()) for cls in type(value).__mro__]
-    names = [name for one in slots for name in ((one,) if isinstance(one, str) else one)]
-    return [
-        getattr(value, name)
-        for name in {**dict.fromkeys(names), **getattr(value, "__dict__", {})}
-        if name not in ("__dict__", "__weakref__") and hasattr(value, name)
-    ]
+    return list(({name: getattr(value, name) for name in slots(value)} | getattr(value, "__dict__", {})).values())
+
+
+def slots(value: Any) -> list[str]:
+    """Return the names of an object's slots that have values, from all of its classes."""
+    found = [vars(cls).get("__slots__", ()) for cls in type(value).__mro__]
+    names = [name for one in found for name in ((one,) if isinstance(one, str) else one)]
+    return [name for name in names if name not in ("__dict__", "__weakref__") and hasattr(value, name)]
