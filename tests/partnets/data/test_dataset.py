@@ -105,7 +105,8 @@ def test_arrays_become_data():
     expected = torch.tensor(x, dtype=torch.float32).flatten(1).sum(1)
     assert torch.allclose(all_of(data).flatten(1).sum(1).sort().values, expected.sort().values)
     given = Data.from_arrays((x.tolist(), [0, 5] * 10), (torch.zeros(2, 1, 5, 5), [5, 7]), name="mine")
-    assert given.classes == 8 and given.test[1].tolist() == [5, 7] and given.name == "mine"
+    assert given.classes == 8 and given.test[1].tolist() == [5, 7]
+    assert str(given) == "Data(mine: 20 examples to train and 2 to test, [1, 5, 5] of float32, 8 classes)"
 
 
 @pytest.mark.parametrize(
@@ -137,6 +138,8 @@ ARRAYS = [
     ((numpy.zeros((4, 3)), list("abab")), {}, TypeError, "an array of <U1; pass numbers"),
     ((torch.eye(4).to_sparse(), LABELS), {}, TypeError, "layout torch.sparse_coo; pass dense"),
     ((numpy.zeros((4, 3)), LABELS), {"test": 0.0}, ValueError, r"test=0\.0; pass a share"),
+    ((numpy.zeros((4, 3)), LABELS), {"test": 0.01}, ValueError, r"test=0\.01 of 4 examples leaves none"),
+    ((numpy.zeros((4, 3)), numpy.arange(4)), {}, ValueError, "each class has a single example"),
     ((numpy.zeros((4, 3)), LABELS), {"test": (numpy.zeros((2, 5)), LABELS[:2])}, ValueError, "of one shape"),
 ]
 

@@ -113,6 +113,10 @@ WRONG = {
     "outside": ({"indices": [[1], [10]]}, ValueError, r"chunk 2 have 10; there are examples 0\.\.9"),
     "empty": ({"indices": [[1], []]}, ValueError, "chunk 2 are empty"),
     "mask": ({"indices": [torch.ones(10, dtype=torch.bool)]}, TypeError, r"are bool \[10\]; .*mask.nonzero"),
+    "floats": ({"indices": [[0.5]]}, TypeError, "are float32"),
+    "ints": ({"indices": [1, 2]}, TypeError, "indices of chunk 1 are a int; pass a sequence for each chunk"),
+    "flat": ({"indices": 7}, TypeError, "indices is a int"),
+    "no keys": ({"groups": [[1]] * 10}, TypeError, "groups has labels that can be no dict's keys"),
     "both": ({"indices": [[1], [2]], "proportions": (0.5, 0.5)}, ValueError, "leave proportions, groups and strat"),
     "neither": ({"proportions": None}, ValueError, "neither proportions nor indices"),
 }
