@@ -233,8 +233,10 @@ def test_labels_that_a_loss_ignores_count_nowhere(ignored, shape):
     y[0] = ignored  # a batch of ignored labels only
     expected = F.cross_entropy(x, y, ignore_index=ignored).item()
     losses = [nn.CrossEntropyLoss(ignore_index=ignored, reduction=reduction) for reduction in ("mean", "none")]
-    if ignored:  # 0 is a class, which a user's loss must leave out itself
+    if ignored:
         losses += [own(ignored), own(ignored, reduction="none")]
+    else:  # a class, which a user's loss must leave out itself
+        losses += [lambda output, y: F.cross_entropy(output, y, reduction="none")[y != 0]]
     for loss in losses:
         for batch_size in (1, 3, 8):
             assert partnets.mean_loss(nn.Identity(), (x, y), loss, batch_size=batch_size) == pytest.approx(expected)
