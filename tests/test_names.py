@@ -24,7 +24,7 @@ PUBLIC = {
         estimate_statistics explain_partition finalize held_out hyper lml loggers loss_matrix mean_loss merge optim
         partition partitions per_subnetwork reassign register single_chunk subnetwork tune without_rule""",
     "partnets.training.callbacks": "Callback every record_loss_matrix subnetwork_metrics",
-    "partnets.data": """Data Normalise ToFloat cifar10 digits load mnist moments tiny_imagenet""",
+    "partnets.data": """Data Normalise ToFloat digits moments""",
     "partnets.distributed": """DDP OptimizerState Packing SharedChunks Trainer all_reduce_packed check_agreement draw
         fully_shard load save share""",
     "partnets.hyper": """Affine Averaged ColourJitter ConcreteDropout Hyperparameter ImmerAffine InputMask Learned Range

@@ -14,13 +14,13 @@ import torch
 import partnets
 from partbench import baselines
 from partbench.baselines import last_layer
+from partbench.datasets import load, subset
 from partbench.paper import report, runs, validation
 from partbench.paper.__main__ import main
 from partbench.paper.experiment import EXPERIMENTS, Experiment, text
 from partbench.paper.methods import Learner
 from partbench.paper.recipes import RECIPES, first_affine, recipe
 from partbench.paper.regularisation import DECAY, REGULARISERS, SMOOTHING, Regularised, regularisers
-from partnets.data import load
 
 # Trainings of ten seconds to a minute.
 WEEKLY = pytest.mark.weekly
@@ -290,7 +290,7 @@ def test_finished_trainings_are_kept_and_not_repeated(tmp_path):
 def test_an_interrupted_training_goes_on_to_the_same_result(method, tmp_path, monkeypatch):
     monkeypatch.setattr(runs, "CHECKPOINT_EVERY", 3)
     monkeypatch.setattr("partbench.paper.methods.FINETUNE_EPOCHS", 1)
-    data = load("digits", rotated=True).subset(64)
+    data = subset(load("digits", rotated=True), 64)
 
     def result(name):
         torch.manual_seed(0)
@@ -314,7 +314,7 @@ def test_an_interrupted_training_goes_on_to_the_same_result(method, tmp_path, mo
 
 @pytest.mark.full
 def test_decay_and_smoothing_learn_and_train_the_last_network(tmp_path):
-    data = load("digits", rotated=True).subset(64)
+    data = subset(load("digits", rotated=True), 64)
     learner = Regularised(recipe("digits", quick=True), data, 0, steps=10, checkpoint=tmp_path / "x.checkpoint")
     found = learner.retraining()["regularisers"]
     assert found["decay"] != pytest.approx(DECAY) and found["smoothing"] != pytest.approx(SMOOTHING)
@@ -325,7 +325,7 @@ def test_decay_and_smoothing_learn_and_train_the_last_network(tmp_path):
 
 
 def test_a_test_image_has_its_own_number_of_copies(tmp_path):
-    data = load("digits").subset(8)
+    data = subset(load("digits"), 8)
     chosen = dataclasses.replace(recipe("digits", quick=True), test_samples=3)
     learner = Learner(chosen, data, 0, steps=1, checkpoint=tmp_path / "x.checkpoint")
     model, seen = learner.model(first_affine()), []
@@ -337,7 +337,7 @@ def test_a_test_image_has_its_own_number_of_copies(tmp_path):
 
 @pytest.mark.full
 def test_tune_takes_as_many_passes_and_predicts_by_one_copy_or_by_several(tmp_path):
-    data = load("digits", rotated=True).subset(64)
+    data = subset(load("digits", rotated=True), 64)
     learner = Learner(recipe("digits", quick=True), data, 0, steps=20, checkpoint=tmp_path / "x.checkpoint")
     torch.manual_seed(0)
     found = learner.tune()
@@ -348,7 +348,7 @@ def test_tune_takes_as_many_passes_and_predicts_by_one_copy_or_by_several(tmp_pa
 
 def test_the_last_layers_likelihood_takes_as_many_passes(tmp_path, monkeypatch):
     monkeypatch.setattr("partbench.paper.methods.PRETRAINING", 2)
-    data = load("digits", rotated=True).subset(128)
+    data = subset(load("digits", rotated=True), 128)
     learner = Learner(recipe("digits", quick=True), data, 0, steps=3, checkpoint=tmp_path / "x.checkpoint")
     seen = []
     monkeypatch.setattr(
@@ -365,7 +365,7 @@ def test_the_last_layers_likelihood_takes_as_many_passes(tmp_path, monkeypatch):
 @pytest.mark.full
 @pytest.mark.parametrize("kind", [Learner, Regularised])
 def test_searches_share_the_steps_of_one_partitioned_run(kind, tmp_path):
-    data = load("digits", rotated=True).subset(64)
+    data = subset(load("digits", rotated=True), 64)
     learner = kind(recipe("digits", quick=True), data, 0, steps=6, checkpoint=tmp_path / "x.checkpoint")
     found = learner.tpe()["psi"]
     assert 0 < found["rotation"] < 180 and set(REGULARISERS).issubset(found) == (kind is Regularised)

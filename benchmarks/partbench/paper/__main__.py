@@ -2,7 +2,7 @@
 
     python -m partbench.paper augmentation                     # three seeds on scikit-learn's digits
     python -m partbench.paper augmentation --quick             # a minute
-    python -m partbench.paper augmentation --dataset cifar10   # from PARTNETS_DATA or ./data; see partnets.data
+    python -m partbench.paper augmentation --dataset cifar10   # from PARTNETS_DATA or ./data; see partbench.datasets
     python -m partbench.paper augmentation --dataset cifar10 --device cuda --only method=partitioned
     python -m partbench.paper all --quick                      # every experiment, on its first data set
     python -m partbench.paper page                             # update docs/paper and its pictures, without training

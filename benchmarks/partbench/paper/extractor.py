@@ -12,10 +12,11 @@ from torch import nn
 
 import partnets
 from partbench import models
+from partbench.datasets import load
 from partbench.paper.experiment import Claim, Experiment, Record, Table, at_least, registered, select, text
 from partbench.paper.runs import fit
 from partnets import hyper, optim
-from partnets.data import Normalise, ToFloat, load
+from partnets.data import Normalise, ToFloat
 
 # Chunks: nearly all data are unseen by some subnetwork and train ψ; the alternative is the usual validation set.
 PROPORTIONS = {"partitioned": (0.1, 0.8, 0.1), "validation": (0.9, 0.1)}

@@ -19,6 +19,7 @@ from torch import nn
 import partnets
 from partbench import models, quiet
 from partbench.baselines import AugerinoClient
+from partbench.datasets import load, subset
 from partbench.paper.experiment import (
     Claim,
     Experiment,
@@ -34,7 +35,7 @@ from partbench.paper.experiment import (
 )
 from partbench.paper.recipes import digits_network, files_of, first_affine
 from partnets import federated, hyper, optim
-from partnets.data import Data, Normalise, ToFloat, load
+from partnets.data import Data, Normalise, ToFloat
 from partnets.utils.files import replacing
 
 METHODS = {"fedavg": "FedAvg", "augerino": "FedAvg + Augerino", "partitioned": "FedAvg + partitioned"}
@@ -132,7 +133,7 @@ class Federation:
             self.of = replace(self.of, samples=min(self.of.samples, 4))
         whole = load(files_of(setting["dataset"]), rotated=self.rotated, seed=0)
         # The subset of the data and its split among clients are the same for all seeds and methods.
-        self.data: Data = whole.subset(setting["examples"], seed=0)
+        self.data: Data = subset(whole, setting["examples"], seed=0)
         self.parts = self._split()
 
     def make_model(self) -> tuple[nn.Module, list[nn.Module]]:

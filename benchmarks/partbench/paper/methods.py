@@ -13,11 +13,12 @@ from torch import nn
 
 import partnets
 from partbench import baselines
+from partbench.datasets import load, subset
 from partbench.paper.experiment import Record, rotation
 from partbench.paper.recipes import AVERAGED, Recipe, files_of, first_affine, recipe, small_affine
 from partbench.paper.runs import fit
 from partnets import hyper
-from partnets.data import Data, Normalise, ToFloat, load
+from partnets.data import Data, Normalise, ToFloat
 
 # The trainings of a search, which together cost as much as one partitioned run.
 TRIALS = 6
@@ -70,7 +71,7 @@ class Learner:
         seed, chosen = setting["seed"], recipe(setting["dataset"], setting.get("quick", False))
         data = load(files_of(setting["dataset"]), rotated=setting.get("rotated", True), seed=seed)
         if "examples" in setting:
-            data = data.subset(setting["examples"], seed=seed)
+            data = subset(data, setting["examples"], seed=seed)
         made = cls(chosen, data, seed, setting["steps"], checkpoint)
         if setting.get("bfloat16"):
             made.memory_format = torch.channels_last

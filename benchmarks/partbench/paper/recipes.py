@@ -190,7 +190,7 @@ RECIPES |= FOR_PROCESSORS
 
 
 def files_of(dataset: str) -> str:
-    """Return the name of a data set in partnets.data.load.
+    """Return the name of a data set in partbench.datasets.load.
 
     Example:
         >>> files_of("mnist-cpu"), files_of("digits")

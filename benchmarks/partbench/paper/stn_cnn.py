@@ -9,6 +9,7 @@ import torch
 from torch import nn
 from torch.utils.data import TensorDataset
 
+from partbench.datasets import load, subset
 from partbench.paper.experiment import registered
 from partbench.paper.tuning import Task, Tuning
 from partnets import data, hyper
@@ -122,8 +123,8 @@ class AlexNet(nn.Module):
 
 
 def cifar10_task(seed: int, steps: int, examples: int = 50_000, width: int = 1) -> Task:
-    """Return a task on `examples` CIFAR-10 training images, a fifth for validation; from files, see partnets.data."""
-    found = data.load("cifar10", seed=seed).subset(examples, seed)
+    """Return a task on `examples` CIFAR-10 training images, a fifth for validation."""
+    found = subset(load("cifar10", seed=seed), examples, seed)
     (x, y), test = ((images.float() / 255, labels) for images, labels in (found.train, found.test))
     order = torch.randperm(len(x), generator=torch.Generator().manual_seed(seed))
     held = len(x) // 5

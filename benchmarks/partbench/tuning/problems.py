@@ -20,8 +20,8 @@ import numpy
 import torch
 from torch import Tensor, nn
 
+from partbench.datasets import mnist
 from partnets import hyper
-from partnets.data import mnist
 
 # Problems on which the defaults of partnets.tune were chosen; all others only judge. "nothing" is one of them because
 # it showed that an earlier choice was too cautious.

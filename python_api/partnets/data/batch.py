@@ -106,14 +106,26 @@ def is_torchs(loss: Any) -> bool:
 def losses(loss: Loss, output: Any, y: Any) -> Tensor:
     """Return loss(output, y), a scalar mean or losses with a dimension; torch's own criteria receive the logits."""
     function = loss.func if isinstance(loss, functools.partial) else loss
-    found = loss(scores(output) if is_torchs(function) else output, y)
+    output = scores(output) if is_torchs(function) else output
+    found = loss(output, y)
     if not isinstance(found, Tensor):
         raise TypeError(
             f"loss(output, y) gave a {type(found).__name__}; it must give a tensor: a mean, or the loss of each target."
         )
-    # A mean with keepdim=True. For a batch of one example it may be that example's loss, and is kept.
+    # For a batch of one example, a mean with keepdim=True is that example's loss.
     single = found.shape == (1,) and isinstance(y, Tensor) and y.dim() > 0 and len(y) > 1
-    return found[0] if single else found
+    return found[0] if single and not _counts_one(loss, output, y) else found
+
+
+def _counts_one(loss: Loss, output: Any, y: Tensor) -> bool:
+    """Return whether a loss [1] is that of the only target that counts, not a mean with keepdim=True."""
+    if not isinstance(output, Tensor):
+        return False
+    try:
+        with preserved(output.device), torch.no_grad():
+            return len(loss(output.repeat_interleave(2, 0), y.repeat_interleave(2, 0))) == 2
+    except (RuntimeError, TypeError, ValueError, IndexError):  # a custom loss that needs the original batch
+        return False
 
 
 def mean(loss: Loss, output: Any, y: Any) -> Tensor:
@@ -153,26 +165,14 @@ def check_no_sum(loss: Loss, output: Any, y: Any, value: Tensor) -> None:
         )
 
 
-def total(loss: Loss, output: Any, y: Any, examples: int) -> tuple[float, int]:
-    """Return the sum of a batch's losses, and their number: of examples, or of targets that count.
-
-    Losses with a dimension are summed; partnets.utils.likelihood.counted says which count. A mean is multiplied by the
-    number of targets that are classes of the logits [batch, classes, ...] or [batch, ..., classes]. The ignore_index of
-    torch's losses does not count, nor do other numbers that are not classes if the loss does not depend on the logits
-    there. For torch's binary and count losses, the factor is the number of entries of y; otherwise the number of
-    examples.
-
-    Example:
-        >>> logits, y = torch.zeros(2, 5, 3), torch.tensor([[0, 1, -100], [2, -100, -100]])  # [batch, classes, length]
-        >>> total(nn.functional.cross_entropy, logits, y, examples=2)  # 3 tokens, each log 5
-        (4.828..., 3)
-    """
-    found, count = summed(loss, output, y, examples)
-    return found.item(), count
-
-
 def summed(loss: Loss, output: Any, y: Any, examples: int) -> tuple[Tensor, int]:
-    """Return total's result with a differentiable sum, a float64 scalar on the CPU.
+    """Return the differentiable sum of a batch's losses, a float64 scalar on the CPU, and their number.
+
+    Their number is that of examples, or of targets that count. Losses with a dimension are summed;
+    partnets.utils.likelihood.counted says which count. A mean is multiplied by the number of targets that are classes
+    of the logits [batch, classes, ...] or [batch, ..., classes]. The ignore_index of torch's losses does not count, nor
+    do other numbers that are not classes if the loss does not depend on the logits there. For torch's binary and count
+    losses, the factor is the number of entries of y; otherwise the number of examples.
 
     Example:
         >>> logits, y = torch.zeros(2, 3, requires_grad=True), torch.tensor([0, -100])

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
+import numpy
 import torch
 from torch import Generator, Tensor
 from torch.utils._pytree import tree_leaves
@@ -16,7 +17,7 @@ from torch.utils.data import Dataset, Subset, TensorDataset, default_collate
 
 from partkernels.arguments import check_seed, sizes
 from partnets.data.examples import Collate, Indices, as_dataset, below_subsets, collated, refuse_separate
-from partnets.data.fetching import Request, batches, fetch, fetched
+from partnets.data.fetching import Request, fetch, fetched
 from partnets.data.splitting import codes, given, grouped, stratified
 from partnets.utils.checks import check_at_least
 
@@ -60,9 +61,6 @@ class Chunks:
         self._examples, self._places = below_subsets(dataset, order)
         self._ends = [0, *itertools.accumulate(self.sizes)]
 
-    def __setstate__(self, state: dict) -> None:
-        self.__dict__.update({"collate": default_collate} | state)  # absent in older pickles
-
     @property
     def count(self) -> int:
         """The number of chunks C."""
@@ -77,8 +75,8 @@ class Chunks:
     def fingerprint(self) -> str:
         """An identifier of these chunks: a hexadecimal digest of the split, a hyphen, and one of up to 64 examples.
 
-        It is the same in every process and on every machine. The second digest needs tensors, or a list of tensors,
-        numbers and text. It is empty for other lists and for a Dataset, which may transform its examples. See is_of.
+        It is the same in every process and on every machine. The second digest is empty for a Dataset, which may
+        transform its examples, and for a list of other things than tensors, arrays, numbers and text. See is_of.
 
         Example:
             >>> x = torch.arange(10)
@@ -161,16 +159,6 @@ class Chunks:
         """Yield the batches of requests, by a DataLoader with these options. Close it to end its processes."""
         return fetched(self._examples, self.collate, requests, loading)
 
-    def batches(self, k: int, batch_size: int) -> Iterator:
-        """Yield D_k in batches, each example once, in a fixed order; the last batch may be smaller.
-
-        Example:
-            >>> chunks = chunk(TensorDataset(torch.arange(10)), (0.5, 0.5))
-            >>> [len(x) for (x,) in chunks.batches(1, batch_size=2)]
-            [2, 2, 1]
-        """
-        return batches(self.dataset, batch_size, self.indices(k), self.collate)
-
     def __len__(self) -> int:
         return self.count
 
@@ -198,41 +186,36 @@ class Chunks:
 def digest(chunks: Chunks) -> str | None:
     """Return a digest of a few examples, to detect other or reordered data; None if a dataset may transform them.
 
-    A list is identified by its tensors, numbers and text, and has the digest of a TensorDataset of the same examples.
+    A list has the digest of a TensorDataset of the same examples.
     """
-    last = len(chunks.order) - 1
-    # In float32, as in older checkpoints. Above 2^24 the last index is rounded up, out of range, hence the clamp.
-    few = chunks.order[torch.linspace(0, last, DIGESTED, device="cpu").long().clamp(max=last)]
-    dataset, places = below_subsets(chunks.dataset, few)
-    digest = hashlib.blake2b(digest_size=16)
+    few = torch.linspace(0, len(chunks.order) - 1, DIGESTED, dtype=torch.float64, device="cpu").long()
+    dataset, places = below_subsets(chunks.dataset, chunks.order[few])
+    if type(dataset) is TensorDataset:
+        leaves = dataset[places]
+    elif type(dataset) in (list, tuple):
+        examples = [tree_leaves(dataset[i])[:LEAVES] for i in places.tolist()]
+        leaves = [leaf for part in itertools.zip_longest(*examples) for leaf in part]  # as in a TensorDataset
+    else:
+        return None
+    found = hashlib.blake2b(digest_size=16)
     try:
-        if type(dataset) is TensorDataset:
-            leaves = dataset[places]
-        elif type(dataset) in (list, tuple):
-            examples = [tree_leaves(dataset[i])[:LEAVES] for i in places.tolist()]
-            leaves = [leaf for part in itertools.zip_longest(*examples) for leaf in part]
-        else:
-            return None
         for leaf in leaves:
-            digest.update(_content(leaf))
+            found.update(_content(leaf))
     except Exception:  # examples may be anything; they then have no digest
         return None
-    return digest.hexdigest()
+    return found.hexdigest()
 
 
 def _content(leaf: Any) -> bytes:
-    """Return the bytes of a tensor, a number, text, an array or an image; raise for anything else."""
-    if isinstance(leaf, bool | int | float | complex):
-        kinds = {float: torch.float64, complex: torch.complex128}
-        leaf = torch.tensor(leaf, dtype=kinds.get(type(leaf)), device="cpu")
+    """Return the bytes of a tensor, a number, text, an array or an image; raise TypeError for anything else."""
     if isinstance(leaf, Tensor):
         return leaf.detach().cpu().resolve_conj().resolve_neg().reshape(-1).view(torch.uint8).numpy().tobytes()
     if leaf is None or isinstance(leaf, str | bytes):
-        text = leaf.encode(errors="surrogatepass") if isinstance(leaf, str) else leaf or b""
-        return f"{type(leaf).__name__} of {len(text)}: ".encode() + text
-    if getattr(getattr(leaf, "dtype", None), "hasobject", False):
+        return repr(leaf).encode()
+    array = numpy.asarray(leaf)
+    if array.dtype.hasobject:
         raise TypeError("these bytes are addresses")
-    return leaf.tobytes()
+    return array.tobytes()
 
 
 def chunk(

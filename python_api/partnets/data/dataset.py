@@ -1,22 +1,26 @@
-"""Data: a data set in memory, with random subsets and a rotated version."""
+"""Data: a data set in memory, from arrays or scikit-learn, and its rotated version."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from os import PathLike
-from pathlib import Path
+from numbers import Real
+from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Generator, Tensor
 
 from partkernels.arguments import check_seed
-from partnets.data import folders
 from partnets.data.examples import as_tensor
+from partnets.data.splitting import stratified
 from partnets.hyper.affine import GENERATORS
 from partnets.hyper.warp import warp
+from partnets.utils.checks import check_at_least
 
+# The number of scikit-learn's digits.
+EXAMPLES = 1797
 # Images converted to floats at once: about 50 MB for 3x64x64.
 BATCH = 1000
 
@@ -33,16 +37,15 @@ class Data:
         train, test: (x, y): images [n, channels, height, width] or features [n, features], and labels, int64 [n],
             in 0..classes-1.
         classes: the number of classes.
-        mean, std: of each channel or feature over the training set, for images in units of [0, 1]. Subsets and
-            rotated versions keep the values of the full, upright set.
+        mean, std: of each channel or feature over the training set, for images in units of [0, 1]. A rotated version
+            keeps those of the upright set.
         angles: the rotation of each training image in radians, or None without rotation.
-        names: the names of the classes in the order of their labels, or empty.
 
     Example:
         >>> images, labels = torch.zeros(6, 1, 4, 4, dtype=torch.uint8), torch.arange(6) % 2
         >>> data = Data("stripes", (images, labels), (images[:2], labels[:2]), 2, *moments(images))
-        >>> data.subset(4).rotated()
-        Data(rotated-stripes: 4 examples to train and 2 to test, [1, 4, 4] of uint8, 2 classes)
+        >>> data.rotated()
+        Data(rotated-stripes: 6 examples to train and 2 to test, [1, 4, 4] of uint8, 2 classes)
     """
 
     name: str
@@ -52,52 +55,6 @@ class Data:
     mean: tuple[float, ...]
     std: tuple[float, ...]
     angles: Tensor | None = None
-    names: tuple[str, ...] = ()
-
-    @classmethod
-    def from_folder(
-        cls, root: str | PathLike, size: int | tuple[int, int] | None = None, *, test: float = 0.2, seed: int = 0
-    ) -> Data:
-        """Read images from a folder with one subfolder for each class. Needs torchvision.
-
-        Classes are numbered in the order of their names, as in torchvision's ImageFolder, and images are turned upright
-        by their EXIF orientation. All are kept in memory.
-
-        Args:
-            root: has a folder for each class, or train and test (or val, valid, validation) with such folders. If it
-                has both test and val, the images of val join the training set, as no validation set is needed.
-            size: height and width, or one number for both, to which images are scaled and centre-cropped; None if all
-                have the same size.
-            test: the share of each class that becomes the test set, if the folder has no test part.
-            seed: an int in [0, 2**63), seed of that split.
-
-        Returns:
-            Images uint8 [n, 3, height, width], or [n, 1, height, width] if all files are grey.
-
-        Raises:
-            ImportError: torchvision is not installed.
-            FileNotFoundError: there is no such folder, or a class has no image.
-            ValueError: a file is damaged, has more than 8 bits a channel or is linked twice; sizes differ and size is
-                None; a class is only in the test part; root has parts of other names.
-
-        Example:
-            >>> import pathlib, tempfile
-            >>> from PIL import Image
-            >>> with tempfile.TemporaryDirectory() as root:
-            ...     for path in (pathlib.Path(root, kind, f"{i}.png") for kind in ("cat", "dog") for i in range(5)):
-            ...         path.parent.mkdir(exist_ok=True)
-            ...         Image.new("RGB", (12, 8)).save(path)
-            ...     data = Data.from_folder(root, size=8)
-            >>> data.train[0].shape, len(data.test[0]), data.names
-            (torch.Size([8, 3, 8, 8]), 2, ('cat', 'dog'))
-        """
-        check_seed("seed", seed)
-        if not isinstance(root, str | PathLike):
-            raise TypeError(f"root is of type {type(root).__name__}; pass the path of a folder.")
-        files = folders.find(Path(root), test, seed)
-        train, tested = folders.decode([files.train, files.test], size)
-        name = Path(root).resolve().name
-        return cls(name, train, tested, len(files.classes), *moments(train[0]), names=tuple(files.classes))
 
     @classmethod
     def from_arrays(cls, train: Sequence, test: Sequence | float = 0.2, *, name: str = "arrays", seed: int = 0) -> Data:
@@ -121,52 +78,24 @@ class Data:
         """
         check_seed("seed", seed)
         x, y = _pair("train", train)
-        if not isinstance(test, tuple | list):
-            parts = folders.share_off(y, test, seed)
-            pairs = (x[parts == 0], y[parts == 0]), (x[parts == 1], y[parts == 1])
-        else:
-            pairs = (x, y), _pair("test", test)
-        if not len(pairs[0][0]) or not len(pairs[1][0]) or pairs[0][0].shape[1:] != pairs[1][0].shape[1:]:
-            shapes = " and ".join(str(list(x.shape)) for x, _ in pairs)
+        is_pair = isinstance(test, tuple | list)
+        (x, y), (test_x, test_y) = ((x, y), _pair("test", test)) if is_pair else _split(x, y, test, seed)
+        if x.shape[1:] != test_x.shape[1:]:
+            shapes = f"{list(x.shape)} and {list(test_x.shape)}"
             raise ValueError(f"x to train and to test are {shapes}; pass examples of one shape for both.")
-        largest = int(max(y.max() for _, y in pairs))
-        if largest >= len(pairs[0][1]) + len(pairs[1][1]):
+        largest, examples = int(max(y.max(), test_y.max())), len(y) + len(test_y)
+        if largest >= examples:
             raise ValueError(
-                f"there is a label {largest} of {len(pairs[0][1]) + len(pairs[1][1])} examples; pass labels from 0,"
-                " such as numpy.unique(y, return_inverse=True)[1]."
+                f"there is a label {largest} of {examples} examples; pass labels from 0, such as numpy.unique(y,"
+                " return_inverse=True)[1]."
             )
-        return cls(name, *pairs, 1 + largest, *moments(pairs[0][0]))
-
-    def subset(self, n: int, seed: int = 0) -> Data:
-        """Return n random training examples and all test examples; with one seed, smaller subsets are in larger ones.
-
-        Args:
-            n: 1 to the number of training examples.
-            seed: an int in [0, 2**63).
-
-        Raises:
-            ValueError: n or seed is out of range.
-
-        Example:
-            >>> x, y = torch.rand(10, 2), torch.arange(10)
-            >>> data = Data("ten", (x, y), (x, y), 10, *moments(x))
-            >>> set(data.subset(3).train[1].tolist()) < set(data.subset(5).train[1].tolist())
-            True
-        """
-        check_seed("seed", seed)
-        x, y = self.train
-        if isinstance(n, bool) or not isinstance(n, int) or not 1 <= n <= len(x):
-            raise ValueError(f"n={n!r}, but {self.name} has {len(x)} training examples; pass an int in 1..{len(x)}.")
-        chosen = torch.randperm(len(x), generator=Generator().manual_seed(seed), device="cpu")[:n]
-        angles = None if self.angles is None else self.angles[chosen]
-        return replace(self, train=(x[chosen], y[chosen]), angles=angles)
+        return cls(name, (x, y), (test_x, test_y), 1 + largest, *moments(x))
 
     def rotated(self, seed: int = 0) -> Data:
         """Rotate each training and test image once, by a separate angle from U[-π, π] (Appendix I.5).
 
         This turns MNIST into RotMNIST. Interpolation is bilinear, with black outside. x keeps its dtype, so bytes are
-        rounded. The angles of test images do not depend on the training set. Rotate before taking subsets, so that an
-        image has the same angle in all of them.
+        rounded. The angles of test images do not depend on the training set.
 
         Args:
             seed: an int in [0, 2**63), seed of the angles.
@@ -199,6 +128,19 @@ class Data:
             f"Data({self.name}: {len(x)} examples to train and {len(self.test[0])} to test, {list(x.shape[1:])} of"
             f" {str(x.dtype).removeprefix('torch.')}, {self.classes} classes)"
         )
+
+
+def _split(x: Tensor, y: Tensor, test: Any, seed: int) -> list[tuple[Tensor, Tensor]]:
+    """Return the training and the test set, which is a share of the examples of each class, chosen at random."""
+    if isinstance(test, bool) or not isinstance(test, Real) or not 0 < test < 1:
+        raise ValueError(f"test={test!r}; pass a share between 0 and 1.")
+    classes = y.unique(return_inverse=True)[1]
+    if classes.bincount().max() < 2:
+        raise ValueError("each class has a single example, so that none can be split off to test; pass more examples.")
+    parts = stratified(classes, (1 - test, test), Generator().manual_seed(seed))
+    if len(parts.unique()) < 2:
+        raise ValueError(f"test={test} of {len(y)} examples leaves none to train or to test; pass another share.")
+    return [(x[parts == part], y[parts == part]) for part in (0, 1)]
 
 
 def _pair(what: str, pair: Sequence) -> tuple[Tensor, Tensor]:
@@ -264,3 +206,39 @@ def _rotate(images: Tensor, angles: Tensor) -> Tensor:
         moved = warp(images[batch].float(), exponents[batch])
         result[batch] = moved if images.is_floating_point() else moved.round()
     return result
+
+
+def digits(size: int = 16, *, test: int = 500, seed: int = 0) -> Data:
+    """Load the 1797 digits of scikit-learn, enlarged bilinearly and split at random. Needs scikit-learn.
+
+    Args:
+        size: height and width of the images, at least 1; 8 leaves them unchanged.
+        test: the number of test examples, 1..1796; the others are for training.
+        seed: an int in [0, 2**63), seed of the split.
+
+    Returns:
+        Images float32 [n, 1, size, size] in [0, 1].
+
+    Raises:
+        ImportError: scikit-learn is not installed.
+        ValueError: a number is out of range.
+
+    Example:
+        >>> digits()
+        Data(digits: 1297 examples to train and 500 to test, [1, 16, 16] of float32, 10 classes)
+    """
+    check_seed("seed", seed)
+    check_at_least(1, size=size, test=test)
+    if test >= EXAMPLES:
+        raise ValueError(f"test={test}, but there are {EXAMPLES} digits; pass 1..{EXAMPLES - 1}.")
+    try:
+        from sklearn.datasets import load_digits
+    except ImportError as error:
+        raise ImportError("digits come with scikit-learn; pip install scikit-learn.") from error
+    images, labels = load_digits(return_X_y=True)
+    images = torch.tensor(images, dtype=torch.float32, device="cpu").view(-1, 1, 8, 8) / 16
+    images = F.interpolate(images, (size, size), mode="bilinear", align_corners=False)
+    order = torch.randperm(EXAMPLES, generator=Generator().manual_seed(seed), device="cpu")
+    images, labels = images[order], torch.tensor(labels, dtype=torch.int64, device="cpu")[order]
+    train = images[:-test], labels[:-test]
+    return Data("digits", train, (images[-test:], labels[-test:]), 10, *moments(train[0]))

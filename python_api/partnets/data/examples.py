@@ -14,12 +14,7 @@ Collate = Callable[[list], Any]
 
 
 class Indices(Sequence):
-    """A sequence of ints stored in an int64 tensor, for a Subset: 8 bytes each instead of 36 in a list.
-
-    Example:
-        >>> list(Indices(torch.tensor([3, 1, 2]))), Indices(torch.tensor([3, 1, 2]))[-1]
-        ([3, 1, 2], 2)
-    """
+    """A sequence of ints stored in an int64 tensor, for a Subset: 8 bytes each instead of 36 in a list."""
 
     def __init__(self, tensor: Tensor) -> None:
         self.tensor = tensor
@@ -110,10 +105,6 @@ def as_tensor(part: Any) -> Tensor:
     Raises:
         TypeError: an array has no numbers, or a tensor is sparse.
         ValueError: a list is not rectangular, or an array has masked entries.
-
-    Example:
-        >>> as_tensor(numpy.arange(3)[::-1])
-        tensor([2, 1, 0])
     """
     if hasattr(part, "iloc"):
         part = part.to_numpy()
@@ -138,13 +129,7 @@ def as_tensor(part: Any) -> Tensor:
 
 
 def refuse_separate(call: str, separate: tuple) -> None:
-    """Raise TypeError if inputs and targets came as two arguments.
-
-    Example:
-        >>> refuse_separate("chunk((x, y), proportions)", (0.8, 0.2))
-        Traceback (most recent call last):
-        TypeError: inputs and targets are one argument: chunk((x, y), proportions).
-    """
+    """Raise TypeError if inputs and targets came as two arguments."""
     if separate:
         raise TypeError(f"inputs and targets are one argument: {call}.")
 
@@ -153,17 +138,11 @@ def _cure(data: Any) -> str | None:
     """Return advice if data are not a map-style dataset, or None."""
     usual = "pass a Dataset with __len__ and __getitem__, or tensors (x, y)"
     if isinstance(data, IterableDataset):
-        return (
-            "chunks access examples repeatedly by index, but an IterableDataset yields them in sequence: use a data set"
-            f" that reads examples by index, or list(dataset); {usual}. Defining"
-            " __len__ is not enough."
-        )
+        return f"chunks need random access to examples, not a sequence of them: pass list(dataset); {usual}."
     if isinstance(data, DataLoader):
         return f"pass its data set, loader.dataset, and its options, such as num_workers, to partnets.Trainer; {usual}."
-    if hasattr(data, "upto") and hasattr(data, "order"):  # Chunks, indexed from 1 to C
+    if hasattr(data, "upto"):
         return f"they are chunks already: pass chunks.dataset; {usual}."
-    if hasattr(data, "iloc"):
-        return f"take its columns: torch.as_tensor(frame[names].to_numpy()); {usual}."
     if isinstance(data, Tensor) or hasattr(data, "__array__"):
         return f"{usual}, such as (torch.as_tensor(x), torch.as_tensor(y)), or a TensorDataset of them."
     if isinstance(data, Mapping):

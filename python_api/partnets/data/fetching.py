@@ -25,29 +25,18 @@ OPTIONS = (
     "multiprocessing_context",
     "pin_memory_device",
 )
-DRAWN = "batches are drawn from the chunks, as the method needs them"
+_DRAWN = "batches are drawn from the chunks at random, as the method needs them"
+_FIT = "pass steps to fit(steps)"
+_OPTIMIZER = "pass optimizer=partnets.optim.AdamW(model, lr=..., weight_decay=...)"
+_LOSS = "pass it as loss="
+# Arguments of DataLoaders and of other libraries' trainers, and their equivalents here.
 REFUSED = {
-    "dataset": "the data are in the chunks",
-    "batch_sampler": DRAWN,
-    "sampler": DRAWN,
-    "shuffle": f"{DRAWN}, at random",
-    "drop_last": f"{DRAWN}, with replacement, so that none is smaller",
-    "generator": "seed= decides the draws",
+    **dict.fromkeys(("dataset", "sampler", "batch_sampler", "shuffle", "drop_last", "generator", "in_order"), _DRAWN),
+    **dict.fromkeys(("lr", "learning_rate", "weight_decay"), _OPTIMIZER),
+    **dict.fromkeys(("steps", "max_steps", "epochs"), _FIT),
+    **dict.fromkeys(("criterion", "loss_fn"), _LOSS),
     "collate_fn": "pass collate= to partnets.chunk, or to the evaluation",
-    "persistent_workers": "worker processes live as long as fit or an evaluation",
-    "in_order": "each batch belongs to its step",
-}
-# Arguments of other libraries' trainers, and their equivalents here.
-TRAINING = {
-    "lr": "pass optimizer=partnets.optim.Adam(model, lr=...)",
-    "learning_rate": "pass optimizer=partnets.optim.Adam(model, lr=...)",
-    "weight_decay": "pass optimizer=partnets.optim.AdamW(model, weight_decay=...)",
-    "epochs": "pass fit(steps); an epoch is len(data) / batch_size steps",
-    "steps": "pass them to fit(steps)",
-    "max_steps": "pass them to fit(steps)",
     "device": "move the model: model.to(device)",
-    "criterion": "pass it as loss=",
-    "loss_fn": "pass it as loss=",
 }
 CPU = torch.device("cpu")
 
@@ -81,19 +70,10 @@ def check_options(loading: Mapping[str, Any], who: str, also: Iterable[str] = ()
     Raises:
         TypeError: an option is not allowed.
         ValueError: the DataLoader rejects them.
-
-    Example:
-        >>> check_options({"num_workers": 0, "pin_memory": True}, "lml")
-        {'num_workers': 0, 'pin_memory': True}
-        >>> check_options({"shuffle": True}, "lml")
-        Traceback (most recent call last):
-        TypeError: lml takes no shuffle: batches are drawn from the chunks, as the method needs them, at random.
     """
     for name in loading.keys() - {*OPTIONS, *also}:
         if name in REFUSED:
             raise TypeError(f"{who} takes no {name}: {REFUSED[name]}.")
-        if name in TRAINING:
-            raise TypeError(f"{who} takes no {name}: {TRAINING[name]}.")
         known = ", ".join((*OPTIONS, *also))
         raise TypeError(f"{who} has no option {name!r}; of a DataLoader's options it takes {known}.")
     check_at_least(0, num_workers=loading.get("num_workers", 0))

@@ -125,7 +125,7 @@ class Loader(DataLoader):
             ValueError: the draws came from other chunks, another seed or other batch sizes.
         """
         own = self.dataset.identity()
-        saved = state.get("of", own)  # absent in older states
+        saved = state["of"]
         if different := [name for name, value in own.items() if saved.get(name) != value]:
             told = ", ".join(f"{name} {saved.get(name)!r} (here {own[name]!r})" for name in different)
             raise ValueError(

@@ -19,10 +19,6 @@ def codes(name: str, labels: Any, total: int) -> Tensor:
     Raises:
         TypeError: labels are none of these.
         ValueError: the number of labels differs from total, or one is None or NaN.
-
-    Example:
-        >>> codes("groups", ["b", "a", "b"], 3)
-        tensor([0, 1, 0])
     """
     one_each = f"pass one label for each of the {total} examples"
     if not isinstance(labels, Sized) or isinstance(labels, str | bytes | Mapping | set) or hasattr(labels, "columns"):
@@ -64,12 +60,6 @@ def grouped(groups: Tensor, classes: Tensor | None, proportions: Sequence[float]
 
     Raises:
         ValueError: there are fewer groups than chunks.
-
-    Example:
-        >>> groups = torch.tensor([0, 0, 1, 2, 2, 3])
-        >>> found = grouped(groups, None, (0.5, 0.5), Generator().manual_seed(0))
-        >>> found.bincount().tolist(), bool(found[0] == found[1] and found[3] == found[4])
-        ([3, 3], True)
     """
     sizes = groups.bincount()
     count, chunks = len(sizes), range(len(proportions))
@@ -107,12 +97,6 @@ def stratified(classes: Tensor, proportions: Sequence[float], generator: Generat
 
     Raises:
         ValueError: all examples have different classes.
-
-    Example:
-        >>> classes = torch.tensor([0] * 8 + [1] * 4)
-        >>> found = stratified(classes, (0.75, 0.25), Generator().manual_seed(0))
-        >>> found[:8].bincount().tolist(), found[8:].bincount().tolist()
-        ([6, 2], [3, 1])
     """
     shares = torch.tensor([float(share) for share in proportions], dtype=torch.float64, device="cpu")
     numbers = classes.bincount()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from itertools import islice
@@ -27,9 +27,8 @@ from partnets.subnetworks.stateful import assign_to_all, remember
 from partnets.subnetworks.statistics import other_norms
 from partnets.subnetworks.switch import noted, switch_of
 from partnets.utils import random_state
-from partnets.utils.contained import tensors
-from partnets.utils.modules import device_of, evaluating, hooked, is_sharded, overlapping, to_device
-from partnets.utils.reached import reached
+from partnets.utils.modules import device_of, evaluating, is_sharded, overlapping, to_device
+from partnets.utils.tree_leaves import tensors
 
 APART = (
     "let a module of the model store it in buffers or attributes, and name that module in partnets.partition(...,"
@@ -72,8 +71,7 @@ def audit(
     subnetwork 1 must not change with the data and weights of a pass of subnetwork C before. State that is written and
     never read is no leak. If the model or the loss raises in evaluation mode, as for detectors that return losses in
     training mode only, passes are in training mode only. No pass may write into partitioned parameters or draw more
-    random numbers for other data, no two parameters may share memory, and the loss must not depend on parameters
-    outside of the model.
+    random numbers for other data, and no two parameters may share memory.
 
     Model, gradients and random states are restored afterwards. Trainers run the audit before their first step.
 
@@ -132,21 +130,8 @@ def leaks(
             trial.before.put_back()
 
 
-class _WrittenError(Exception):
+class _WrittenError(BaseException):  # not an Exception, as those that a model raises are handled
     """Raised with the names of parameters that a pass has written into."""
-
-
-def _differentiate(loss: Tensor, parameters: list[nn.Parameter]) -> None:
-    """Call loss.backward() without hooks on accumulated gradients, by which DistributedDataParallel counts them."""
-    try:
-        grads = torch.autograd.grad(loss, parameters, allow_unused=True, retain_graph=True)
-    except RuntimeError as error:
-        if "checkpoint" not in str(error):  # reentrant checkpoints support only backward()
-            raise
-        loss.backward()
-    else:
-        for parameter, grad in zip(parameters, grads, strict=True):
-            parameter.grad = grad
 
 
 class _Trial:
@@ -156,76 +141,49 @@ class _Trial:
         self.model, self.compute, self.batch = model, compute, batch
         self.before, self.device = Snapshot(model), device_of(model)
         self.parameters = names_of(model, partitioned_parameters(model))
-        self.learning, self.strange, self.evaluates = _learning(model), set(), True
+        self.learning, self.evaluates = _learning(model), True
 
     def leaks(self, other: Any, last: int) -> list[Leak]:
         """Return all leaks that passes show; `last` is the last subnetwork that learns."""
         self.evaluates = self._evaluates()
         if _differing(self._kept(self._both, 1), self._kept(self._both, 1)):
             return [Leak("", "gives a different result each time for the same batch: it has hidden state", APART)]
-        parts, found = count(self.model), {}
-        ks = sorted({1, 2, parts // 2, parts - 1} & set(range(1, parts)))
-        reading = list(islice((leak for k in ks for leak in self._reads_later_weights(k)), 1))
+        found, parts = {}, count(self.model)
+        for k in sorted({1, 2, parts // 2, parts - 1} & set(range(1, parts))):
+            clean = self._kept(self._both, k)
+            for name in self._changed(clean, partial(self._both, k))[:1]:
+                what = f"computes {name} from weights of inactive partitions"
+                found[what] = Leak("", what, "read parameters, and no buffers that partnets.partition has added")
         for trains, first_trains in MODES[: None if self.evaluates else 1] if last > 1 else ():
-            if not found or trains == first_trains:  # otherwise it is probably the same leak
-                for leak in self._remembers(trains, first_trains, other, last):
-                    found.setdefault(leak.path or leak.what, leak)
-        shapes = ", ".join(sorted(str(list(parameter.shape)) for parameter in self.strange))
-        what = f"computes with parameters of shape {shapes} that are not in the model"  # which would not be trained
-        cure = "assign their module to an attribute of the model before partnets.partition, or freeze it"
-        return [*reading, *found.values(), *([Leak("", what, cure)] if shapes else [])]
+            for leak in self._remembers(trains, first_trains, other, last):
+                found.setdefault(leak.path or leak.what, leak)
+        return list(found.values())
 
     def _evaluates(self) -> bool:
         """Return whether the model and the loss can be computed in evaluation mode."""
         try:
             with evaluating(self.model):
                 self._kept(self._pass, False, 1, self.batch)
-        except _WrittenError:
-            raise
         except Exception:  # whatever a loss raises for an output that is none of training; both modes may raise
             return False
         return True
 
-    def _reads_later_weights(self, k: int) -> Iterator[Leak]:
-        """Yield a leak if subnetwork k computes anything from the weights of partitions above k."""
-        clean = self._kept(self._both, k)
-        for name in self._changed(clean, partial(self._both, k), torch.nan, LARGE)[:1]:
-            cure = "read parameters, and no buffers that partnets.partition has added"
-            yield Leak("", f"computes {name} from weights of inactive partitions", cure)
-
     def _remembers(self, trains: bool, first_trains: bool, other: Any, last: int) -> Iterator[Leak]:
         """Yield leaks if a pass of the last subnetwork changes what the first computes afterwards, in these modes."""
-        stateful = switch_of(self.model).stateful
+        run = partial(self._first_after_last, trains, first_trains, last)
 
-        def run(given: Any, factor: float = 1, lost: tuple = (), by: float = 1) -> tuple[dict, list, Snapshot]:
-            with ExitStack() as mode:
-                mode.enter_context(evaluating(*(() if trains else (self.model,))))
-                with self._later_weights(1, factor):
-                    self._pass(trains, last, given)
-                drawn = self._drawn()
-                if first_trains != trains:  # otherwise without a call of train(), which may drop state
-                    mode.close()
-                    mode.enter_context(evaluating(*(() if first_trains else (self.model,))))
-                assign_to_all(self.model, stateful)  # what train() has assigned
-                stored = Snapshot(self.model, known=self.before)
-                for path in lost:
-                    stored.spoil(path, by)
-                remember(stateful)  # which is not assigned to all
-                return self._pass(first_trains, 1, self.batch), drawn, stored
-
-        def reads(*lost: str) -> bool:
+        def reads(*paths: str) -> bool:
             """Return whether the first subnetwork computes from these, be it only to keep the larger of two values."""
-            return bool(self._changed(clean, lambda by: run(self.batch, lost=lost, by=by)[0], torch.nan, LARGE))
+            return bool(self._changed(clean, lambda by: run(self.batch, spoiled=paths, by=by)[0]))
 
         clean, drawn, stored = self._kept(run, self.batch)
-        later, drawn_later, stored_later = self._kept(run, other, -2)
+        later, drawn_later, stored_later = self._kept(run, other, factor=-2)
         if trains and first_trains and not all(map(same, drawn, drawn_later)):
-            path = self._first_drawing(lambda: run(self.batch), lambda: run(other, -2))
             what = "draws random numbers, and how many depends on the data, which changes later noise"
             cure = (
                 "draw as many for each batch: dropout before packing or selecting, an nn.LSTM for each layer, not RReLU"
             )
-            yield Leak(path, what, cure)
+            yield Leak("", what, cure)
         differing, changed = _differing(clean, later), stored.changed(stored_later)
         if differing or (changed and reads(*changed)):
             what = "follows the data: it carries information about later chunks to earlier subnetworks"
@@ -236,6 +194,33 @@ class _Trial:
                 what = f"computes another {name} after later chunks were seen, because of hidden state"
                 yield Leak("", what, APART)
 
+    def _first_after_last(
+        self,
+        trains: bool,
+        first_trains: bool,
+        last: int,
+        given: Any,
+        factor: float = 1,
+        spoiled: Sequence[str] = (),
+        by: float = 1,
+    ) -> tuple[dict[str, Tensor], list[Any], Snapshot]:
+        """Return what the first subnetwork computes after a pass of the last one, and all states between the passes."""
+        stateful = switch_of(self.model).stateful
+        with ExitStack() as mode:
+            mode.enter_context(evaluating(*(() if trains else (self.model,))))
+            with self._later_weights(1, factor):
+                self._pass(trains, last, given)
+            drawn = tree_leaves(random_state.get_state(self.device))
+            if first_trains != trains:  # otherwise without a call of train(), which may drop state
+                mode.close()
+                mode.enter_context(evaluating(*(() if first_trains else (self.model,))))
+            assign_to_all(self.model, stateful)  # what train() has assigned
+            stored = Snapshot(self.model, without=self.parameters.values())
+            for path in spoiled:
+                stored.spoil(path, by)
+            remember(stateful)  # which is not assigned to all
+            return self._pass(first_trains, 1, self.batch), drawn, stored
+
     def _kept(self, run: Callable, *arguments: Any, **options: Any) -> Any:
         """Return the result of run; restore the model's state."""
         try:
@@ -243,14 +228,12 @@ class _Trial:
         finally:
             self.before.put_back()
 
-    def _changed(self, clean: dict[str, Tensor], run: Callable, *factors: float) -> list[str]:
-        """Return the names of results that differ from clean ones, of the first run that does not raise."""
+    def _changed(self, clean: dict[str, Tensor], run: Callable[[float], dict[str, Tensor]]) -> list[str]:
+        """Return the names of results that a run with NaN changes, or if that raises, a run with LARGE."""
         found = []
-        for factor in factors:
+        for factor in (torch.nan, LARGE):
             try:
                 return _differing(clean, self._kept(run, factor))
-            except _WrittenError:
-                raise
             except Exception as error:  # whatever a model raises for NaN, even if it computes nothing from that
                 found = [f"{type(error).__name__} ({error})"]
         return found
@@ -265,11 +248,7 @@ class _Trial:
                 return trained | self._pass(False, k, self.batch)
 
     def _pass(self, trains: bool, k: int, batch: Any) -> dict[str, Tensor]:
-        """Return what subnetwork k computes in the mode that the model is in, by name.
-
-        Raises:
-            _WrittenError: the pass has written into parameters.
-        """
+        """Return what subnetwork k computes in its present mode, by name; raise _WrittenError if it writes."""
         random_state.seed(0)
         still, written, values = evaluating(*(other_norms(self.model) if trains else ())), [], {}
         try:
@@ -295,14 +274,11 @@ class _Trial:
 
     def _learned(self, loss: Tensor) -> dict[str, Tensor]:
         """Return the loss, and its gradients of partition k and of ψ, by name."""
-        value, parameters = {"loss": loss.detach().clone()}, [*self.learning.values()]
-        sharded = any(map(is_sharded, parameters))
-        if not sharded:  # FSDP computes with gathered parameters
-            self.strange |= {leaf for leaf in reached([loss]) if isinstance(leaf, nn.Parameter)}.difference(parameters)
+        value, parameters = {"loss": loss.detach().clone()}, self.learning.values()
         for parameter in parameters:
             parameter.grad = None
         if parameters and loss.requires_grad:
-            if dist.is_available() and dist.is_initialized() and not sharded:
+            if dist.is_available() and dist.is_initialized() and not any(map(is_sharded, parameters)):
                 _differentiate(loss, [parameter for parameter in parameters if parameter.requires_grad])
             else:
                 loss.backward()
@@ -328,26 +304,18 @@ class _Trial:
         finally:
             put(lambda values: values)
 
-    def _drawn(self) -> list[Any]:
-        return tree_leaves(random_state.get_state(self.device))
 
-    def _first_drawing(self, one: Callable[[], Any], two: Callable[[], Any]) -> str:
-        """Return the path of the first module that draws more random numbers in one of two runs."""
-        paths = {module: path for path, module in self.model.named_modules()}
-
-        def calls(run: Callable[[], Any]) -> list[tuple[str, list[Any]]]:
-            found, inside = [], [""]
-
-            def begins(module: nn.Module, *_: Any) -> None:
-                found.append((inside[-1], self._drawn()))  # by the calling module
-                inside.append(paths[module])
-
-            with hooked(paths, begins, lambda *_: found.append((inside.pop(), self._drawn()))):
-                self._kept(run)
-            return found
-
-        pairs = zip(calls(one), calls(two), strict=False)
-        return next((path for (path, first), (_, second) in pairs if not all(map(same, first, second))), "")
+def _differentiate(loss: Tensor, parameters: list[nn.Parameter]) -> None:
+    """Call loss.backward() without hooks on accumulated gradients, by which DistributedDataParallel counts them."""
+    try:
+        grads = torch.autograd.grad(loss, parameters, allow_unused=True, retain_graph=True)
+    except RuntimeError as error:
+        if "checkpoint" not in str(error):  # reentrant checkpoints support only backward()
+            raise
+        loss.backward()
+    else:
+        for parameter, grad in zip(parameters, grads, strict=True):
+            parameter.grad = grad
 
 
 def _learning(model: nn.Module) -> dict[str, nn.Parameter]:

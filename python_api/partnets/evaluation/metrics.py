@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.data import Dataset, default_collate
 
-from partnets.data.batch import OWN_RULE, Forward, Loss, call, check_no_sum, scores, total
+from partnets.data.batch import OWN_RULE, Forward, Loss, call, check_no_sum, scores, summed
 from partnets.data.chunks import Chunks, check_chunks
 from partnets.data.examples import Collate, as_dataset, refuse_separate
 from partnets.data.fetching import batches, check_options
@@ -92,10 +92,10 @@ def total_loss(
             examples = min(batch_size, left)
             left -= examples
             output, y = forward(model, to_device(batch, device))
-            value, counted = total(loss, output, y, examples)
+            value, counted = summed(loss, output, y, examples)
             if not count:
-                check_no_sum(loss, output, y, torch.tensor(value / max(counted, 1), device="cpu"))
-            found, count = found + value, count + counted
+                check_no_sum(loss, output, y, value / max(counted, 1))
+            found, count = found + value.item(), count + counted
     if not count:
         raise ValueError(f"no target of these {len(dataset)} examples counts: all are {IGNORED}; pass labelled ones.")
     return found, count

@@ -1,49 +1,46 @@
-"""Snapshot: a snapshot of a module's state between two calls, which can be compared and restored."""
+"""Snapshot: a model's state between two calls, which can be compared and restored."""
 
 from __future__ import annotations
 
-import argparse
-import copy
 import enum
-import functools
 import random
 import sys
 import types
-from array import array
-from collections import UserDict, UserList, defaultdict, deque
+from collections import deque
 from collections.abc import Callable, Container, Iterable
 from contextlib import suppress
 from functools import partial
 from typing import Any
 
+import numpy
 import torch
 from torch import Generator, Tensor, nn
 
 from partnets.subnetworks.state import state_of
-from partnets.utils.contained import slots
+from partnets.utils.tree_leaves import slots
 
 # Objects of these packages are not part of a model's state: a LightningModule's trainer, for example, leads to
 # everything.
 LIBRARIES = {"accelerate", "lightning", "numpy", "pandas", "partkernels", "partnets", "torch", "transformers"}
-# The depth of the search, enough for an attribute of an attribute in a closure of a hook.
-DEEPEST = 8
-# The content of a closure's cell that has not been set.
-EMPTY = object()
+# The dicts in which a module has its parts.
+PARTS = "_parameters", "_buffers", "_modules"
+PLAIN = bool, int, float, complex, str, bytes, types.NoneType
+# The types of class attributes that are state.
+STATE = *PLAIN, Tensor, list, dict, set, deque
 
 
 class Snapshot:
     """A snapshot of a model: parameters, buffers, gradients, and the state of its modules and hooks.
 
-    State is tensors, numbers, text and arrays in attributes, lists, dicts, sets, user-defined objects and closures of
-    hooks.
+    State is tensors, arrays, numbers, text and generators, in attributes, lists, tuples, dicts, sets, user-defined
+    objects, and variables of functions such as hooks.
 
     Args:
         model: any module.
-        without: dotted paths to leave out.
-        known: an earlier snapshot, from which copies of unchanged tensors are reused.
+        without: dotted paths of parameters and buffers to leave out.
 
     Attributes:
-        values: {dotted path: a copy of a tensor or of an array, or a plain value}.
+        values: {dotted path: a copy of a tensor, or a plain value}.
 
     Example:
         >>> model = nn.Sequential(nn.BatchNorm1d(2))
@@ -56,39 +53,26 @@ class Snapshot:
         [0.0, 0.0]
     """
 
-    def __init__(self, model: nn.Module, without: Container[str] = (), known: Snapshot | None = None) -> None:
-        self._without = without
-        self._known = {} if known is None else known.values
+    def __init__(self, model: nn.Module, without: Container[str] = ()) -> None:
         self.values: dict[str, Any] = {}
-        self._put_back: list[Callable[[], None]] = []
+        self._without = without
+        self._restore: list[Callable[[], object]] = []
         self._spoil: dict[str, Callable[[float], object]] = {}
-        self._seen: set[int] = set()
-        self._classes: set[type] = set()
-        self._alive: list[Any] = []  # keeps ids unique
-        # Parts of the model are named by their paths in it, even if other objects refer to them.
-        self._places: dict[int, set[str]] = defaultdict(set)
-        for named in (model.named_modules, model.named_parameters, model.named_buffers):
-            for name, part in named(remove_duplicate=False):
-                self._places[id(part)].add(name)
-        self._take("", model, 0)
-        self._known = {}
+        self._seen: dict[int, Any] = {}  # objects by their ids, which are unique while the objects are alive
+        self._left: deque[tuple[str, Any]] = deque([("", model)])
+        while self._left:
+            self._take(*self._left.popleft())
 
     def changed(self, after: Snapshot) -> list[str]:
         """Return the paths of values that differ or are in only one of the snapshots, in order."""
         paths, missing = dict.fromkeys((*self.values, *after.values)), object()
         return [p for p in paths if not same(self.values.get(p, missing), after.values.get(p, missing))]
 
+    @torch.no_grad()
     def put_back(self) -> None:
         """Restore everything in place."""
-        with torch.no_grad():
-            failed = []
-            for put_back in self._put_back:
-                try:
-                    put_back()
-                except Exception as error:  # such as from a tensor subclass; still restore everything else
-                    failed.append(error)
-        if failed:
-            raise failed[0]
+        for restore in self._restore:
+            restore()
 
     def spoil(self, path: str, factor: float) -> None:
         """Turn a float, or all of a floating-point tensor, into factor * (value + 1), and integers into 1000 * value.
@@ -99,258 +83,187 @@ class Snapshot:
             with torch.no_grad(), suppress(RuntimeError):  # such as for a layout that cannot be filled
                 self._spoil[path](factor)
 
-    def _take(self, path: str, value: Any, depth: int) -> None:
-        if path in self._without:
-            self._take_hooks(path, value, depth)
-            return
-        if value is None or isinstance(value, bool | int | float | complex | str | bytes):
+    def _take(self, path: str, value: Any) -> None:
+        if isinstance(value, PLAIN):
             self.values[path] = value
             return
-        if id(value) in self._seen or depth > DEEPEST or path not in self._places.get(id(value), {path}):
+        if id(value) in self._seen:
             return
-        self._seen.add(id(value))
-        self._alive.append(value)
+        if isinstance(value, nn.Module):
+            self._take_module(path, value)
+            return
+        self._seen[id(value)] = value
         if isinstance(value, Tensor):
             self._take_tensor(path, value)
-            self._take_hooks(path, value, depth)
+        elif isinstance(value, numpy.ndarray):
+            if value.flags.writeable and value.dtype.kind in "biufc":
+                self._take_tensor(path, torch.from_numpy(value))  # in the same memory
         elif (generator := _generator(value)) is not None:
-            self.values[path], put_back = generator
-            self._put_back.append(put_back)
-        elif isinstance(value, nn.Module):
-            self._take_dict(path, vars(value), 0)
-            self._take_slots(path, value, 0)
-            if (state := state_of(value)) is not None:
-                self._take_dict(_joined(path, "of_subnetwork"), state.attributes, 0)
-                self._put_back += [partial(setattr, state, name, getattr(state, name)) for name in ("left", "assigned")]
-        elif isinstance(value, bytearray | array):
-            self.values[path], kept = bytes(value), value[:]
-            self._put_back.append(lambda: value.__setitem__(slice(None), kept))
-        elif type(value).__module__ == "numpy" and hasattr(value, "dtype"):
-            self.values[path] = kept = value.copy()
-            if hasattr(value, "fill"):
-                self._put_back.append(lambda: value.__setitem__(..., kept))
-        else:
-            self._take_container(path, value, depth)
+            self.values[path], restore = generator
+            self._restore.append(restore)
+        elif isinstance(value, dict):
+            self._take_dict(path, value)
+        elif isinstance(value, list | deque):
+            kept = list(value)
+            self._restore.append(lambda: (value.clear(), value.extend(kept)))
+            self._take_parts(path, enumerate(kept), value.__setitem__)
+        elif isinstance(value, set):
+            kept = set(value)
+            self._restore.append(lambda: (value.clear(), value.update(kept)))
+            self.values[path] = frozenset(map(_name, kept))
+        elif isinstance(value, tuple):
+            self._take_parts(path, enumerate(value))
+        elif isinstance(value, partial):
+            self._take_parts(path, enumerate((value.func, *value.args, *value.keywords.values())))
+        elif isinstance(value, types.MethodType):
+            self._take(path, value.__self__)
+        elif isinstance(value, types.FunctionType):
+            self._take_function(path, value)
+        elif _is_own(value):
+            self._take_dict(path, getattr(value, "__dict__", {}))
+            self._take_attributes(path, value, slots(value))
+
+    def _take_module(self, path: str, module: nn.Module) -> None:
+        """Record a module and its submodules, their tensors first, so that these have the names that torch gives."""
+        found = [(name, part) for name, part in module.named_modules(prefix=path) if id(part) not in self._seen]
+        self._seen |= {id(part): part for _, part in found}
+        for name, tensor in (*module.named_parameters(prefix=path), *module.named_buffers(prefix=path)):
+            self._take(name, tensor)
+        for name, part in found:
+            self._take_dict(name, vars(part))
+            self._take_classes(part)
+            if (state := state_of(part)) is not None:
+                self._take_dict(_joined(name, "of_subnetwork"), state.attributes)
+                self._restore += [partial(setattr, state, one, getattr(state, one)) for one in ("left", "assigned")]
+
+    def _take_classes(self, module: nn.Module) -> None:
+        """Record attributes of a module's user-defined classes, such as a counter of all calls."""
+        for cls in type(module).__mro__:
+            if not _is_of_library(cls) and id(cls) not in self._seen:
+                self._seen[id(cls)] = cls
+                own = {name: value for name, value in vars(cls).items() if not name.startswith("__")}
+                names = [name for name, value in own.items() if isinstance(value, STATE)]
+                self._take_attributes(cls.__qualname__, cls, names)
+
+    def _take_attributes(self, path: str, of: Any, names: list[str]) -> None:
+        kept = {name: getattr(of, name) for name in names}
+        self._restore += [partial(setattr, of, name, value) for name, value in kept.items()]
+        self._take_parts(path, kept.items(), partial(setattr, of))
 
     def _take_tensor(self, path: str, tensor: Tensor) -> None:
-        if tensor.is_meta or nn.parameter.is_lazy(tensor):
+        if isinstance(tensor, nn.Parameter):
+            hooks = tensor._backward_hooks, tensor._post_accumulate_grad_hooks
+            self._left += [(_joined(path, "hooks"), one) for one in hooks if one]
+        if path in self._without or tensor.is_meta or nn.parameter.is_lazy(tensor):
             return
-        known = self._known.get(path)
-        has_changed = not (isinstance(known, Tensor) and same(tensor.detach(), known))
-        self.values[path] = kept = tensor.detach().clone() if has_changed else known
+        self.values[path] = kept = tensor.detach().clone()
         grad = tensor.grad if tensor.is_leaf else None
 
-        def put_back() -> None:
+        def restore() -> None:
             if tensor.shape != kept.shape:
-                tensor.data = kept
+                tensor.data = kept.clone()
             elif not same(tensor.detach(), kept):
                 tensor.detach().copy_(kept)
             if tensor.is_leaf:
                 tensor.grad = grad
 
-        self._put_back.append(put_back)
+        self._restore.append(restore)
         if tensor.is_floating_point():
             self._spoil[path] = lambda factor: tensor.detach().add_(1).mul_(factor)
         elif tensor.device.type == "cpu":
             self._spoil[path] = lambda _: tensor.mul_(1000)
 
-    def _take_hooks(self, path: str, value: Any, depth: int) -> None:
-        """Record a tensor's attributes, and the state of the hooks of a parameter's gradient."""
-        if type(value) in (Tensor, nn.Parameter):
-            self._take_dict(path, vars(value), depth)
-        for name in ("_backward_hooks", "_post_accumulate_grad_hooks") if isinstance(value, nn.Parameter) else ():
-            if hooks := getattr(value, name):
-                self._take(_joined(path, name), hooks, depth + 1)
-
-    def _take_dict(self, path: str, items: dict, depth: int) -> None:
+    def _take_dict(self, path: str, items: dict) -> None:
         kept = dict(items)
 
-        def put_back() -> None:
+        def restore() -> None:
             if items.keys() != kept.keys() or any(items[key] is not kept[key] for key in kept):
                 items.clear()
                 items.update(kept)
 
-        self._put_back.append(put_back)
-        for key, value in kept.items():
-            inside = key in ("_parameters", "_buffers", "_modules")
-            self._take(path if inside else _joined(path, key), value, depth + 1)
-            self._take_number(_joined(path, key), value, partial(items.__setitem__, key))
+        self._restore.append(restore)
+        named = {key: value for key, value in kept.items() if key not in PARTS}
+        self._take_parts(path, named.items(), items.__setitem__)
+        for key in kept.keys() - named.keys():
+            self._left.append((path, kept[key]))
 
-    def _take_number(self, path: str, value: Any, put: Callable[[float], object]) -> None:
-        """Record how to spoil a number, which cannot be changed in place."""
-        if type(value) in (int, float) and path not in self._without:
-            self._spoil[path] = lambda factor: put(factor * (value + 1) if type(value) is float else 1000 * value)
-
-    def _take_slots(self, path: str, value: Any, depth: int) -> None:
-        """Record an object's slots, and attributes of its user-defined classes, such as a counter of all calls."""
-        self._take_attributes(path, value, slots(value), depth)
-        for cls in type(value).__mro__:
-            if cls not in self._classes and not _is_of_library(cls):
-                self._classes.add(cls)
-                names = [name for name, part in vars(cls).items() if _is_state(name, part)]
-                self._take_attributes(cls.__qualname__, cls, names, depth)
-
-    def _take_attributes(self, path: str, of: Any, names: Iterable[str], depth: int) -> None:
-        kept = {name: getattr(of, name) for name in names if hasattr(of, name)}
-
-        def put_back() -> None:
-            for name, part in kept.items():
-                if getattr(of, name, EMPTY) is not part:
-                    setattr(of, name, part)
-
-        self._put_back.append(put_back)
-        for name, part in kept.items():
-            self._take(_joined(path, name), part, depth + 1)
-            self._take_number(_joined(path, name), part, partial(setattr, of, name))
-
-    def _take_container(self, path: str, value: Any, depth: int) -> None:
-        if isinstance(value, dict):
-            self._take_dict(path, value, depth)
+    def _take_function(self, path: str, function: types.FunctionType) -> None:
+        if _is_of_library(function):
             return
-        if isinstance(value, list | deque):
-            kept = list(value)
-            self._put_back.append(lambda: (value.clear(), value.extend(kept)))
-            for i, part in enumerate(kept):
-                self._take_number(_joined(path, i), part, partial(value.__setitem__, i))
-        elif isinstance(value, set):
-            kept = set(value)
-            self._put_back.append(lambda: (value.clear(), value.update(kept)))
-            self.values[path] = frozenset((type(one).__name__, _key(one)) for one in kept)
-        elif isinstance(value, types.FunctionType):
-            for name, cell in zip(value.__code__.co_freevars, value.__closure__ or (), strict=True):
-                if (kept := _content(cell)) is not EMPTY:
-                    put = partial(setattr, cell, "cell_contents")
-                    self._put_back.append(partial(put, kept))
-                    self._take_number(_joined(path, name), kept, put)
-        elif _is_ones_own(value):
-            self._take_dict(path, getattr(value, "__dict__", {}), depth)
-            self._take_slots(path, value, depth)
-            return
-        for name, part in _inside(value):
-            self._take(_joined(path, name), part, depth + 1)
+        for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
+            with suppress(ValueError):  # a variable that has not been set
+                put = partial(setattr, cell, "cell_contents")
+                self._restore.append(partial(put, cell.cell_contents))
+                self._take_parts(path, [(name, cell.cell_contents)], lambda _, value, put=put: put(value))
+        self._take_parts(path, [("__defaults__", function.__defaults__), ("__kwdefaults__", function.__kwdefaults__)])
+
+    def _take_parts(
+        self, path: str, parts: Iterable[tuple[Any, Any]], put: Callable[..., object] | None = None
+    ) -> None:
+        """Record named parts; `put` replaces one of them."""
+        for name, part in parts:
+            self._left.append((_joined(path, name), part))
+            if put is not None and type(part) in (int, float):
+                self._spoil[_joined(path, name)] = partial(_put_spoiled, put, name, part)
 
 
-def _generator(value: Any) -> tuple[Any, Callable[[], None]] | None:
+def _put_spoiled(put: Callable[..., object], name: Any, number: float, factor: float) -> None:
+    put(name, factor * (number + 1) if type(number) is float else 1000 * number)
+
+
+def _generator(value: Any) -> tuple[Any, Callable[[], object]] | None:
     """Return a generator's comparable state and a function that restores it; None if value is not a generator."""
     if isinstance(value, Generator):
-        state = value.get_state()
-        return state, lambda: value.set_state(state)
+        return value.get_state(), partial(value.set_state, value.get_state())
     if isinstance(value, random.Random):
-        state = value.getstate()
-        return state, lambda: value.setstate(state)
-    if _package(type(value)) != "numpy":
-        return None
-    if hasattr(value, "bit_generator"):
-        bits, state = value.bit_generator, copy.deepcopy(value.bit_generator.state)
-        return repr(state), lambda: setattr(bits, "state", state)
-    if hasattr(value, "get_state"):  # a RandomState
-        state = value.get_state()
-        return repr(state), lambda: value.set_state(state)
+        return value.getstate(), partial(value.setstate, value.getstate())
+    if isinstance(value, numpy.random.Generator):
+        bits = value.bit_generator
+        return repr(bits.state), partial(setattr, bits, "state", bits.state)
     return None
 
 
-def _inside(value: Any) -> list[tuple[Any, Any]]:
-    """Return the names and values in a sequence or a set, or in a function's closure and defaults."""
-    if isinstance(value, list | tuple | deque | set):
-        return list(enumerate(value))
-    if isinstance(value, partial):
-        return list(enumerate((value.func, *value.args, *value.keywords.values())))
-    if isinstance(value, types.MethodType):
-        return [("__self__", value.__self__)]
-    if isinstance(value, types.FunctionType):
-        if _package(value) in LIBRARIES:
-            return []
-        names = (*value.__code__.co_freevars, "__defaults__", "__kwdefaults__")
-        values = (*map(_content, value.__closure__ or ()), value.__defaults__, value.__kwdefaults__)
-        return [(name, part) for name, part in zip(names, values, strict=True) if part is not EMPTY]
-    return []
-
-
-def _content(cell: types.CellType) -> Any:
-    try:
-        return cell.cell_contents
-    except ValueError:
-        return EMPTY
-
-
-def _is_ones_own(value: Any) -> bool:
-    has_attributes = hasattr(value, "__dict__") or slots(value)
-    if not has_attributes or isinstance(value, type | types.ModuleType | enum.Enum):
-        return False
-    if isinstance(value, types.SimpleNamespace | argparse.Namespace | UserDict | UserList):
-        return True
-    return not _is_of_library(type(value))
-
-
-def _is_state(name: str, value: Any) -> bool:
-    """Return whether a class attribute is state: a number, a tensor, a container or a user-defined object."""
-    plain = bool | int | float | complex | str | bytes | Tensor | list | dict | set | deque | bytearray | array
-    return not name.startswith("__") and (isinstance(value, plain) or (_is_ones_own(value) and not callable(value)))
+def _is_own(value: Any) -> bool:
+    """Return whether an object is one of the user's, not of a library, a class, a module of Python or an enum."""
+    is_object = not isinstance(value, type | types.ModuleType | enum.Enum)
+    return is_object and (isinstance(value, types.SimpleNamespace) or not _is_of_library(type(value)))
 
 
 def _is_of_library(of: type | types.FunctionType) -> bool:
-    """Return whether a class or a function belongs to the standard library or to one of LIBRARIES."""
-    return _package(of) in LIBRARIES | sys.stdlib_module_names
-
-
-def _package(of: type | types.FunctionType) -> str:
-    """Return the top-level package of a class or a function."""
-    return (of.__module__ or "").partition(".")[0]
+    return (of.__module__ or "").partition(".")[0] in LIBRARIES | sys.stdlib_module_names
 
 
 def same(first: Any, second: Any) -> bool:
-    """Return whether two values are bitwise equal; a NaN equals any NaN."""
+    """Return whether two values have the same type and, bit for bit, the same content.
+
+    Example:
+        >>> same(torch.tensor([1.0, torch.nan]), torch.tensor([1.0, torch.nan])), same(1, 1.0)
+        (True, False)
+    """
     if isinstance(first, Tensor) and isinstance(second, Tensor):
-        if first.shape != second.shape or first.dtype != second.dtype or first.device != second.device:
-            return False
-        if first is second:
-            return True
-        pairs = zip(_plain(first), _plain(second), strict=False)
-        return first.layout == second.layout and all(torch.equal(a, b) or _same_but_nan(a, b) for a, b in pairs)
-    if hasattr(first, "tobytes") and hasattr(second, "tobytes"):
-        return first.dtype == second.dtype and first.shape == second.shape and first.tobytes() == second.tobytes()
+        kinds = ((one.shape, one.dtype, one.device, one.layout) for one in (first, second))
+        return next(kinds) == next(kinds) and all(map(torch.equal, _bits(first), _bits(second)))
     return type(first) is type(second) and (first == second or (first != first and second != second))
 
 
-def _plain(tensor: Tensor) -> list[Tensor]:
-    """Return strided tensors of comparable dtypes that distinguish tensors of the same shape and dtype."""
-    if tensor.layout == torch.sparse_coo:
-        return [tensor._indices(), tensor._values()]
-    if tensor.layout in (torch.sparse_csr, torch.sparse_bsr):
-        return [tensor.crow_indices(), tensor.col_indices(), tensor.values()]
-    if tensor.layout in (torch.sparse_csc, torch.sparse_bsc):
-        return [tensor.ccol_indices(), tensor.row_indices(), tensor.values()]
-    if tensor.layout == torch.jagged:
-        return [tensor.offsets(), tensor.values()]
-    if tensor.is_quantized:
-        return [tensor.int_repr(), tensor.dequantize()]
+def _bits(tensor: Tensor) -> list[Tensor]:
+    """Return bytes that distinguish tensors of the same shape, dtype and layout."""
     if tensor.is_nested:
-        return list(tensor.unbind())
-    if tensor.layout != torch.strided:  # an MKLDNN tensor
-        return [tensor.to_dense()]
-    return [tensor] if _is_compared(tensor.dtype) else [tensor.contiguous().view(torch.uint8)]
-
-
-@functools.cache
-def _is_compared(dtype: torch.dtype) -> bool:
-    """Return whether torch can compare tensors of this dtype; it cannot for bits and the smallest floats."""
-    try:
-        return torch.equal(*(torch.empty(1, dtype=dtype, device="cpu") for _ in range(2))) or True
-    except RuntimeError:  # includes NotImplementedError
-        return False
-
-
-def _same_but_nan(first: Tensor, second: Tensor) -> bool:
-    if not (first.is_floating_point() or first.is_complex()):
-        return False
-    nan = first.isnan()
-    return torch.equal(nan, second.isnan()) and torch.equal(first[~nan], second[~nan])
+        parts = list(tensor.unbind())
+    elif tensor.is_quantized:
+        parts = [tensor.int_repr(), tensor.dequantize()]
+    elif tensor.layout == torch.strided:
+        parts = [tensor]
+    else:
+        sparse = tensor.to_sparse()
+        parts = [sparse._indices(), sparse._values()]
+    return [part.resolve_conj().resolve_neg().reshape(-1).view(torch.uint8) for part in parts]
 
 
 def _joined(path: str, name: Any) -> str:
-    return f"{path}.{_key(name)}" if path else _key(name)
+    return f"{path}.{_name(name)}" if path else _name(name)
 
 
-def _key(name: Any) -> str:
+def _name(key: Any) -> str:
     """Return the name of a dict's key or a set's member; for tensors and modules, their type and address."""
-    return f"{type(name).__name__} {id(name):#x}" if isinstance(name, Tensor | nn.Module) else str(name)
+    return f"{type(key).__name__} {id(key):#x}" if isinstance(key, Tensor | nn.Module) else str(key)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import torch
 from torch import Tensor, nn
 
@@ -10,8 +13,7 @@ from partnets.hyper.dropout import check_rates
 from partnets.hyper.hyperparameter import Hyperparameter
 from partnets.hyper.learned import Learned, check_real
 from partnets.hyper.ranges import Range, probability
-from partnets.utils.random_state import noise_of, noise_state
-from partnets.utils.traced import is_captured, is_traced
+from partnets.utils.traced import is_traced
 
 
 class ConcreteDropout(Hyperparameter):
@@ -100,3 +102,39 @@ class _DrawnAgain(torch.autograd.Function):
         wanted = [ctx.saved_tensors[i] for i in needed]
         found = torch.autograd.grad(y, wanted, gradient, create_graph=torch.is_grad_enabled())
         return *(found[needed.index(i)] if i in needed else None for i in range(2)), None
+
+
+def is_captured(device: torch.device) -> bool:
+    """Return whether a CUDA graph is being captured, during which random states cannot be read."""
+    return device.type == "cuda" and torch.cuda.is_current_stream_capturing()
+
+
+def noise_state(device: torch.device) -> torch.Tensor:
+    """Return only the state of torch's generator for a device."""
+    return torch.get_rng_state() if device.type == "cpu" else torch.get_device_module(device).get_rng_state(device)
+
+
+@contextmanager
+def noise_of(state: torch.Tensor, device: torch.device) -> Iterator[None]:
+    """Set the state of torch's generator for a device in the context, to repeat draws; restore it on exit.
+
+    Example:
+        >>> cpu = torch.device("cpu")
+        >>> state, first = noise_state(cpu), torch.rand(())
+        >>> with noise_of(state, cpu):
+        ...     bool(torch.rand(()) == first)
+        True
+    """
+
+    def put(state: torch.Tensor) -> None:
+        if device.type == "cpu":
+            torch.set_rng_state(state)
+        else:
+            torch.get_device_module(device).set_rng_state(state, device)
+
+    before = noise_state(device)
+    try:
+        put(state)
+        yield
+    finally:
+        put(before)

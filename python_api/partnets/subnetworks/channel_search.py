@@ -40,10 +40,10 @@ from partnets.subnetworks.channels import (
     place_of,
     widths,
 )
-from partnets.utils.contained import content, tensors
 from partnets.utils.eager import eagerly
 from partnets.utils.modules import device_of, hooked, to_device
 from partnets.utils.random_state import preserved, seed
+from partnets.utils.tree_leaves import content, tensors
 
 ROOTS = (_ConvNd, nn.Linear, nn.Embedding)
 # Where channels cannot be divided anywhere: as 2 or 3 tensors beside each other, or in heads of so many channels.

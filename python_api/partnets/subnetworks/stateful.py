@@ -31,7 +31,7 @@ from partnets.subnetworks.state import (
     partitioned_modules,
     state_of,
 )
-from partnets.utils.contained import tensors
+from partnets.utils.tree_leaves import tensors
 
 # The subnetwork that keeps what modules had before any batch.
 START = 0

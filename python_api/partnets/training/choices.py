@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import nn
 
 from partnets.evaluation import lml
 from partnets.evaluation.same_chunks import has_learned
 from partnets.training.trainer import Trainer
-from partnets.utils.likelihood import same_loss
+from partnets.utils.likelihood import Loss, name_of
 from partnets.utils.random_state import preserved
 
 
@@ -107,3 +110,29 @@ def _trained(trainer: Trainer, steps: int, seed: int) -> float:
         trainer.restore_best()
     found = lml(trainer.model, trainer.chunks, trainer.hyper_loss, seed=seed, **trainer.evaluating)
     return -math.inf if math.isnan(found) else found
+
+
+def same_loss(first: Loss, second: Loss) -> bool:
+    """Return whether two losses are the same object, or losses of torch with the same settings.
+
+    Example:
+        >>> same_loss(nn.CrossEntropyLoss(), nn.CrossEntropyLoss()), same_loss(nn.CrossEntropyLoss(), nn.MSELoss())
+        (True, False)
+        >>> same_loss(F.cross_entropy, functools.partial(F.cross_entropy, label_smoothing=0.0))
+        True
+    """
+    if first is second or first == second:
+        return True
+    name = name_of(first)
+    return bool(name) and name == name_of(second) and _settings(first) == _settings(second)
+
+
+def _settings(loss: Loss) -> dict[str, str]:
+    """Return the arguments of one of torch's losses, as text."""
+    if isinstance(loss, nn.Module):
+        found = {**vars(loss), **loss._buffers}
+    else:
+        bound = inspect.signature(loss.func if isinstance(loss, functools.partial) else loss).parameters.values()
+        usual = {parameter.name: parameter.default for parameter in bound if parameter.default is not parameter.empty}
+        found = usual | getattr(loss, "keywords", {})
+    return {name: repr(value) for name, value in found.items() if not name.startswith("_")}

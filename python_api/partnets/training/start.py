@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from torch import Generator, Tensor, bincount, nn
@@ -22,7 +22,6 @@ from partnets.training.step import hyper_learning
 from partnets.utils.likelihood import IGNORED, is_cross_entropy
 from partnets.utils.modules import device_of, to_device
 from partnets.utils.random_state import preserved
-from partnets.utils.reached import reached
 from partnets.utils.targets import check_targets, tried
 
 # The largest number of examples in an audit's batches, on each rank.
@@ -202,7 +201,7 @@ def check_reaches_output(hyper: dict[str, nn.Module], output: Any, loss: Tensor)
     outputs = [leaf for leaf in tree_leaves(output) if isinstance(leaf, Tensor)]
     if not outputs:  # an object of another library, which cannot be inspected
         return
-    through, of_loss = reached(outputs), reached([loss])
+    through, of_loss = graph_leaves(outputs), graph_leaves([loss])
     aside = [
         f"{path}.{name}"
         for path, module in hyper.items()
@@ -216,6 +215,22 @@ def check_reaches_output(hyper: dict[str, nn.Module], output: Any, loss: Tensor)
             " hyper_loss=, the negative log-likelihood, and leave it out of hyper; to compare its values by L_ML, see"
             " partnets.sweep and docs/hyperparameters.md."
         )
+
+
+def graph_leaves(tensors: Iterable[Tensor]) -> set[Tensor]:
+    """Return the leaves that tensors were computed from and that require a gradient."""
+    leaves = {tensor for tensor in tensors if tensor.requires_grad and tensor.grad_fn is None}
+    nodes = [tensor.grad_fn for tensor in tensors if tensor.grad_fn is not None]
+    seen = set(nodes)
+    while nodes:
+        node = nodes.pop()
+        if hasattr(node, "variable"):
+            leaves.add(node.variable)
+        for following, _ in node.next_functions:
+            if following is not None and following not in seen:
+                seen.add(following)
+                nodes.append(following)
+    return leaves
 
 
 def warn_of_knowledge(hyper_loss: batches.Loss, value: Tensor, y: Any, k: int = 2) -> None:

@@ -20,8 +20,8 @@ from partnets import optim
 from partnets.data.batch import Forward, Loss, call, mean
 from partnets.data.chunks import Chunks, check_unseen, divided, draw_k
 from partnets.data.fetching import check_options
+from partnets.evaluation.marginal_likelihood import lml
 from partnets.evaluation.metrics import check_counts
-from partnets.evaluation.out_of_chunk import lml
 from partnets.evaluation.same_chunks import check_same_chunks, remember_chunks
 from partnets.hyper import Hyperparameter, hyperparameters
 from partnets.hyper.hyperparameter import find_hyper

@@ -9,7 +9,7 @@ from typing import Any
 import numpy
 from torch import nn
 
-from partnets.data.batch import Forward, Loss, scores, total
+from partnets.data.batch import Forward, Loss, scores, summed
 from partnets.utils.likelihood import BINARY_OF_LOGITS, name_of
 from partnets.utils.targets import is_of_classes
 
@@ -61,7 +61,7 @@ class AtTemperatures:
     def __call__(self, network: nn.Module, batch: Any) -> tuple[Any, Any]:
         output, y = self.forward(network, batch)
         for i, temperature in enumerate(TEMPERATURES[1:]):
-            self.nats[i] += total(self.loss, divided(output, temperature), y, len(y))[0]
+            self.nats[i] += summed(self.loss, divided(output, temperature), y, len(y))[0].item()
         return output, y
 
 

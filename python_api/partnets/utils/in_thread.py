@@ -16,20 +16,7 @@ HANDED_ON = "partnets.in_thread"
 
 
 class InThread(threading.local):
-    """A value of the present thread; None outside of `holding`. Copies and pickles have no value.
-
-    Example:
-        >>> import threading
-        >>> value, seen = InThread(), []
-        >>> with holding({value: 3}):
-        ...     thread = threading.Thread(target=lambda: seen.append(value.get()))
-        ...     thread.start(), thread.join()
-        ...     value.get()
-        (None, None)
-        3
-        >>> seen, value.get()
-        ([None], None)
-    """
+    """A value of the present thread; None outside of `holding`. Copies and pickles have no value."""
 
     def __init__(self) -> None:
         # An instance attribute: the compiler guards on it, but would miss one that later hides a class attribute.

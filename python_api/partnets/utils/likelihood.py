@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import functools
-import inspect
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -38,13 +37,7 @@ def setting(loss: Loss, name: str, usual: Any) -> Any:
 
 
 def check_loss(loss: Loss, stacklevel: int = 3) -> None:
-    """Raise ValueError if a loss of torch is a sum over a batch; warn if it is not a log-likelihood.
-
-    Example:
-        >>> check_loss(nn.CrossEntropyLoss(reduction="sum"))
-        Traceback (most recent call last):
-        ValueError: the loss CrossEntropyLoss has reduction='sum', which grows with the batch; pass the mean ...
-    """
+    """Raise ValueError if a loss of torch is a sum over a batch; warn if it is not a log-likelihood."""
     check_mean(loss)
     name = name_of(loss)
     if name in SQUARED | OTHERS:
@@ -70,12 +63,7 @@ def check_mean(loss: Loss) -> None:
 
 
 def weighs(loss: Loss) -> bool:
-    """Return whether this is one of torch's losses with class weights.
-
-    Example:
-        >>> weighs(nn.CrossEntropyLoss(torch.ones(3))), weighs(nn.CrossEntropyLoss())
-        (True, False)
-    """
+    """Return whether this is one of torch's losses with class weights."""
     return any(setting(loss, name, None) is not None for name in ("weight", "pos_weight")) and bool(name_of(loss))
 
 
@@ -85,12 +73,6 @@ def plain(loss: Loss, weighed: bool = False) -> Loss:
     Label smoothing and class weights are removed from torch's losses: with class weights, each choice of weights would
     evaluate itself, and a mean would depend on the weights in its batch. `weighed` keeps fixed class weights. Other
     losses are returned unchanged.
-
-    Example:
-        >>> plain(nn.CrossEntropyLoss(label_smoothing=0.1)).label_smoothing
-        0.0
-        >>> plain(F.mse_loss) is F.mse_loss
-        True
     """
     if hasattr(loss, "plain"):  # such as hyper.LabelSmoothing
         return loss.plain
@@ -136,11 +118,6 @@ def class_axis(output: Any, targets: Any) -> int | None:
     """Return the dimension of the classes in logits; None if output and targets are not logits and integer labels.
 
     It is 1 for [batch, classes, ...] with targets [batch, ...], and -1 for [batch, ..., classes].
-
-    Example:
-        >>> y = torch.zeros(4, 7, dtype=torch.int64)
-        >>> class_axis(torch.zeros(4, 3, 7), y), class_axis(torch.zeros(4, 7, 3), y), class_axis(torch.zeros(4, 7), y)
-        (1, -1, None)
     """
     if not are_labels(output, targets):
         return None
@@ -150,12 +127,7 @@ def class_axis(output: Any, targets: Any) -> int | None:
 
 
 def no_classes(output: Any, targets: Tensor) -> Tensor:
-    """Return which integer targets are not a class of these logits, bool like the targets; -100 never is one.
-
-    Example:
-        >>> no_classes(torch.zeros(4, 3), torch.tensor([0, 2, 255, -1]))
-        tensor([False, False,  True,  True])
-    """
+    """Return which integer targets are not a class of these logits, bool like the targets; -100 never is one."""
     axis = class_axis(output, targets)
     if axis is None or output.shape[axis] == 1:  # one output, such as a regression's
         return targets.long() == IGNORED
@@ -167,14 +139,6 @@ def counted(loss: Loss, losses: Callable[[], Tensor], output: Any, targets: Any)
 
     For torch's losses, all targets but ignore_index count. For other losses, all count but those that are not a class
     of the logits and have a loss of 0; `losses` is called only in this case.
-
-    Example:
-        >>> logits, y = torch.zeros(3, 2), torch.tensor([0, 255, 1])
-        >>> loss = functools.partial(F.cross_entropy, ignore_index=255, reduction="none")
-        >>> counted(loss, lambda: loss(logits, y), logits, y)
-        tensor([ True, False,  True])
-        >>> counted(lambda output, y: loss(output, y), lambda: loss(logits, y), logits, y)
-        tensor([ True, False,  True])
     """
     if not isinstance(targets, Tensor) or not are_whole(targets):
         return None
@@ -203,40 +167,8 @@ def of_each(loss: Loss) -> Loss:
 
 
 def of_each_that_counts(loss: Loss, output: Any, targets: Any) -> Tensor:
-    """Return the losses of the targets that count, or the mean if the loss returns only a mean.
-
-    Example:
-        >>> logits, y = torch.zeros(3, 2), torch.tensor([0, -100, 1])
-        >>> of_each_that_counts(F.cross_entropy, logits, y)
-        tensor([0.6931, 0.6931])
-    """
+    """Return the losses of the targets that count, or the mean if the loss returns only a mean."""
     return counting(loss, of_each(loss)(output, targets), output, targets)
-
-
-def same_loss(first: Loss, second: Loss) -> bool:
-    """Return whether two losses are the same object, or losses of torch with the same settings.
-
-    Example:
-        >>> same_loss(nn.CrossEntropyLoss(), nn.CrossEntropyLoss()), same_loss(nn.CrossEntropyLoss(), nn.MSELoss())
-        (True, False)
-        >>> same_loss(F.cross_entropy, functools.partial(F.cross_entropy, label_smoothing=0.0))
-        True
-    """
-    if first is second or first == second:
-        return True
-    name = name_of(first)
-    return bool(name) and name == name_of(second) and _settings(first) == _settings(second)
-
-
-def _settings(loss: Loss) -> dict[str, str]:
-    """Return the arguments of one of torch's losses, as text."""
-    if isinstance(loss, nn.Module):
-        found = {**vars(loss), **loss._buffers}
-    else:
-        bound = inspect.signature(loss.func if isinstance(loss, functools.partial) else loss).parameters.values()
-        usual = {parameter.name: parameter.default for parameter in bound if parameter.default is not parameter.empty}
-        found = usual | getattr(loss, "keywords", {})
-    return {name: repr(value) for name, value in found.items() if not name.startswith("_")}
 
 
 def is_cross_entropy(loss: Loss) -> bool:
@@ -245,12 +177,7 @@ def is_cross_entropy(loss: Loss) -> bool:
 
 
 def is_of_numbers(loss: Loss) -> bool:
-    """Return whether this is a loss of torch that averages over all entries of the targets, not over examples.
-
-    Example:
-        >>> is_of_numbers(nn.BCEWithLogitsLoss()), is_of_numbers(nn.CrossEntropyLoss())
-        (True, False)
-    """
+    """Return whether this is a loss of torch that averages over all entries of the targets, not over examples."""
     return name_of(loss) in OF_NUMBERS
 
 

@@ -16,31 +16,14 @@ from partkernels.operators.memory import meeting
 
 @contextmanager
 def modes_kept(model: nn.Module) -> Iterator[None]:
-    """Restore each module's training or evaluation mode on exit.
-
-    Example:
-        >>> layer = nn.Dropout()
-        >>> with modes_kept(layer):
-        ...     layer = layer.eval()
-        >>> layer.training
-        True
-    """
+    """Restore each module's training or evaluation mode on exit."""
     with _in_mode([model], None):
         yield
 
 
 @contextmanager
 def frozen(parameters: Iterable[nn.Parameter]) -> Iterator[None]:
-    """Set requires_grad of parameters to False in the context, so that no gradient is computed; restore it on exit.
-
-    Example:
-        >>> layer = nn.Linear(2, 1)
-        >>> with frozen([layer.weight]):
-        ...     layer.weight.requires_grad, layer.bias.requires_grad
-        (False, True)
-        >>> layer.weight.requires_grad
-        True
-    """
+    """Set requires_grad of parameters to False in the context, so that no gradient is computed; restore it on exit."""
     changed = [parameter for parameter in parameters if parameter.requires_grad]
     try:
         for parameter in changed:
@@ -59,13 +42,6 @@ def hooked(
 
     They are the innermost hooks: before gets the inputs that other hooks return, and other hooks get the output that
     after returns.
-
-    Example:
-        >>> seen = []
-        >>> with hooked([layer := nn.ReLU()], before=lambda *_: seen.append("before")):
-        ...     _ = layer(torch.ones(1))
-        >>> layer(torch.ones(1)), seen
-        (tensor([1.]), ['before'])
     """
     hooks = []
     try:
@@ -81,12 +57,7 @@ def hooked(
 
 
 def is_frozen(module: nn.Module) -> bool:
-    """Return whether a module has parameters, also in submodules, and none of them requires a gradient.
-
-    Example:
-        >>> is_frozen(nn.Linear(2, 1).requires_grad_(False)), is_frozen(nn.Linear(2, 1)), is_frozen(nn.ReLU())
-        (True, False, False)
-    """
+    """Return whether a module has parameters, also in submodules, and none of them requires a gradient."""
     learning = [parameter.requires_grad for parameter in module.parameters()]
     return bool(learning) and not any(learning)
 
@@ -100,16 +71,7 @@ def evaluating(*modules: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def training(*modules: nn.Module) -> Iterator[None]:
-    """Set modules and their submodules to training mode in the context; restore each mode on exit.
-
-    Example:
-        >>> model = nn.Dropout().eval()
-        >>> with training(model):
-        ...     model.training
-        True
-        >>> model.training
-        False
-    """
+    """Set modules and their submodules to training mode in the context; restore each mode on exit."""
     with _in_mode(modules, True):
         yield
 
@@ -132,13 +94,7 @@ def _in_mode(modules: Collection[nn.Module], mode: bool | None) -> Iterator[None
 
 
 def overlapping(tensors: Mapping[str, Tensor]) -> list[tuple[str, str]]:
-    """Return the pairs of names of tensors that share memory.
-
-    Example:
-        >>> weight = torch.zeros(4, 4)
-        >>> overlapping({"top": weight[:2], "rest": weight[2:], "turned": weight.t()})
-        [('top', 'turned'), ('rest', 'turned')]
-    """
+    """Return the pairs of names of tensors that share memory."""
     names = [
         name
         for name, tensor in tensors.items()
@@ -148,12 +104,7 @@ def overlapping(tensors: Mapping[str, Tensor]) -> list[tuple[str, str]]:
 
 
 def is_sharded(tensor: Tensor) -> bool:
-    """Return whether a tensor is a DTensor, without importing the class, which takes half a second.
-
-    Example:
-        >>> is_sharded(torch.ones(3))
-        False
-    """
+    """Return whether a tensor is a DTensor, without importing the class, which takes half a second."""
     # A DTensor is never of these two types; for them, a lookup of a missing attribute would be slow.
     return type(tensor) not in (Tensor, nn.Parameter) and hasattr(tensor, "placements")
 
@@ -167,10 +118,6 @@ def to_device(value: Any, device: torch.device) -> Any:
     """Move tensors and objects with a method `to`, in tuples, lists, dicts and other mappings, to a device.
 
     Copies from pinned memory are non-blocking. Other values are returned unchanged.
-
-    Example:
-        >>> to_device({"ids": torch.zeros(2), "length": 2}, torch.device("cpu"))
-        {'ids': tensor([0., 0.]), 'length': 2}
     """
 
     def moved(leaf: Any) -> Any:

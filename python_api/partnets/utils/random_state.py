@@ -14,16 +14,7 @@ import torch
 
 
 def get_state(device: torch.device) -> dict:
-    """Return all states as tensors and plain values; None for "device" on the CPU, and for NumPy if it is not imported.
-
-    Example:
-        >>> cpu = torch.device("cpu")
-        >>> before = get_state(cpu)
-        >>> first = torch.rand(()), random.random()
-        >>> set_state(before, cpu)
-        >>> (torch.rand(()), random.random()) == first
-        True
-    """
+    """Return all states as tensors and plain values; None for "device" on the CPU and for NumPy if not imported."""
     numpy = sys.modules.get("numpy")
     drawn = None
     if numpy is not None:
@@ -31,7 +22,7 @@ def get_state(device: torch.device) -> dict:
         drawn = [name, torch.from_numpy(keys.astype("int64")), *rest]
     return {
         "torch": torch.get_rng_state(),
-        "device": None if device.type == "cpu" else noise_state(device),
+        "device": None if device.type == "cpu" else torch.get_device_module(device).get_rng_state(device),
         "python": random.getstate(),
         "numpy": drawn,
     }
@@ -69,16 +60,7 @@ def _for_numpy(state: list) -> tuple:
 
 
 def seed(number: int) -> None:
-    """Seed the generators of the CPU with an int in [0, 2**63).
-
-    Example:
-        >>> with preserved(torch.device("cpu")):
-        ...     seed(3)
-        ...     first = torch.rand(()), random.random()
-        ...     seed(3)
-        ...     (torch.rand(()), random.random()) == first
-        True
-    """
+    """Seed the generators of the CPU with an int in [0, 2**63)."""
     torch.default_generator.manual_seed(number)
     random.seed(number)
     if (numpy := sys.modules.get("numpy")) is not None:
@@ -93,34 +75,3 @@ def preserved(device: torch.device) -> Iterator[dict]:
         yield before
     finally:
         set_state(before, device)
-
-
-def noise_state(device: torch.device) -> torch.Tensor:
-    """Return only the state of torch's generator for a device."""
-    return torch.get_rng_state() if device.type == "cpu" else torch.get_device_module(device).get_rng_state(device)
-
-
-@contextmanager
-def noise_of(state: torch.Tensor, device: torch.device) -> Iterator[None]:
-    """Set the state of torch's generator for a device in the context, to repeat draws; restore it on exit.
-
-    Example:
-        >>> cpu = torch.device("cpu")
-        >>> state, first = noise_state(cpu), torch.rand(())
-        >>> with noise_of(state, cpu):
-        ...     bool(torch.rand(()) == first)
-        True
-    """
-
-    def put(state: torch.Tensor) -> None:
-        if device.type == "cpu":
-            torch.set_rng_state(state)
-        else:
-            torch.get_device_module(device).set_rng_state(state, device)
-
-    before = noise_state(device)
-    try:
-        put(state)
-        yield
-    finally:
-        put(before)

@@ -11,12 +11,7 @@ from partnets.utils.modules import is_sharded
 
 
 def local(tensor: Tensor) -> Tensor:
-    """Return this rank's part of a DTensor, in the same memory; other tensors as they are.
-
-    Example:
-        >>> local(torch.ones(2))
-        tensor([1., 1.])
-    """
+    """Return this rank's part of a DTensor, in the same memory; other tensors as they are."""
     if not is_sharded(tensor):
         return tensor
     with torch.no_grad():
@@ -27,12 +22,6 @@ def version(tensor: Tensor) -> int:
     """Return a number that changes when a tensor is written into; 0 if it is an inference tensor.
 
     torch counts writes into a DTensor at the DTensor, and others at this rank's part.
-
-    Example:
-        >>> x = torch.zeros(2)
-        >>> before = version(x)
-        >>> version(x.add_(1)) == before
-        False
     """
     if tensor.is_inference():
         return 0
@@ -40,12 +29,7 @@ def version(tensor: Tensor) -> int:
 
 
 def whole(tensor: Tensor) -> Tensor:
-    """Return all of a DTensor, gathered from all ranks, which must call it; other tensors as they are.
-
-    Example:
-        >>> whole(torch.ones(2))
-        tensor([1., 1.])
-    """
+    """Return all of a DTensor, gathered from all ranks, which must call it; other tensors as they are."""
     return tensor.full_tensor() if is_sharded(tensor) else tensor
 
 
@@ -58,10 +42,6 @@ def part(tensor: Tensor, like: Tensor) -> Tensor:
 
     Raises:
         ValueError: the DTensor is placed in a way that leaves no one block to each rank.
-
-    Example:
-        >>> part(torch.arange(3), torch.zeros(3))
-        tensor([0, 1, 2])
     """
     if not is_sharded(like):
         return tensor
@@ -77,24 +57,14 @@ def part(tensor: Tensor, like: Tensor) -> Tensor:
 
 
 def redistributed(tensor: Tensor, like: Tensor) -> Tensor:
-    """Return a DTensor placed as another one; other tensors as they are.
-
-    Example:
-        >>> redistributed(torch.ones(1), torch.zeros(1))
-        tensor([1.])
-    """
+    """Return a DTensor placed as another one; other tensors as they are."""
     if not is_sharded(tensor) or tensor.placements == like.placements:
         return tensor
     return tensor.redistribute(placements=like.placements)
 
 
 def sharded_like(tensor: Tensor, like: Tensor) -> Tensor:
-    """Return the DTensor with this tensor as this rank's part if `like` is a DTensor; otherwise the tensor itself.
-
-    Example:
-        >>> sharded_like(torch.ones(1), torch.zeros(1))
-        tensor([1.])
-    """
+    """Return the DTensor with this tensor as this rank's part if `like` is a DTensor; otherwise the tensor itself."""
     if not is_sharded(like):
         return tensor
     shape = {"shape": like.shape, "stride": like.stride()}
@@ -107,11 +77,6 @@ def local_partition(partition: Partition, like: Tensor) -> Partition | None:
     Args:
         partition: the partition of the whole weight.
         like: the weight, or a tensor like it.
-
-    Example:
-        >>> whole = Partition.random((2, 4), (0.5, 0.5), seed=0)
-        >>> local_partition(whole, torch.zeros(2, 4)) is whole
-        True
     """
     if not is_sharded(like):
         return partition

@@ -21,10 +21,6 @@ def token_cross_entropy(logits: Tensor, labels: Tensor, *, label_smoothing: floa
     """Return the mean cross-entropy of tokens, for logits [batch, length, classes] and labels [batch, length].
 
     Labels of -100 are ignored; the result is 0 if all labels are -100.
-
-    Example:
-        >>> token_cross_entropy(torch.zeros(2, 5, 3), torch.ones(2, 5, dtype=torch.int64))
-        tensor(1.0986)
     """
     rows = getattr(logits, "logits", logits).flatten(0, -2)
     found = F.cross_entropy(rows, labels.flatten(), label_smoothing=label_smoothing)
@@ -32,12 +28,7 @@ def token_cross_entropy(logits: Tensor, labels: Tensor, *, label_smoothing: floa
 
 
 def is_of_classes(loss: Any) -> bool:
-    """Return whether a loss is torch's cross-entropy or token_cross_entropy.
-
-    Example:
-        >>> is_of_classes(nn.CrossEntropyLoss()), is_of_classes(token_cross_entropy), is_of_classes(nn.MSELoss())
-        (True, True, False)
-    """
+    """Return whether a loss is torch's cross-entropy or token_cross_entropy."""
     return loss is token_cross_entropy or is_cross_entropy(loss)
 
 
@@ -47,12 +38,7 @@ def tried(model: nn.Module, batch: Any, forward: Callable[[nn.Module, Any], tupl
     Raises:
         ValueError: the model does not take the batch (the error has the shape of the inputs), or forward does not
             return a pair.
-
-    Example:
-        >>> tried(nn.Conv2d(1, 2, 3), (torch.rand(4, 8, 8), torch.zeros(4)), lambda model, batch: (model(batch[0]), batch[1]))
-        Traceback (most recent call last):
-        ValueError: the model does not take a batch of these data: ... channels: x.unsqueeze(1) for grey ones.
-    """  # noqa: E501, an example is one line
+    """
     try:
         found = forward(model, batch)
     except (RuntimeError, TypeError) as error:
@@ -70,12 +56,7 @@ def tried(model: nn.Module, batch: Any, forward: Callable[[nn.Module, Any], tupl
 
 
 def described(batch: Any) -> str:
-    """Return the shape and dtype of a batch's inputs with usual remedies, or "" if the inputs are not tensors.
-
-    Example:
-        >>> described((torch.rand(4, 8, 8), torch.zeros(4)))
-        ' x is [4, 8, 8] of torch.float32. Images need a dimension for their channels: x.unsqueeze(1) for grey ones.'
-    """
+    """Return the shape and dtype of a batch's inputs with usual remedies, or "" if the inputs are not tensors."""
     x = batch[0] if isinstance(batch, tuple | list) and batch else None
     if isinstance(x, tuple | list):
         return " If the network has several inputs, pass forward=lambda network, batch: (network(*batch[0]), batch[1])."
@@ -100,12 +81,6 @@ def check_targets(loss: Any, output: Any, y: Any) -> None:
     Raises:
         ValueError: labels have a wrong dtype or shape or are out of range; the outputs are probabilities where logits
             are expected, or a single logit; or a distance would broadcast.
-
-    Example:
-        >>> from torch.nn.functional import cross_entropy
-        >>> check_targets(cross_entropy, torch.zeros(2, 3), torch.tensor([[0], [2]]))
-        Traceback (most recent call last):
-        ValueError: the labels are [2, 1], of logits [2, 3]; pass labels.squeeze(1).
     """
     output = getattr(output, "logits", output)
     if not isinstance(output, Tensor) or not isinstance(y, Tensor):
@@ -123,13 +98,7 @@ def check_targets(loss: Any, output: Any, y: Any) -> None:
 
 
 def check_broadcast(loss: Callable, output: Any, y: Any) -> None:
-    """Raise ValueError if a user-defined loss broadcasts outputs and targets, such as [n, 1] with [n].
-
-    Example:
-        >>> check_broadcast(lambda output, y: (output - y).square().mean(), torch.rand(4, 1), torch.rand(4))
-        Traceback (most recent call last):
-        ValueError: the loss with outputs [4, 1] differs from that with the targets' shape [4]: it broadcasts ...
-    """
+    """Raise ValueError if a user-defined loss broadcasts outputs and targets, such as [n, 1] with [n]."""
     tensors = isinstance(output, Tensor) and isinstance(y, Tensor) and not name_of(loss)
     if not tensors or output.shape == y.shape or output.squeeze().shape != y.squeeze().shape or len(y) < 2:
         return
@@ -190,13 +159,7 @@ def _check_labels(loss: Any, output: Tensor, y: Tensor) -> None:
 
 
 def check_range(loss: Any, output: Any, y: Tensor) -> None:
-    """Raise ValueError if class labels are out of range; `y` may belong to other examples than the outputs.
-
-    Example:
-        >>> check_range(F.cross_entropy, torch.zeros(2, 3), torch.tensor([0, 1, 2, 3]))
-        Traceback (most recent call last):
-        ValueError: the labels are 0 to 3, and the network has 3 outputs; pass labels from 0 to 2.
-    """
+    """Raise ValueError if class labels are out of range; `y` may belong to other examples than the outputs."""
     output = getattr(output, "logits", output)
     if not is_of_classes(loss) or y.is_floating_point() or not isinstance(output, Tensor):
         return

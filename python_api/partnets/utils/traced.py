@@ -1,4 +1,4 @@
-"""Tests whether PyTorch's compiler, its function transforms or a CUDA graph are tracing the computation."""
+"""Tests whether PyTorch's compiler or its function transforms are tracing the computation."""
 
 from __future__ import annotations
 
@@ -11,8 +11,3 @@ def is_traced() -> bool:
     """Return whether to compute by definition: the compiler fuses it, and torch.func and forward mode need it."""
     is_followed = torch.compiler.is_compiling() or _are_functorch_transforms_active()
     return is_followed or forward_ad._current_level >= 0
-
-
-def is_captured(device: torch.device) -> bool:
-    """Return whether a CUDA graph is being captured, during which random states cannot be read."""
-    return device.type == "cuda" and torch.cuda.is_current_stream_capturing()

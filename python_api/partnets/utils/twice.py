@@ -17,13 +17,6 @@ def twice_differentiable() -> Iterator[None]:
     """Give weight norm and scaled dot-product attention correct second derivatives in the context.
 
     PyTorch's fused attention lacks them, and those of torch._weight_norm on a CPU are wrong (up to 2.13).
-
-    Example:
-        >>> v, g = torch.ones(2, 3, requires_grad=True), torch.ones(2, 1, requires_grad=True)
-        >>> with twice_differentiable():
-        ...     weight = torch._weight_norm(v, g, 0)
-        >>> torch.autograd.grad(weight.square().sum(), v)[0].abs().max() < 1e-6
-        tensor(True)
     """
     with sdpa_kernel(SDPBackend.MATH), _Composed():
         yield

@@ -195,7 +195,7 @@ def test_without_draws_the_network_sees_each_example_as_it_is(average):
     torch.testing.assert_close(deployed(x / 255), deployed(x))
     with pytest.raises(AssertionError, match="uint8"):
         deployed(x.int())
-    with pytest.raises(RuntimeError):
+    with pytest.raises(AssertionError, match="channels"):
         partnets.data.Normalise((0.5,) * 3, (0.2,) * 3).to_ordinary()(torch.rand(2, 1, 4, 4))
 
 

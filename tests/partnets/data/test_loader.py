@@ -29,11 +29,13 @@ def epochs(loader, count):
 
 
 def test_batches_come_from_the_chunks_up_to_k_and_from_the_one_that_is_unseen():
-    parts = chunks()
+    parts, before = chunks(), torch.get_rng_state()
     for k, (x, y), hyper_k, (hyper_x, _) in loader(steps=100):
         assert torch.equal(x, y) and len(x) == 4 and len(hyper_x) == 3
         assert set(x.tolist()) <= {example.item() for example, _ in parts.upto(k)}
         assert set(hyper_x.tolist()) <= set(parts.indices(hyper_k).tolist())
+    assert {draw[2:] for draw in loader(hyper_batch_size=None)} == {(None, None)}
+    assert torch.equal(torch.get_rng_state(), before)
 
 
 @pytest.mark.full
@@ -45,21 +47,12 @@ def test_the_chunks_are_drawn_by_their_sizes():
         assert {k: count / steps for k, count in found.items()} == pytest.approx(expected, abs=0.05)
 
 
-def test_without_a_batch_size_for_psi_there_is_no_batch_for_it():
-    assert {draw[2:] for draw in loader(hyper_batch_size=None)} == {(None, None)}
-
-
 def test_draws_for_steps_ahead_are_of_what_the_subnetwork_has_seen_and_change_no_other_draw():
     parts, plain = chunks(), listed(loader())
     for (k, (x, _), hyper_k, ((hyper_x, _), seen)), expected in zip(loader(steps_ahead=2), plain, strict=True):
         assert (k, x.tolist(), hyper_k, hyper_x.tolist()) == expected and len(seen) == 2
         for seen_x, _ in seen:
             assert len(seen_x) == 4 and set(seen_x.tolist()) <= {one.item() for one, _ in parts.upto(hyper_k - 1)}
-
-
-def test_steps_ahead_without_steps_of_psi_raise():
-    with pytest.raises(ValueError, match="steps_ahead=1 needs steps of ψ; pass hyper_batch_size"):
-        loader(hyper_batch_size=None, steps_ahead=1)
 
 
 def test_epochs_differ_and_their_length_does_not_matter():
@@ -86,7 +79,7 @@ def test_a_loop_that_sets_the_epoch_gets_its_draws():
     one = loader()
     one.sampler.set_epoch(1)
     assert listed(one) == listed(loader(steps=20))[10:]
-    one.load_state_dict({"done": 14})
+    one.load_state_dict(one.state_dict() | {"done": 14})
     one.sampler.set_epoch(1)  # as Lightning does after resuming
     assert listed(one) == listed(loader(steps=20))[14:]
 
@@ -102,12 +95,6 @@ def test_accelerates_copy_of_a_loader_gives_the_same_draws_and_skips_some():
     assert listed(resumed) == expected[14:]
 
 
-def test_an_iteration_leaves_torchs_random_state():
-    before = torch.get_rng_state()
-    list(loader())
-    assert torch.equal(torch.get_rng_state(), before)
-
-
 @pytest.mark.parametrize("data", [(torch.arange(EXAMPLES),), [(i,) for i in range(EXAMPLES)]], ids=["tensors", "list"])
 def test_examples_are_collated_as_it_is_said(data):
     def collate(examples):
@@ -118,19 +105,6 @@ def test_examples_are_collated_as_it_is_said(data):
     for draw, other in zip(given, told, strict=True):
         assert draw == other and len(draw.batch["numbers"]) == 4 and len(draw.hyper_batch["numbers"]) == 3
     assert given.chunks.sizes == told.chunks.sizes
-
-
-@pytest.mark.parametrize(
-    "name", ["sampler", "batch_sampler", "shuffle", "drop_last", "generator", "in_order", "dataset"]
-)
-def test_options_that_would_change_the_draws_are_named(name):
-    with pytest.raises(TypeError, match=f"Loader takes no {name}: "):
-        loader(**{name: True})
-
-
-def test_an_option_that_is_none_is_named():
-    with pytest.raises(TypeError, match=r"Loader has no option 'workers'; .* num_workers, .*persistent_workers"):
-        loader(workers=2)
 
 
 class Random(torch.utils.data.Dataset):
@@ -146,7 +120,7 @@ def test_what_examples_draw_does_not_depend_on_the_number_of_workers():
     parts = partnets.chunk(Random(), PROPORTIONS)
     found = [[batch.tolist() for _, batch, *_ in partnets.Loader(parts, 2, steps=6, num_workers=n)] for n in (1, 2)]
     resumed = partnets.Loader(parts, 2, steps=6, num_workers=2)
-    resumed.load_state_dict({"done": 4})
+    resumed.load_state_dict(resumed.state_dict() | {"done": 4})
     assert found[0] == found[1] and [batch.tolist() for _, batch, *_ in resumed] == found[0][4:]
 
 
@@ -167,10 +141,23 @@ def test_the_state_of_other_draws_raises(name):
     loader(steps=3, hyper_batch_size=None, num_workers=1).load_state_dict(state)
 
 
-@pytest.mark.parametrize("wrong", [{"steps": 0}, {"hyper_batch_size": 0}, {"seed": -1}, {"steps_ahead": -1}])
-def test_numbers_out_of_range_raise(wrong):
-    with pytest.raises(ValueError, match=next(iter(wrong))):
-        loader(**wrong)
+WRONG = [
+    *(
+        ({name: True}, TypeError, f"Loader takes no {name}: ")
+        for name in ("sampler", "shuffle", "generator", "dataset")
+    ),
+    ({"lr": 0.1}, TypeError, "Loader takes no lr: pass optimizer="),
+    ({"workers": 2}, TypeError, r"Loader has no option 'workers'; .* num_workers, .*persistent_workers"),
+    *(({name: -1}, ValueError, f"{name}=-1") for name in ("steps", "hyper_batch_size", "seed", "steps_ahead")),
+    ({"num_workers": -1}, ValueError, "num_workers=-1"),
+    ({"hyper_batch_size": None, "steps_ahead": 1}, ValueError, "steps_ahead=1 needs steps of ψ; pass hyper_batch_size"),
+]
+
+
+@pytest.mark.parametrize(("options", "error", "message"), WRONG)
+def test_wrong_options_are_named(options, error, message):
+    with pytest.raises(error, match=message):
+        loader(**options)
 
 
 def test_one_chunk_has_nothing_for_psi():

@@ -104,7 +104,6 @@ def test_indices_are_the_split(kind):
 WRONG = {
     "few groups": ({"groups": [0] * 5 + [1] * 5}, ValueError, "2 groups for 3 chunks; pass at least one for each"),
     "short": ({"groups": [1, 2, 3]}, ValueError, "groups has 3 labels; pass one label for each of the 10 examples"),
-    "table": ({"stratify": np.zeros((10, 2))}, ValueError, "stratify has 10x2 labels"),
     "None": ({"groups": [*range(9), None]}, ValueError, "groups has no label but None for example 9"),
     "NaN": ({"groups": np.array([1.0, np.nan] * 5)}, ValueError, "groups has no label but nan for example 1"),
     "text": ({"groups": "patient"}, TypeError, "groups is a str; pass one label for each"),
@@ -112,12 +111,12 @@ WRONG = {
     "overlap": ({"indices": [[1, 2], [3, 2]]}, ValueError, "example 2 is in chunk 1 and in chunk 2"),
     "twice": ({"indices": [[1, 1], [3]]}, ValueError, "example 1 is in chunk 1 more than once"),
     "outside": ({"indices": [[1], [10]]}, ValueError, r"chunk 2 have 10; there are examples 0\.\.9"),
-    "negative": ({"indices": [[1], [-1]]}, ValueError, "chunk 2 have -1"),
     "empty": ({"indices": [[1], []]}, ValueError, "chunk 2 are empty"),
     "mask": ({"indices": [torch.ones(10, dtype=torch.bool)]}, TypeError, r"are bool \[10\]; .*mask.nonzero"),
     "floats": ({"indices": [[0.5]]}, TypeError, "are float32"),
     "ints": ({"indices": [1, 2]}, TypeError, "indices of chunk 1 are a int; pass a sequence for each chunk"),
     "flat": ({"indices": 7}, TypeError, "indices is a int"),
+    "no keys": ({"groups": [[1]] * 10}, TypeError, "groups has labels that can be no dict's keys"),
     "both": ({"indices": [[1], [2]], "proportions": (0.5, 0.5)}, ValueError, "leave proportions, groups and strat"),
     "neither": ({"proportions": None}, ValueError, "neither proportions nor indices"),
 }

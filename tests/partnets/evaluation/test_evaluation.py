@@ -11,14 +11,12 @@ from torch import nn
 from torch.utils.data import Dataset, Subset, TensorDataset
 
 import partnets
-from partnets.evaluation.metrics import accuracy, loss_matrix, mean_loss, per_subnetwork
-from partnets.evaluation.out_of_chunk import lml
+from partnets import accuracy, lml, loss_matrix, mean_loss, per_subnetwork
 from partnets.subnetworks.parameters import partitioned_parameters
 from partnets.subnetworks.state import state_of
-from partnets.utils.modules import evaluating
 
 PROPORTIONS = (0.5, 0.3, 0.2)
-BATCH_SIZES = [1, 4, 7, 30, 31, 256]
+BATCH_SIZES = [1, 7, 256]
 
 
 class Rows(Dataset):
@@ -104,19 +102,6 @@ def test_accuracy_is_nan_where_a_logit_is_unless_its_label_is_ignored():
     assert accuracy(nn.Identity(), (logits, y.where(y != 2, -100))) == 1.0
 
 
-def test_any_mean_over_a_batch_is_averaged():
-    x = torch.arange(5.0)[:, None]
-    assert mean_loss(nn.Identity(), (x, x), lambda output, y: (output + y).mean(), batch_size=2) == 4.0
-
-
-@pytest.mark.parametrize("sample", ["sample", "sample_upto"])
-def test_chunks_sample_what_a_subclass_transforms(sample):
-    x = torch.arange(1.0, 21.0)[:, None]
-    chunks = partnets.chunk(Negated(x, torch.arange(20)), (0.5, 0.5))
-    batch, y = getattr(chunks, sample)(2, 30)
-    assert torch.equal(batch[:, 0], -1.0 - y)
-
-
 @pytest.mark.parametrize("evaluate", [mean_loss, accuracy])
 @pytest.mark.parametrize("fails", [False, True])
 def test_modes_gradients_and_statistics_are_left_alone_also_by_an_exception(evaluate, fails):
@@ -132,34 +117,6 @@ def test_modes_gradients_and_statistics_are_left_alone_also_by_an_exception(eval
     assert [module.training for module in model.modules()] == modes == [True, True, False, True, True]
     assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
     assert all(parameter.grad is None for parameter in model.parameters())
-
-
-def test_evaluating_is_evaluation_mode_inside():
-    model = network().train()
-    with evaluating(model):
-        assert not any(module.training for module in model.modules())
-    assert all(module.training for module in model.modules())
-
-
-@pytest.mark.parametrize("evaluate", [mean_loss, accuracy])
-@pytest.mark.parametrize("kind", ["tensors", "TensorDataset", "Dataset"])
-def test_no_example_raises(evaluate, kind):
-    with pytest.raises(ValueError, match="no example; pass at least one"):
-        evaluate(network(), DATA[kind](*examples(0)))
-
-
-@pytest.mark.parametrize(
-    ("data", "arguments", "error", "message"),
-    [
-        ((torch.zeros(3, 3), torch.zeros(4)), {}, ValueError, "equal length"),
-        (torch.zeros(3, 3), {}, TypeError, "pass a Dataset"),
-        (examples(), {"batch_size": 0}, ValueError, "batch_size=0"),
-    ],
-)
-def test_what_cannot_be_evaluated_raises(data, arguments, error, message):
-    for evaluate in (mean_loss, accuracy):
-        with pytest.raises(error, match=message):
-            evaluate(network(), data, **arguments)
 
 
 def test_a_metric_of_each_subnetwork_is_that_of_the_merged_ones_in_turn():
@@ -197,24 +154,6 @@ def test_the_loss_matrix_is_each_merged_subnetwork_on_each_chunk(loss, batch_siz
             assert matrix[k - 1, j - 1].item() == pytest.approx(loss(whole(x[chunk]), y[chunk]).item(), rel=1e-5)
 
 
-SUMS = {
-    "function": lambda logits, y: F.cross_entropy(logits, y, reduction="sum"),
-    "partial": functools.partial(F.cross_entropy, reduction="sum"),
-    "module": nn.CrossEntropyLoss(reduction="sum"),
-}
-
-
-@pytest.mark.parametrize("loss", SUMS.values(), ids=SUMS)
-def test_sums_over_a_batch_are_refused(loss):
-    data, model = examples(), partitioned()
-    chunks = partnets.chunk(data, PROPORTIONS)
-    for judge in (lml, loss_matrix):
-        with pytest.raises(ValueError, match="sum"):
-            judge(model, chunks, loss, batch_size=4)
-    with pytest.raises(ValueError, match="sum"):
-        mean_loss(model, data, loss)
-
-
 def test_a_loss_that_draws_is_tried_without_a_trace():
     data, model, drawn = examples(), partitioned(), []
 
@@ -236,21 +175,62 @@ def test_lml_sums_what_stands_right_of_the_diagonal():
     assert partnets.lml(model, chunks) == pytest.approx(expected.item(), rel=1e-12)
 
 
-def test_the_loss_matrix_needs_as_many_chunks_as_partitions():
-    with pytest.raises(ValueError, match="3 partitions and the data 2 chunks"):
-        loss_matrix(partitioned(), partnets.chunk(examples(), (0.5, 0.5)))
+SUM = functools.partial(F.cross_entropy, reduction="sum")
+X, Y = torch.ones(6, 3), torch.zeros(6, dtype=torch.int64)
 
 
-@pytest.mark.parametrize("data", [(torch.ones(6, 4), torch.ones(6)), torch.utils.data.TensorDataset(torch.ones(6, 4))])
-def test_data_that_are_no_chunks_are_refused_by_whatever_takes_chunks(data):
-    model = partnets.partition(nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4)), (0.5, 0.5))
-    takers = [
-        lambda: partnets.Trainer(model, data),
-        lambda: partnets.lml(model, data),
-        lambda: partnets.loss_matrix(model, data),
-        lambda: partnets.estimate_statistics(model, data),
-        lambda: partnets.Loader(data, 2, steps=2),
-    ]
-    for take in takers:
-        with pytest.raises(TypeError, match=rf"the data are a {type(data).__name__}; split them first, with partnets"):
-            take()
+def chunks(proportions=PROPORTIONS, n=31):
+    return partnets.chunk(examples(n), proportions)
+
+
+@pytest.mark.parametrize(
+    ("use", "error", "message"),
+    [
+        *(
+            (lambda loss=loss, judge=judge: judge(partitioned(), chunks(), loss), ValueError, "sum")
+            for loss in (SUM, nn.CrossEntropyLoss(reduction="sum"), lambda *each: SUM(*each))
+            for judge in (lml, loss_matrix)
+        ),
+        (lambda: mean_loss(network(), examples(), lambda *each: SUM(*each)), ValueError, "it is a sum"),
+        (lambda: loss_matrix(partitioned(), chunks((0.5, 0.5))), ValueError, "3 partitions and the data 2 chunks"),
+        (lambda: lml(partitioned(), chunks((0.5, 0.5))), ValueError, "3 partitions and the data 2 chunks"),
+        (lambda: lml(partnets.partition(nn.Linear(3, 4), (1.0,)), chunks((1.0,))), ValueError, "at least 2"),
+        (lambda: partnets.estimate_statistics(partitioned(), chunks(), examples=0), ValueError, "examples=0"),
+        *(
+            (lambda use=use: use(network(), (X[:0], Y[:0])), ValueError, "no example; pass at least one")
+            for use in (mean_loss, accuracy)
+        ),
+        *(
+            (lambda use=use: use(network(), (X, Y), batch_size=0), ValueError, "batch_size=0")
+            for use in (mean_loss, accuracy)
+        ),
+        (lambda: mean_loss(network(), (X, Y[:4])), ValueError, "equal length"),
+        (lambda: mean_loss(network(), X), TypeError, "pass a Dataset"),
+        (lambda: mean_loss(network(), X, Y), TypeError, r"one argument: mean_loss\(model, \(x, y\), loss\)"),
+        (lambda: accuracy(network(), X, Y), TypeError, r"one argument: accuracy\(model, \(x, y\)\)"),
+        (lambda: mean_loss(network(), (X, Y), shuffle=True), TypeError, "mean_loss takes no shuffle"),
+        (lambda: mean_loss(nn.Identity(), (X, Y - 100)), ValueError, "no target of these 6 examples counts"),
+        (lambda: mean_loss(nn.Identity(), (X, Y), lambda *each: (SUM(*each), 0)), TypeError, "gave a tuple"),
+        (lambda: accuracy(nn.LSTM(3, 2), (X, Y)), ValueError, "the output is a tuple without logits"),
+        (lambda: accuracy(nn.Linear(3, 1), (X, Y)), ValueError, "of one class"),
+        (lambda: accuracy(nn.Identity(), (X, Y[:, None])), ValueError, r"logits are \[6, 3\] and the labels \[6, 1\]"),
+        (
+            lambda: accuracy(nn.Identity(), (X, Y + 3)),
+            ValueError,
+            "has 3 classes; pass labels from 0, or ignore_index=",
+        ),
+        (lambda: accuracy(nn.Identity(), (X, Y + 254)), ValueError, "has 3 classes; pass labels from 0"),
+        *(
+            (
+                lambda use=use: use(partitioned(), (X, Y)),
+                TypeError,
+                "are a tuple; split them first, with partnets.chunk",
+            )
+            for use in (partnets.Trainer, lml, loss_matrix, partnets.estimate_statistics)
+        ),
+        (lambda: partnets.Loader((X, Y), 2, steps=2), TypeError, "are a tuple; split them first"),
+    ],
+)
+def test_wrong_calls_are_named(use, error, message):
+    with pytest.raises(error, match=message):
+        use()

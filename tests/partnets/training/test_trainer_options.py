@@ -168,7 +168,7 @@ def test_steps_on_one_chunk_and_on_all_have_the_same_mean_gradient(monkeypatch):
         torch.manual_seed(0)
         one = trainer(rate=0.0, hyper_chunks=hyper_chunks)
         # Use complete chunks as batches, so that only k is random.
-        monkeypatch.setattr(one.chunks, "sample", lambda k, *_, chunks=one.chunks: next(chunks.batches(k, 100)))
+        monkeypatch.setattr(one.chunks, "sample", lambda k, *_, chunks=one.chunks: chunks.fetch(chunks.indices(k)))
         for _ in range(40):
             k, loss = one.step_hyper()
             gradients[k], losses[k] = psi(one.model).grad.clone(), loss

@@ -1,4 +1,4 @@
-"""lml: the out-of-chunk log-likelihood, which hyperparameters maximise."""
+"""lml: the log-likelihood of held-out chunks, a marginal likelihood that hyperparameters maximise."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Search for tensors in a model's inputs and outputs, in any containers and objects."""
+"""The leaves of a model's inputs and outputs, in any containers and objects."""
 
 from __future__ import annotations
 
@@ -20,16 +20,7 @@ NOTHING = (
 
 
 def tensors(value: Any) -> list[Tensor]:
-    """Return all tensors in a value, in containers of any kind and in attributes of objects.
-
-    Example:
-        >>> from collections import deque
-        >>> from types import SimpleNamespace
-        >>> one, value = torch.ones(1), {"a": deque([torch.ones(1)])}
-        >>> value["b"] = SimpleNamespace(cache=one, logits={one})
-        >>> len(tensors(value))
-        3
-    """
+    """Return all tensors in a value, in containers of any kind and in attributes of objects."""
     return list(_tensors(value, set(), 0))
 
 
@@ -44,12 +35,7 @@ def _tensors(value: Any, seen: set[int], depth: int) -> Iterator[Tensor]:
 
 
 def content(value: Any, depth: int = 0) -> list[Tensor]:
-    """Return the tensors, arrays and numbers in a value, and how many parts each container has; no caches of keys.
-
-    Example:
-        >>> content({"a": [torch.ones(1), 2.5], "b": "text"})
-        [tensor(2), tensor(2), tensor([1.]), tensor(2.5000)]
-    """
+    """Return the tensors, arrays and numbers in a value, and how many parts each container has; no caches of keys."""
     if isinstance(value, Tensor):
         return [value]
     if type(value).__module__ == "numpy" or isinstance(value, bool | int | float | complex):
@@ -62,29 +48,16 @@ def content(value: Any, depth: int = 0) -> list[Tensor]:
 
 
 def parts(value: Any) -> list[Any]:
-    """Return the elements of a container, or the attributes of an object."""
+    """Return the elements of a container, or the attributes of an object, including slots."""
     if isinstance(value, Mapping):
         return list(value.values())
-    return list(value) if isinstance(value, Collection) else list(attributes(value).values())
-
-
-def attributes(value: Any) -> dict[str, Any]:
-    """Return an object's attributes by name, including slots.
-
-    Example:
-        >>> import dataclasses
-        >>> @dataclasses.dataclass(slots=True)
-        ... class Output:
-        ...     logits: int
-        >>> attributes(Output(3))
-        {'logits': 3}
-    """
-    found = {name: getattr(value, name) for name in slots(value) if hasattr(value, name)}
-    return found | dict(getattr(value, "__dict__", {}))
+    if isinstance(value, Collection):
+        return list(value)
+    return list(({name: getattr(value, name) for name in slots(value)} | getattr(value, "__dict__", {})).values())
 
 
 def slots(value: Any) -> list[str]:
-    """Return the names of an object's slots, from all of its classes."""
+    """Return the names of an object's slots that have values, from all of its classes."""
     found = [vars(cls).get("__slots__", ()) for cls in type(value).__mro__]
     names = [name for one in found for name in ((one,) if isinstance(one, str) else one)]
-    return [name for name in names if name not in ("__dict__", "__weakref__")]
+    return [name for name in names if name not in ("__dict__", "__weakref__") and hasattr(value, name)]
