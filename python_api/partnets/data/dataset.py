@@ -1,13 +1,17 @@
-"""Data: a data set in memory, from arrays or scikit-learn, and its rotated version."""
+"""Data: a data set in memory, from arrays, folders of images or scikit-learn, and its rotated version."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from numbers import Real
+from os import PathLike
+from pathlib import Path
 from typing import Any
 
+import numpy
 import torch
 import torch.nn.functional as F
 from torch import Generator, Tensor
@@ -91,6 +95,42 @@ class Data:
             )
         return cls(name, (x, y), (test_x, test_y), 1 + largest, *moments(x))
 
+    @classmethod
+    def from_folder(
+        cls, root: str | PathLike, size: int | tuple[int, int], *, test: float = 0.2, seed: int = 0
+    ) -> Data:
+        """Return Data from a folder with a subfolder of images for each class, read by torchvision's ImageFolder.
+
+        Images become RGB, uint8 [3, height, width], scaled and cropped in the middle. Classes are sorted by name.
+
+        Args:
+            root: this folder; or one with two such folders, train and test.
+            size: the height and width of all images in pixels; an int for both.
+            test: the share of each class that is split off at random, unless there is a folder test.
+            seed: an int in [0, 2**63), seed of that split.
+
+        Raises:
+            ImportError: torchvision is not installed.
+            FileNotFoundError: the folder is missing, or has no subfolders, or one without images.
+            OSError: an image is damaged.
+            ValueError: train and test have other classes, or an image has more than 8 bits a channel.
+
+        Example:
+            >>> data = Data.from_folder("flowers", size=64)  # doctest: +SKIP
+        """
+        from torchvision.datasets import ImageFolder
+
+        check_seed("seed", seed)
+        height, width = (size, size) if isinstance(size, int) else size
+        check_at_least(1, height=height, width=width)
+        folders = [root] if not Path(root, "train").is_dir() else [Path(root, "train"), Path(root, "test")]
+        parts = [ImageFolder(folder, loader=partial(_decoded, height=height, width=width)) for folder in folders]
+        if parts[0].classes != parts[-1].classes:
+            raise ValueError(f"{root} has the classes {parts[0].classes} to train and {parts[-1].classes} to test.")
+        pairs = [(torch.stack([image for image, _ in part]), torch.tensor(part.targets)) for part in parts]
+        train, test = pairs if len(pairs) == 2 else _split(*pairs[0], test, seed)
+        return cls(Path(root).name, train, test, len(parts[0].classes), *moments(train[0]))
+
     def rotated(self, seed: int = 0) -> Data:
         """Rotate each training and test image once, by a separate angle from U[-π, π] (Appendix I.5).
 
@@ -128,6 +168,16 @@ class Data:
             f"Data({self.name}: {len(x)} examples to train and {len(self.test[0])} to test, {list(x.shape[1:])} of"
             f" {str(x.dtype).removeprefix('torch.')}, {self.classes} classes)"
         )
+
+
+def _decoded(path: str, height: int, width: int) -> Tensor:
+    from PIL import Image, ImageOps
+
+    with Image.open(path) as picture:
+        if picture.mode.startswith(("I", "F")):  # conversion would clip them to white
+            raise ValueError(f"{path} has more than 8 bits a channel (mode {picture.mode}); convert it to 8 bits.")
+        image = ImageOps.fit(ImageOps.exif_transpose(picture).convert("RGB"), (width, height))
+    return torch.from_numpy(numpy.array(image)).permute(2, 0, 1)
 
 
 def _split(x: Tensor, y: Tensor, test: Any, seed: int) -> list[tuple[Tensor, Tensor]]:

@@ -1,6 +1,7 @@
-"""Data: from arrays and scikit-learn; rotations, moments, and layers that convert and normalise images."""
+"""Data: from arrays, folders and scikit-learn; rotations, moments, and layers that convert and normalise images."""
 
 import math
+import shutil
 import sys
 
 import numpy
@@ -8,6 +9,7 @@ import pandas
 import pytest
 import torch
 import torch.nn.functional as F
+from PIL import Image
 
 from partnets.data import Data, Normalise, ToFloat, digits, moments
 
@@ -176,3 +178,60 @@ def test_a_missing_library_is_named_with_the_cure(monkeypatch):
     monkeypatch.setitem(sys.modules, "sklearn.datasets", None)
     with pytest.raises(ImportError, match="pip install scikit-learn"):
         digits()
+
+
+def folder_of(root, parts=("",), kinds=("cat", "dog"), mode="RGB"):
+    for part in parts:
+        for label, kind in enumerate(kinds):
+            (root / part / kind).mkdir(parents=True)
+            for i in range(5):
+                image = Image.new(mode, (9, 6), 100 * label + i if mode == "L" else (100 * label + i, 0, 0))
+                image.save(root / part / kind / f"{i}.png")
+    return root
+
+
+def test_a_folder_is_split_by_class_and_seed(tmp_path):
+    root = folder_of(tmp_path / "pets")
+    data, again, other = (Data.from_folder(root, 4, seed=seed) for seed in (1, 1, 2))
+    assert (data.name, data.classes) == ("pets", 2) and data.test[1].tolist() == [0, 1]
+    for x, y in (data.train, data.test):
+        assert x.dtype == torch.uint8 and x.shape[1:] == (3, 4, 4) and torch.equal(x[:, 0, 0, 0] >= 100, y == 1)
+    seen = torch.cat([data.train[0], data.test[0]])[:, 0, 0, 0]
+    assert sorted(seen.tolist()) == [*range(5), *range(100, 105)]
+    assert torch.equal(data.test[0], again.test[0]) and not torch.equal(data.test[0], other.test[0])
+
+
+def test_folders_train_and_test_stay_apart(tmp_path):
+    root = folder_of(tmp_path, ("train", "test"), mode="L")
+    shutil.rmtree(root / "test" / "cat")
+    (root / "test" / "cat").mkdir()
+    Image.new("RGB", (30, 10), (7, 8, 9)).save(root / "test" / "cat" / "wide.png")
+    data = Data.from_folder(root, (4, 5))
+    assert data.train[0].shape == (10, 3, 4, 5) and data.test[1].tolist() == [0, 1, 1, 1, 1, 1]
+    assert data.test[0][0, :, 0, 0].tolist() == [7, 8, 9]
+
+
+def deep(root):
+    Image.fromarray(numpy.full((6, 9), 40000, numpy.uint16)).save(root / "cat" / "3.png")
+
+
+def other_classes(root):
+    folder_of(root, ("train",))
+    folder_of(root, ("test",), ("cat", "owl"))
+
+
+@pytest.mark.parametrize(
+    ("spoil", "size", "error", "message"),
+    [
+        (deep, 4, ValueError, r"3\.png has more than 8 bits a channel .*; convert it"),
+        (lambda root: (root / "cat" / "3.png").write_bytes(b"no image"), 4, OSError, r"3\.png"),
+        (lambda root: (root / "owl").mkdir(), 4, FileNotFoundError, "owl"),
+        (other_classes, 4, ValueError, "classes .*'dog'.* to train and .*'owl'.* to test"),
+        (shutil.rmtree, 4, FileNotFoundError, "pets"),
+        (lambda root: None, (4, 0), ValueError, "width=0"),
+    ],
+)
+def test_folders_that_cannot_be_read_are_refused(tmp_path, spoil, size, error, message):
+    spoil(folder_of(tmp_path / "pets"))
+    with pytest.raises(error, match=message):
+        Data.from_folder(tmp_path / "pets", size)
