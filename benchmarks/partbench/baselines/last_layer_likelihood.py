@@ -88,7 +88,7 @@ def last_layer(
 
     Args:
         augmentation: maps [n, ...] to [n, ...] with a separate draw for each example; its parameters are ψ. The paper
-            uses hyper.SchwobelAffine.
+            uses partbench.paper.augmentations.SchwobelAffine.
         network: maps [n, ...] to logits [n, classes] with a final nn.Linear, which becomes nn.Identity.
         data: a Dataset of (x, y) or tensors (x, y), where y are classes.
         steps: number of steps on the bound.
@@ -112,7 +112,7 @@ def last_layer(
     Example:
         >>> from partnets import hyper
         >>> data = torch.rand(60, 1, 8, 8), torch.randint(3, (60,))
-        >>> augmentation = hyper.SchwobelAffine()
+        >>> augmentation = hyper.Affine()
         >>> network = nn.Sequential(nn.Flatten(), nn.Linear(64, 16), nn.ReLU(), nn.Linear(16, 3))
         >>> model = last_layer(augmentation, network, data, steps=4, phase=2, inducing=10, pretraining=5)
         >>> model(data[0]).exp().sum(1).allclose(torch.ones(60)), len(model.bounds)

@@ -14,8 +14,7 @@ from torch import Generator, Tensor
 from partkernels.arguments import check_seed
 from partnets.data import folders
 from partnets.data.examples import as_tensor
-from partnets.hyper.affine import GENERATORS
-from partnets.hyper.warp import warp
+from partnets.hyper.affine import GENERATORS, warp
 
 # Images converted to floats at once: about 50 MB for 3x64x64.
 BATCH = 1000

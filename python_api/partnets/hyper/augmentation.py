@@ -10,7 +10,7 @@ from partnets.hyper.learned import check_real
 
 
 class Augmentation(Hyperparameter):
-    """The base class of random augmentations: Affine, ImmerAffine, SchwobelAffine and ColourJitter.
+    """The base class of random augmentations: Affine and ColourJitter.
 
     Each call draws n numbers from U[-1, 1] for each example. Subclasses define transform(x, draws).
 

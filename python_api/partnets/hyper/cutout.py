@@ -44,8 +44,10 @@ class Cutout(Hyperparameter):
         self, holes: float = 1.5, length: float = 4.5, *, most_holes: float = 4.0, most_length: float = 24.0
     ) -> None:
         super().__init__()
-        self.holes = Learned(holes, _checked("holes", holes, most_holes))
-        self.length = Learned(length, _checked("length", length, most_length))
+        of_holes, of_length = interval(0.0, most_holes), interval(0.0, most_length)
+        of_holes.check("holes", holes)
+        of_length.check("length", length)
+        self.holes, self.length = Learned(holes, of_holes), Learned(length, of_length)
 
     def forward(self, x: Tensor) -> Tensor:
         if x.dim() != 4:
@@ -65,14 +67,8 @@ class Cutout(Hyperparameter):
         return x.masked_fill(blank, 0.0)
 
     def to_ordinary(self) -> nn.Module:
-        """Return nn.Identity(): a deployed model sees each example unchanged."""
+        """Return nn.Identity()."""
         return nn.Identity()
-
-
-def _checked(name: str, value: float, most: float):
-    range = interval(0.0, most)
-    range.check(name, value)
-    return range
 
 
 def _covered(centre: Tensor, length: Tensor, size: int) -> Tensor:

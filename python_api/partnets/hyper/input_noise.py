@@ -46,5 +46,5 @@ class InputNoise(Hyperparameter):
         return x + self.std(x).to(x.dtype) * torch.randn_like(x) if self.training else x
 
     def to_ordinary(self) -> nn.Module:
-        """Return nn.Identity(): a deployed model sees each example unchanged."""
+        """Return nn.Identity()."""
         return nn.Identity()

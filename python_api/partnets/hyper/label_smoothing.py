@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
-from partnets.hyper.dropout import RATES, check_rates
+from partnets.hyper.dropout import RATES, check_rate
 from partnets.hyper.hyperparameter import Hyperparameter
 from partnets.hyper.learned import Learned
 from partnets.hyper.ranges import Range
@@ -50,8 +50,7 @@ class LabelSmoothing(Hyperparameter):
 
     def __init__(self, smoothing: float = 0.1, *, range: Range = RATES) -> None:
         super().__init__()
-        check_rates(range)
-        range.check("smoothing", smoothing)
+        check_rate("smoothing", smoothing, range)
         self.smoothing = Learned(smoothing, range)
 
     def forward(self, logits: Tensor, labels: Tensor | None = None) -> Tensor:
@@ -61,3 +60,7 @@ class LabelSmoothing(Hyperparameter):
         if self.training:
             losses = losses + self.smoothing(labels) * (-logits.log_softmax(1).mean(1) - losses)
         return losses[counts]
+
+    def to_ordinary(self) -> nn.Module:
+        """Return nn.Identity()."""
+        return nn.Identity()

@@ -1,16 +1,15 @@
-"""LossWeights, ClassWeights, SourceWeights and ExampleWeights: learned weights of parts of a training loss."""
+"""ClassWeights, SourceWeights and ExampleWeights: learned weights of the examples in a training loss."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from partnets.hyper.learned import Learned
-from partnets.hyper.precise import Precise
+from partnets.hyper.learned import Learned, Precise
 from partnets.hyper.ranges import Range, logarithmic
 from partnets.hyper.training_loss import TrainingLoss, check_numbers
 from partnets.utils.in_thread import SEVERAL
@@ -50,11 +49,10 @@ class _Weighted(TrainingLoss):
             raise ValueError(f"there are {count} weights, but they are relative; pass two names or more.")
         self.weights = Learned([1.0] * count, range, names=names)
 
-    def normalised(self, which: Tensor | None = None) -> Tensor:
-        """Return these weights, or all, divided by their mean."""
-        if which is not None:
-            _check_alone()
-        weights = self.weights() if which is None else self.weights()[which]
+    def normalised(self, which: Tensor) -> Tensor:
+        """Return these weights, divided by their mean."""
+        _check_alone()
+        weights = self.weights()[which]
         return weights / weights.mean()
 
     def values(self) -> dict[str, float]:
@@ -62,54 +60,6 @@ class _Weighted(TrainingLoss):
         found = self.weights.values("weights")
         mean = sum(found.values()) / len(found)
         return {name: value / mean for name, value in found.items()}
-
-
-class LossWeights(_Weighted):
-    """A weighted sum of loss terms: of several tasks, or of a task and auxiliary losses.
-
-    Args:
-        loss: loss(output, y), which returns a term for each name: a dict, or a list or tuple in the order of the names.
-            A term is a mean or a tensor of losses, which is averaged.
-        terms: the names of the terms.
-        judge: the name of the term that judges held-out data; the first if None.
-        range: range of the weights relative to each other.
-
-    Attributes:
-        weights: hyper.Learned, one for each term; values() normalises them to a mean of 1.
-
-    Raises:
-        ValueError: there are fewer than two terms, judge is not one of them, or the loss returns other terms.
-
-    Example:
-        >>> terms = LossWeights(lambda output, y: (F.mse_loss(output, y), output.square().mean()), ("error", "size"))
-        >>> terms(torch.tensor([3.0]), torch.tensor([1.0]))
-        tensor(13., grad_fn=<SumBackward0>)
-        >>> terms.plain(torch.tensor([3.0]), torch.tensor([1.0]))
-        tensor(4.)
-    """
-
-    def __init__(
-        self, loss: Callable[[Any, Any], Any], terms: Sequence[str], *, judge: str | None = None, range: Range = WEIGHTS
-    ) -> None:
-        super().__init__(loss, list(terms), range)
-        self.judge = self.weights.names[0] if judge is None else judge
-        if self.judge not in self.weights.names:
-            raise ValueError(f"judge={judge!r}; pass one of the terms, {', '.join(self.weights.names)}.")
-
-    def trained(self, output: Any, y: Any) -> Tensor:
-        return (torch.stack([term.mean() for term in self._terms(output, y).values()]) * self.normalised()).sum()
-
-    def plain(self, output: Any, y: Any) -> Tensor:
-        """Return the term that judges held-out data."""
-        return self._terms(output, y)[self.judge]
-
-    def _terms(self, output: Any, y: Any) -> dict[str, Tensor]:
-        found, names = self.loss(output, y), self.weights.names
-        if not isinstance(found, Mapping):
-            found = dict(zip(names, found, strict=True)) if len(found) == len(names) else {}
-        if found.keys() != {*names}:
-            raise ValueError(f"the loss gives {len(found)} terms, {', '.join(found)}; it must give {', '.join(names)}.")
-        return {name: found[name] for name in names}
 
 
 class ClassWeights(_Weighted):

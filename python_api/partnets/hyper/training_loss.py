@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from partnets.hyper.hyperparameter import Hyperparameter
 from partnets.utils.likelihood import check_mean, counted, of_each, of_each_that_counts, plain
@@ -63,8 +63,11 @@ class TrainingLoss(Hyperparameter):
             found = self.trained(output, y)
             counted = self.counted(output, y) if found.dim() and not self.leaves_out else None
             return found if counted is None else found[counted]
-        has_own = type(self).plain is not TrainingLoss.plain
-        return self.plain(output, y) if has_own else plain(self.loss)(output, self.targets(y))
+        return plain(self.loss)(output, self.targets(y))
+
+    def to_ordinary(self) -> nn.Module:
+        """Return nn.Identity()."""
+        return nn.Identity()
 
     def trained(self, output: Any, y: Any) -> Tensor:
         """Return the training loss of a batch, or of each example, [batch]."""

@@ -129,7 +129,6 @@ def construct(hyperparameters, data=single_chunk):
     ("refused", "message"),
     [
         (lambda: construct([hyper.InputMask(SIZE)]), r"pass one hyper\.Affine"),
-        (lambda: construct([hyper.ImmerAffine()]), r"pass one hyper\.Affine"),
         (lambda: construct([hyper.Affine(), hyper.Affine()]), r"pass one hyper\.Affine"),
         (lambda: construct([]), r"hyper is None; pass one hyper\.Affine"),
         (lambda: construct([hyper.Affine()], held_out), "2 chunks; Augerino learns from one"),

@@ -19,20 +19,6 @@ def named(model):
     return [type(module).__name__ for module in model]
 
 
-class Scale(hyper.Hyperparameter):
-    """A user-defined hyperparameter without to_ordinary."""
-
-    def __init__(self):
-        super().__init__()
-        self.factor = hyper.Learned(2.0, hyper.positive)
-        self.offset = nn.Parameter(torch.ones(()))
-        self.register_buffer("sign", torch.tensor(-1.0))
-        self.layer = nn.Linear(4, 4)
-
-    def forward(self, x):
-        return self.layer(x) * self.factor() + self.offset * self.sign
-
-
 @pytest.mark.parametrize("name", ["images", "masked", "features"])
 def test_it_is_of_torch_alone_and_gives_the_same_bits_each_time(name):
     network, (x, _) = deployed(name)
@@ -87,7 +73,7 @@ def test_a_mask_is_for_its_number_of_features_and_any_dtype():
 
 
 def test_no_optimiser_moves_what_was_learned():
-    model = nn.Sequential(hyper.InputMask(4), Scale(), hyper.Submodule(nn.Linear(4, 4)), nn.Linear(4, 3))
+    model = nn.Sequential(hyper.InputMask(4), hyper.Temperature(2.0), hyper.Submodule(nn.Linear(4, 4)), nn.Linear(4, 3))
     network = partnets.finalize(partnets.partition(model, PROPORTIONS), "deploy").train()
     before = copy.deepcopy(network.state_dict())
     optimizer = torch.optim.AdamW(network.parameters(), lr=0.1, weight_decay=0.1)
@@ -129,29 +115,12 @@ def test_a_subnetwork_is_deployed_by_way_of_merge():
         torch.testing.assert_close(network(x), model(x))
 
 
-def test_a_hyperparameter_of_ones_own_is_traced_with_its_numbers_as_constants():
-    model = partnets.partition(nn.Sequential(Scale(), nn.Linear(4, 3)), PROPORTIONS)
-    network, x = partnets.finalize(model, "deploy"), torch.randn(5, 4)
-    torch.testing.assert_close(network(x), model.eval()(x))
-    assert set(dict(network[0].named_buffers())) == {"factor", "offset", "sign"}
-    assert torch.export.export(network, (x,)).module()(x).shape == (5, 3)
-
-
-class Switched(hyper.Hyperparameter):
-    def __init__(self):
-        super().__init__()
-        self.factor = hyper.Learned(3.0, hyper.positive)
-
-    def forward(self, x, off=None):
-        return x if off is not None else x * self.factor()
-
-
 @pytest.mark.parametrize(
     "make",
     [
-        hyper.LabelSmoothing, Switched, lambda: hyper.ClassWeights(3), lambda: hyper.SourceWeights(2),
-        lambda: hyper.ExampleWeights(5), hyper.ExampleWeights,
-        lambda: hyper.LossWeights(lambda output, y: (output.sum(), output.mean()), ("sum", "mean")),
+        hyper.LabelSmoothing, lambda: hyper.ClassWeights(3), lambda: hyper.SourceWeights(2), hyper.ExampleWeights,
+        lambda: hyper.ExampleWeights(5), lambda: hyper.Temperature(2.0), hyper.ActivationPenalty,
+        hyper.Mixup,
     ],
 )  # fmt: skip
 def test_what_takes_targets_as_well_is_deployed_as_what_it_does_without(make):
@@ -159,22 +128,6 @@ def test_what_takes_targets_as_well_is_deployed_as_what_it_does_without(make):
     network, x = partnets.finalize(model, "deploy"), torch.randn(2, 4)
     torch.testing.assert_close(network(x), model.eval()(x))
     pickle.loads(pickle.dumps(network))
-
-
-def test_a_hyperparameter_that_others_read_keeps_its_numbers_for_them():
-    class Smoothed(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.smoothing = hyper.Hyperparameter()
-            self.smoothing.amount = hyper.Learned(0.25, hyper.probability)
-            self.layer = nn.Linear(4, 3)
-
-        def forward(self, x):
-            return self.layer(x) * self.smoothing.amount()
-
-    network = partnets.finalize(model := partnets.partition(Smoothed(), PROPORTIONS), "deploy")
-    assert type(network.smoothing) is nn.Module and network.smoothing.amount() == 0.25
-    torch.testing.assert_close(network(torch.ones(2, 4)), model(torch.ones(2, 4)))
 
 
 def test_nothing_of_what_layers_were_told_about_their_start_stays():
@@ -205,10 +158,7 @@ def averaged(augmentation):
     )
 
 
-AUGMENTATIONS = [hyper.Affine, hyper.ImmerAffine, hyper.SchwobelAffine, hyper.ColourJitter]
-
-
-@pytest.mark.parametrize("make", AUGMENTATIONS)
+@pytest.mark.parametrize("make", [hyper.Affine, hyper.ColourJitter])
 def test_draws_are_the_same_for_each_call_and_each_example(make):
     model = partnets.partition(averaged(make()), PROPORTIONS)
     network = partnets.finalize(model, "deploy", draws=3, seed=1)
@@ -237,19 +187,15 @@ def test_draws_of_one_averaged_differ_between_its_augmentations():
     assert not torch.equal(first.numbers, second.numbers)
 
 
-class Noise(Scale):
+class Noise(hyper.Hyperparameter):
+    """A user-defined hyperparameter without to_ordinary."""
+
+    def __init__(self):
+        super().__init__()
+        self.factor = hyper.Learned(2.0, hyper.positive)
+
     def forward(self, x):
         return x + self.factor() * torch.randn_like(x)
-
-
-class Constant(Scale):
-    def forward(self, x):
-        return x + self.factor() * torch.randn(4)
-
-
-class Branch(Scale):
-    def forward(self, x):
-        return x * self.factor() if x.sum() > 0 else x
 
 
 class Doubled(hyper.InputMask):
@@ -283,22 +229,22 @@ class Silenced(Noise):
     ("model", "draws", "messages"),
     [
         (
-            lambda: nn.ModuleList([Noise(), Constant(), Branch()]),
+            lambda: nn.ModuleList([Noise(), Doubled(4), hyper.Hyperparameter()]),
             0,
             [
-                "  0: this Noise draws random numbers in evaluation; give its class a to_ordinary()",
-                "  1: this Constant draws random",
-                "  2: torch.fx cannot trace this Branch",
+                "  0: this Noise has a forward() of its own, but no to_ordinary(); give its class a to_ordinary()",
+                "  1: this Doubled has a forward() of its own",
+                "  2: this Hyperparameter has no to_ordinary()",
             ],
         ),
         (
             lambda: averaged(nn.Sequential(Crop(), hyper.Affine(), Noise())),
             0,
-            ["augmentation.0: this Crop may draw", "augmentation.2: this Noise draws"],
+            ["augmentation.0: this Crop may draw", "augmentation.2: this Noise has a forward()"],
         ),
         (lambda: nn.Sequential(hyper.Affine(), averaged(hyper.Affine())), 2, ["  0: this Affine is outside of"]),
         (lambda: averaged(Flip()), 2, ["augmentation: this Flip has a forward() of its own"]),
-        (lambda: averaged(Flip()), 0, ["augmentation: torch.fx cannot trace this Flip"]),
+        (lambda: averaged(Flip()), 0, ["augmentation: this Flip has a forward() of its own"]),
         (lambda: nn.Sequential(hooked(hyper.InputMask(4))), 0, ["  0: this InputMask has forward hooks"]),
         (lambda: hooked(averaged(hyper.Affine())), 0, ["the model itself: this Averaged has forward hooks"]),
         (lambda: averaged(hooked(hyper.Affine())), 2, ["augmentation: this Affine has forward hooks"]),
@@ -316,11 +262,6 @@ def test_what_cannot_be_deployed_is_named(model, draws, messages):
     assert repr(model) == repr(before)
 
 
-def test_a_subclass_that_computes_something_else_is_not_taken_for_its_base():
-    model, x = nn.Sequential(Doubled(4), nn.Linear(4, 3)), torch.randn(5, 4)
-    torch.testing.assert_close(partnets.finalize(model, "deploy")(x), model(x))
-
-
 def test_the_users_own_to_ordinary_decides():
     network = partnets.finalize(nn.Sequential(Silenced(), nn.Linear(4, 3)), "deploy")
     assert named(network) == ["Identity", "Linear"]
@@ -329,20 +270,3 @@ def test_the_users_own_to_ordinary_decides():
 def test_only_deploy_takes_draws():
     with pytest.raises(ValueError, match="draws=2 with mode='finetune'"):
         partnets.finalize(partnets.Linear(4, 2), "finetune", draws=2)
-
-
-class Careful(hyper.Hyperparameter):
-    """A hyperparameter that scales tensors and returns other inputs unchanged."""
-
-    def __init__(self):
-        super().__init__()
-        self.factor = hyper.Learned(2.0, hyper.positive)
-
-    def forward(self, x):
-        return x * self.factor() if isinstance(x, torch.Tensor) else x
-
-
-def test_a_forward_that_asks_for_its_inputs_type_is_not_traced():
-    model = partnets.partition(nn.Sequential(Careful(), nn.Linear(4, 2)), (0.5, 0.5))
-    with pytest.raises(ValueError, match=r"forward of this Careful calls isinstance.*to_ordinary\(\)"):
-        partnets.finalize(model, "deploy")
