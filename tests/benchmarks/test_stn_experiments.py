@@ -9,7 +9,8 @@ from pairwise import pairwise
 from partbench.paper import stn_cnn, stn_lml, stn_lstm, stn_ridge, stn_schedules, stn_sensitivity, tuning
 from partbench.paper.experiment import EXPERIMENTS
 from partbench.responses import CASES, PEERS, WORKS, Setup
-from partnets import hyper, stn
+from partnets import stn
+from partnets.hyper.hyperparameter import named_values
 
 
 @pytest.fixture(autouse=True)
@@ -88,7 +89,7 @@ def test_alexnet_is_the_published_one():
     assert sum(parameter.numel() for parameter in network.parameters()) == 23_272_281
     assert stn_cnn.AlexNet(3)(torch.zeros(1, 3, 32, 32)).shape == (1, 10)
     stn.convert(network, tuning.hypers(network))
-    assert sum(values is not None for one in hyper.named_values(network).values() for values in one) == 15
+    assert sum(values is not None for one in named_values(network).values() for values in one) == 15
 
 
 @pytest.mark.cases(usual=2)

@@ -128,6 +128,4 @@ def _averaged(averaged: Averaged, draws: int) -> nn.Module:
     parts = OrderedDict(augmentation=averaged.augmentation, network=averaged.network)
     if isinstance(averaged.augmentation, nn.Identity):
         del parts["augmentation"]
-    if averaged.average != "logits":
-        parts["log_probabilities"] = nn.LogSoftmax(1)
     return nn.Sequential(parts) if len(parts) > 1 else averaged.network

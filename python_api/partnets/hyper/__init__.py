@@ -7,10 +7,12 @@
 - Custom ones: derive from Hyperparameter and keep numbers in Learned, each in a range: real, positive, probability,
   interval or logarithmic.
 
+A learned number is an attribute of its module, a Learned, under the name of the argument that sets its initial value.
+
 Modules that act only in training learn by lookahead (partnets.Lookahead): LearningRate; penalties, such as WeightDecay
-and ActivationPenalty; training losses, such as LabelSmoothing, ClassWeights, SourceWeights, ExampleWeights and others
-derived from TrainingLoss; Mixup; and augmentations in InTraining. partnets.stn learns them through a best response
-instead, and also Dropout, EmbeddingDropout, DropConnect, Cutout and InputNoise.
+and ActivationPenalty; training losses, such as LabelSmoothing, SourceWeights and others derived from TrainingLoss;
+Mixup; and augmentations in InTraining. partnets.stn learns them through a best response instead, and also Dropout,
+EmbeddingDropout, DropConnect, Cutout and InputNoise.
 """
 
 from partnets.hyper.affine import Affine
@@ -26,26 +28,23 @@ from partnets.hyper.label_smoothing import LabelSmoothing
 from partnets.hyper.learned import Learned
 from partnets.hyper.learning_rate import LearningRate
 from partnets.hyper.likelihood import ObservationNoise, Temperature, expected_error, gaussian_nll
-from partnets.hyper.loss_weights import ClassWeights, ExampleWeights, SourceWeights
 from partnets.hyper.mixup import Mixup
 from partnets.hyper.penalty import ActivationPenalty, Penalty, penalties
 from partnets.hyper.ranges import Range, interval, logarithmic, positive, probability, real
 from partnets.hyper.submodule import Submodule
-from partnets.hyper.training_loss import TrainingLoss
+from partnets.hyper.training_loss import SourceWeights, TrainingLoss
 from partnets.hyper.weight_decay import WeightDecay
 
 __all__ = [
     "ActivationPenalty",
     "Affine",
     "Averaged",
-    "ClassWeights",
     "ColourJitter",
     "ConcreteDropout",
     "Cutout",
     "DropConnect",
     "Dropout",
     "EmbeddingDropout",
-    "ExampleWeights",
     "Hyperparameter",
     "InTraining",
     "InputMask",

@@ -31,23 +31,11 @@ HALVINGS, DEGREE = 4, 18
 
 
 def resample(x: Tensor, matrix: Tensor) -> Tensor:
-    """Sample x, for each pixel, at the position to which the matrix maps it: bilinear, with zeros outside.
+    """Sample images, for each pixel, at the position to which the matrix [batch, 2, 3] maps it, with zeros outside.
 
     The origin of coordinates is the image's centre, x points right and y down, and the unit of both axes is half the
     image's width, so that rotations are rotations in pixel space for any aspect ratio. A pixel's coordinates are those
     of its centre (align_corners=False).
-
-    Args:
-        x: [batch, channels, height, width], floating point.
-        matrix: [batch, 2, 3], affine; the inverse of the content's motion.
-
-    Returns:
-        A tensor like x.
-
-    Example:
-        >>> twice_as_large = torch.tensor([[[0.5, 0.0, 0.0], [0.0, 0.5, 0.0]]])
-        >>> resample(torch.eye(4).view(1, 1, 4, 4), twice_as_large)[0, 0, 0]
-        tensor([0.6250, 0.5625, 0.1875, 0.0000])
     """
     if x.shape[0] == 0:  # F.affine_grid raises for an empty batch
         return x

@@ -18,18 +18,8 @@ from partnets.utils.checks import check_at_least
 def concrete(logits: Tensor, shape: Sequence[int], temperature: float) -> Tensor:
     """Draw z = sigmoid((logits + logit(u)) / temperature), u ~ U(0, 1): nearly 0 or 1, and differentiable in logits.
 
-    See Maddison et al. (2016). torch.distributions.RelaxedBernoulli takes p instead of its logit, which is twice as
+    See Maddison et al. (2016); P(z > 1/2) = p for logits logit(p). torch.distributions.RelaxedBernoulli takes p instead of its logit, which is twice as
     slow, and clamps p to [eps, 1 - eps], so that in bfloat16 the gradient is 0 for logits beyond ±5.5.
-
-    Args:
-        logits: logit(p), where P(z > 1/2) = p; broadcast to shape.
-
-    Returns:
-        z of the given shape, with the dtype and device of logits.
-
-    Example:
-        >>> concrete(torch.tensor([-50.0, 50.0]), (3, 2), temperature=0.1)[0]
-        tensor([0., 1.])
     """
     # 1.2e-7 in float32. The code of Gal et al. (2017) uses 1e-7, which rounds to 0 in lower precisions.
     eps = torch.finfo(logits.dtype).eps
@@ -53,9 +43,6 @@ class ConcreteDropout(Hyperparameter):
         temperature: temperature of the relaxation; the closer it is to 0, the closer the mask is to {0, 1}.
         range: range of the rate, inside [0, 1]; hyper.interval(0, 0.9) limits it to 0.9, as in self-tuning networks
             (MacKay et al. 2019).
-
-    Attributes:
-        rate: hyper.Learned, a single value.
 
     Shapes:
         x of any shape, floating point; returns the same shape.

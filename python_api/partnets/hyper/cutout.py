@@ -21,9 +21,6 @@ class Cutout(Hyperparameter):
         length: the initial side length in pixels, between 0 and most_length.
         most_holes, most_length: the upper limits, excluded: 4 and 24 in the published runs on CIFAR-10.
 
-    Attributes:
-        holes, length: hyper.Learned, a single value each.
-
     Shapes:
         x [batch, channels, height, width]; returns the same shape.
 

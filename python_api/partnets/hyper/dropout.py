@@ -42,9 +42,6 @@ class Dropout(Hyperparameter):
             variational dropout (Gal and Ghahramani 2016), (2, 3) of images for whole channels.
         range: range of the rate, inside [0, 1].
 
-    Attributes:
-        rate: hyper.Learned, a single value.
-
     Shapes:
         x of any shape, floating point; returns the same shape.
 
@@ -106,9 +103,6 @@ class EmbeddingDropout(Hyperparameter):
         rate: the initial p.
         range: range of the rate, inside [0, 1].
 
-    Attributes:
-        rate: hyper.Learned, a single value.
-
     Shapes:
         embedded [..., features], the table's rows for the words [...]; returns the same shape.
 
@@ -163,9 +157,6 @@ class DropConnect(Hyperparameter):
     Args:
         rate: the initial p.
         range: range of the rate, inside [0, 1].
-
-    Attributes:
-        rate: hyper.Learned, a single value.
 
     Shapes:
         A weight; returns a mask of the same shape, with entries 0 or 1 / (1 - p).

@@ -131,13 +131,7 @@ def check_direct(modules: Mapping[str, Hyperparameter], where: str) -> None:
 
 
 def named_values(model: nn.Module) -> dict[Learned, dict[str, float]]:
-    """Return the values of each hyper.Learned of a model, in user units, under the dotted names used in History.
-
-    Example:
-        >>> from partnets import hyper
-        >>> list(named_values(nn.Sequential(hyper.ConcreteDropout(0.5))).values())
-        [{'0.rate': 0.5}]
-    """
+    """Return the values of each hyper.Learned of a model, in user units, under the dotted names used in History."""
     found: dict[Learned, dict[str, float]] = {}
     for path, module in model.named_modules():
         if isinstance(module, Hyperparameter):
@@ -186,13 +180,7 @@ def _of_network(name: str) -> str:
 
 
 def values_by_path(modules: Mapping[str, Hyperparameter]) -> dict[str, float]:
-    """Return the current value of each hyperparameter of these modules, in user units, under its module's path.
-
-    Example:
-        >>> from partnets import hyper
-        >>> values_by_path({"head.dropout": hyper.ConcreteDropout(0.5)})
-        {'head.dropout.rate': 0.5}
-    """
+    """Return the current value of each hyperparameter of these modules, in user units, under its module's path."""
     return {
         f"{path}.{name}" if path else name: value
         for path, module in modules.items()

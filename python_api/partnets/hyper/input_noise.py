@@ -17,9 +17,6 @@ class InputNoise(Hyperparameter):
         std: the initial standard deviation, in units of x.
         range: range of std, such as hyper.interval(0, 0.3).
 
-    Attributes:
-        std: hyper.Learned, a single value.
-
     Shapes:
         x of any shape, floating point; returns the same shape.
 

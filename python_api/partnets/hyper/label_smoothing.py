@@ -23,9 +23,6 @@ class LabelSmoothing(Hyperparameter):
         smoothing: the initial s.
         range: range of s, inside [0, 1].
 
-    Attributes:
-        smoothing: hyper.Learned, a single value.
-
     Shapes:
         logits [batch, classes, ...] and labels [batch, ...]; returns a vector of losses, without labels of -100. A
         call with logits only returns them.
@@ -45,7 +42,7 @@ class LabelSmoothing(Hyperparameter):
     per_example = True
     hyper_gradient = "lookahead"
     acts_in_loss, acts_on_inputs = True, False
-    # Judges held-out data.
+    # The loss of held-out data.
     plain = staticmethod(F.cross_entropy)
 
     def __init__(self, smoothing: float = 0.1, *, range: Range = RATES) -> None:

@@ -29,9 +29,6 @@ class LearningRate(Hyperparameter):
         rate: the initial rate.
         range: range of the rate.
 
-    Attributes:
-        rate: hyper.Learned, a single value.
-
     Shapes:
         x of any kind, returned unchanged.
 

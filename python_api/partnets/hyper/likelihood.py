@@ -24,9 +24,6 @@ class Temperature(Hyperparameter):
         temperature: the initial T.
         range: range of T.
 
-    Attributes:
-        temperature: hyper.Learned, a single value.
-
     Shapes:
         logits [batch, classes, ...]; returns the same shape.
 

@@ -33,9 +33,6 @@ class Mixup(Hyperparameter):
         loss: loss(output, targets), which returns the mean or the loss of each target.
         range: range of α.
 
-    Attributes:
-        alpha: hyper.Learned, a single value.
-
     Shapes:
         x [batch, ...], floating point; returns the same shape.
 

@@ -101,9 +101,6 @@ class ActivationPenalty(Penalty):
         time_dim: the time dimension of x, to penalise changes (TAR): 1 for [batch, length, ...]; None for AR.
         range: range of α, such as hyper.logarithmic(1e-3, 10).
 
-    Attributes:
-        strength: hyper.Learned, a single value.
-
     Shapes:
         x [batch, ...], returned unchanged. The penalty on changes is 0 for a single time step.
 

@@ -31,9 +31,6 @@ class WeightDecay(Penalty):
         decay: the initial decay, in the convention of torch.optim.SGD's weight_decay.
         range: range of the decay.
 
-    Attributes:
-        decay: hyper.Learned, a single value.
-
     Shapes:
         x [batch, ...], returned unchanged.
 

@@ -138,11 +138,9 @@ WRONG = [
     (lambda: hyper.Mixup(0.0), r"alpha=0\.0"),
     (lambda: hyper.Mixup(loss=nn.CrossEntropyLoss(reduction="sum")), "reduction='sum', which grows with the batch"),
     (lambda: hyper.SourceWeights(2, nn.CrossEntropyLoss(reduction="sum")), "reduction='sum', which grows with"),
-    (lambda: hyper.SourceWeights(1), "there are 1 weights"),
+    (lambda: hyper.SourceWeights(1), "there are 1 sources"),
     (lambda: hyper.SourceWeights(2, lambda o, y: o.mean())(torch.ones(2, 2), (None, None)), "the loss gives a mean"),
-    (lambda: hyper.ExampleWeights(3, network=nn.Linear(1, 1)), "examples=3"),
     (lambda: hyper.Averaged(nn.Identity(), nn.Identity(), samples=0), "pass"),
-    (lambda: hyper.Averaged(nn.Identity(), nn.Identity(), average="votes"), "pass"),
     (lambda: hyper.Averaged(nn.Identity(), hyper.Affine()), r"pass Averaged\(augmentation, network\)"),
     (lambda: hyper.Submodule(nn.ReLU()), "no parameters to learn"),
     (lambda: hyper.Submodule(nn.Sequential(nn.ReLU(), nn.BatchNorm2d(4))), r"1 \(BatchNorm2d\); use nn\.GroupNorm"),
@@ -205,26 +203,12 @@ class Shift(nn.Module):
         return x + torch.arange(len(x) // 2).repeat_interleave(2)[:, None]
 
 
-@pytest.mark.parametrize("average", ["logits", "log_probabilities", "probabilities"])
-def test_averaged_averages_over_copies_of_each_example(average):
-    network = nn.Linear(3, 4)
-    x = torch.randn(2, 3)
-    logits = torch.stack([network(x + copy) for copy in range(5)])
-    expected = {
-        "logits": logits.mean(0),
-        "log_probabilities": logits.log_softmax(-1).mean(0),
-        "probabilities": logits.softmax(-1).mean(0).log(),
-    }[average]
-    averaged = hyper.Averaged(Shift(), network, samples=5, average=average)
-    torch.testing.assert_close(averaged(x), expected)
-    assert f"average={average!r}" in repr(averaged)
-
-
-def test_averaged_serves_dense_outputs():
-    network = hyper.Averaged(hyper.Affine(), nn.Conv2d(1, 3, 3), samples=2, average="probabilities")
-    output = network(torch.rand(2, 1, 12, 12))
-    assert output.shape == (2, 3, 10, 10)
-    torch.testing.assert_close(output.exp().sum(1), torch.ones(2, 10, 10))
+def test_averaged_averages_over_copies_of_each_example():
+    network, x = nn.Linear(3, 4), torch.randn(2, 3)
+    expected = torch.stack([network(x + copy) for copy in range(5)]).mean(0)
+    torch.testing.assert_close(hyper.Averaged(Shift(), network, samples=5)(x), expected)
+    dense = hyper.Averaged(hyper.Affine(), nn.Conv2d(1, 3, 3), samples=2)
+    assert dense(torch.rand(2, 1, 12, 12)).shape == (2, 3, 10, 10) and "samples=2" in repr(dense)
 
 
 def extractor():

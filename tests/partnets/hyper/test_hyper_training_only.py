@@ -48,10 +48,8 @@ CASES = {
     "learning rates": (with_rates, None),
     "weight decays": (with_decays, None),
     "label smoothing": (lambda: Model(hyper.LabelSmoothing(0.2)), "loss"),
-    "class weights": (lambda: Model(hyper.ClassWeights(3)), "loss"),
     "source weights": (lambda: Model(hyper.SourceWeights(("clean", "noisy"))), "loss"),
-    "example weights": (lambda: Model(hyper.ExampleWeights(40)), "loss"),
-    "a network of weights": (lambda: Model(hyper.ExampleWeights(network=nn.Linear(1, 1))), "loss"),
+    "example weights": (lambda: Model(hyper.SourceWeights(40)), "loss"),
     "noise in training": (lambda: Model(front=hyper.InTraining(Noise())), None),
     "mixup": (lambda: Model(front=hyper.Mixup(0.7)), "front"),
 }
@@ -178,28 +176,12 @@ def test_weights_have_a_mean_of_1_and_only_their_ratios_matter():
     torch.testing.assert_close(found, F.cross_entropy(logits, y, reduction="none") * shares / shares.mean())
 
 
-@pytest.mark.parametrize("shape", [(), (4,)])
-def test_class_weights_are_torchs(shape):
-    weights, logits = hyper.ClassWeights(3), torch.randn(6, 3, *shape)
-    y = torch.tensor([0, 1, 2, 0, -100, 1]).view(6, *(1 for _ in shape)).expand(6, *shape)
-    weights.weights.assign([1.0, 2.0, 6.0])
-    expected = F.cross_entropy(logits, y, weight=torch.tensor([1.0, 2.0, 6.0]))
-    found = weights(logits, y)
-    torch.testing.assert_close(found.sum() / (y != -100).sum(), expected)
-    assert found.shape == ((20,) if shape else (5,))
-    assert not weights(logits, torch.full_like(y, -100)).sum()
-    assert torch.equal(weights.eval()(logits, y), F.cross_entropy(logits, y))
-
-
-@pytest.mark.parametrize(
-    "weights", [hyper.ClassWeights(3), hyper.SourceWeights(2), hyper.ExampleWeights(9), hyper.ExampleWeights()]
-)
-def test_weights_of_a_batch_of_several_subnetworks_are_refused(weights):
+def test_weights_of_a_batch_of_several_subnetworks_are_refused():
+    weights, y = hyper.SourceWeights(2), torch.tensor([0, 1, 2])
+    targets = y, torch.zeros(3, dtype=torch.long)
     model, which = partnets.partition(nn.Linear(4, 3), (0.5, 0.5)), torch.tensor([1, 2, 2])
-    y = torch.tensor([0, 1, 2])
     with partnets.subnetwork(model, active=which, update=which):
         logits = model(torch.randn(3, 4))
-        targets = (y, torch.zeros(3, dtype=torch.long)) if weights.targets((1, 2)) == 1 else y
         with pytest.raises(RuntimeError, match="its examples are of several subnetworks"):
             weights(logits, targets)
     assert weights(logits, targets).isfinite().all()
@@ -305,15 +287,19 @@ def test_rates_and_decays_of_layers_outside_of_the_model_raise():
             optim.SGD(model)
 
 
-def test_sources_and_indices_need_a_valid_number_for_each_example():
-    logits, y = torch.randn(4, 3), torch.tensor([0, 1, 2, 0])
-    for weights in (hyper.SourceWeights(2), hyper.ExampleWeights(2)):
-        for numbers in (torch.tensor([[0], [1], [0], [1]]), torch.tensor([0.0, 1.0, 0.0, 1.0]), [0, 1, 0, 1]):
-            with pytest.raises(ValueError, match=r"of 4 examples; pass int64 \[4\]"):
-                weights(logits, (y, numbers))
-        for numbers in (torch.tensor([0, 1, -1, 1]), torch.tensor([0, 1, 2, 1])):
-            with pytest.raises(ValueError, match=r"pass \w+ in 0\.\.1"):
-                weights(logits, (y, numbers))
+@pytest.mark.parametrize(
+    ("sources", "message"),
+    [
+        (torch.tensor([[0], [1], [0], [1]]), r"of 4 examples; pass int64 \[4\]"),
+        (torch.tensor([0.0, 1.0, 0.0, 1.0]), r"of 4 examples; pass int64 \[4\]"),
+        ([0, 1, 0, 1], r"of 4 examples; pass int64 \[4\]"),
+        (torch.tensor([0, 1, -1, 1]), r"pass numbers in 0\.\.1"),
+        (torch.tensor([0, 1, 2, 1]), r"pass numbers in 0\.\.1"),
+    ],
+)
+def test_each_example_needs_a_valid_source(sources, message):
+    with pytest.raises(ValueError, match=message):
+        hyper.SourceWeights(2)(torch.randn(4, 3), (torch.tensor([0, 1, 2, 0]), sources))
 
 
 @pytest.mark.parametrize("ahead", [False, True])
@@ -340,16 +326,6 @@ def test_training_only_modules_are_off_when_held_out_data_judge(ahead):
     assert seen and not any(seen) and mixup.training
 
 
-@pytest.mark.parametrize("examples", [None, 4])
-def test_example_weights_stay_in_single_precision(examples):
-    weights, logits = hyper.ExampleWeights(examples).bfloat16(), torch.randn(4, 3, dtype=torch.bfloat16)
-    y = torch.tensor([0, 2, 1, 0])
-    loss = weights(logits, y if examples is None else (y, torch.arange(4)))
-    loss.sum().backward()
-    assert all(one.dtype == one.grad.dtype == torch.float32 for one in weights.parameters())
-    assert loss.dtype == torch.float32 and all(0 < value < 1 for value in weights.values().values())
-
-
 def test_mixup_works_in_a_compiled_model():
     mixup, x, y = hyper.Mixup(1.0), torch.randn(8, 5), torch.arange(8) % 3
     model = torch.compile(nn.Sequential(mixup, nn.Linear(5, 3)), backend="eager")
@@ -362,7 +338,7 @@ def test_mixup_works_in_a_compiled_model():
         assert torch.equal(loss, mixup.loss(output, y))
 
 
-@pytest.mark.parametrize("make", [hyper.LabelSmoothing, lambda: hyper.ClassWeights(3), hyper.Mixup])
+@pytest.mark.parametrize("make", [hyper.LabelSmoothing, lambda: hyper.SourceWeights(3), hyper.Mixup])
 def test_a_training_loss_that_is_not_the_trainers_loss_gets_a_warning(make):
     acts, x, y = make(), torch.randn(60, 5), torch.arange(60) % 3
     is_mixup = isinstance(acts, hyper.Mixup)
@@ -380,31 +356,44 @@ def test_a_training_loss_that_is_not_the_trainers_loss_gets_a_warning(make):
 @pytest.mark.parametrize("ignored", [-100, 255, 1])
 @pytest.mark.parametrize("own", [False, True])
 @pytest.mark.parametrize("tokens", [False, True])
-@pytest.mark.parametrize(
-    "make", [partial(hyper.SourceWeights, 2), partial(hyper.ExampleWeights, 6), hyper.ExampleWeights]
-)
-def test_ignored_examples_change_neither_losses_nor_weights_of_others(make, tokens, own, ignored):
+def test_ignored_examples_change_neither_losses_nor_weights_of_others(tokens, own, ignored):
     if own and ignored == 1:
         pytest.skip("the class that a custom loss ignores cannot be detected")
     torch.manual_seed(0)
     inside = partial(F.cross_entropy, ignore_index=ignored, reduction="none")
-    weights = make(loss=(lambda *each: inside(*each)) if own else nn.CrossEntropyLoss(ignore_index=ignored))
-    with torch.no_grad():
-        for parameter in weights.parameters():
-            parameter.add_(torch.randn_like(parameter))
-    logits, y = torch.randn(6, 3), torch.tensor([0, ignored, 2, 2, ignored, 0])
-    more = torch.tensor([0, 1, 0, 1, 0, 1]) if isinstance(weights, hyper.SourceWeights) else torch.arange(6)
+    weights = hyper.SourceWeights(
+        2, (lambda *each: inside(*each)) if own else nn.CrossEntropyLoss(ignore_index=ignored)
+    )
+    weights.weights.assign([0.5, 2.0])
+    logits, y, source = torch.randn(6, 3), torch.tensor([0, ignored, 2, 2, ignored, 0]), torch.arange(6) % 2
     counted = y != ignored
     if tokens:
         logits, y = logits[..., None].repeat(1, 1, 4), y[:, None].repeat(1, 4)
         y[counted, 2:] = ignored
-    alone = isinstance(weights, hyper.ExampleWeights) and weights.scores is None
-    found = weights(logits, y if alone else (y, more))
-    fewer = y[counted] if alone else (y[counted], more[counted])
-    torch.testing.assert_close(found, weights(logits[counted], fewer))
-    torch.testing.assert_close(partnets.data.batch.mean(weights, logits, y if alone else (y, more)), found.mean())
-    nothing = torch.full_like(y, ignored)
-    loss = partnets.data.batch.mean(weights, logits.requires_grad_(), nothing if alone else (nothing, more))
+    found = weights(logits, (y, source))
+    torch.testing.assert_close(found, weights(logits[counted], (y[counted], source[counted])))
+    torch.testing.assert_close(partnets.data.batch.mean(weights, logits, (y, source)), found.mean())
+    loss = partnets.data.batch.mean(weights, logits.requires_grad_(), (torch.full_like(y, ignored), source))
     assert loss == 0
     loss.backward()
-    assert not logits.grad.any() and not any(one.grad is not None and one.grad.any() for one in weights.parameters())
+    assert not logits.grad.any() and not weights.weights.raw.grad.any()
+
+
+def test_a_custom_training_loss_leaves_out_ignored_examples():
+    class Halved(hyper.TrainingLoss):
+        def trained(self, output, y):
+            return self.losses(output, y) / 2
+
+    logits, y = torch.randn(4, 3), torch.tensor([0, -100, 2, 1])
+    halved, kept = Halved(), [0, 2, 3]
+    expected = F.cross_entropy(logits[kept], y[kept], reduction="none")
+    torch.testing.assert_close(halved(logits, y), expected / 2)
+    torch.testing.assert_close(halved.plain(logits, y), expected)
+    assert torch.equal(halved.eval()(logits, y), F.cross_entropy(logits, y)) and halved(logits) is logits
+
+
+def test_labels_as_sources_are_torchs_class_weights():
+    weights, logits, y = hyper.SourceWeights(3), torch.randn(6, 3), torch.tensor([0, 1, 2, 0, 2, 1])
+    weights.weights.assign([1.0, 2.0, 6.0])
+    expected = F.cross_entropy(logits, y, weight=torch.tensor([1.0, 2.0, 6.0]))
+    torch.testing.assert_close(weights(logits, (y, y)).mean(), expected)
