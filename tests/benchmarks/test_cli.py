@@ -2,11 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -138,34 +133,6 @@ def test_mistakes_are_told_with_the_cure(arguments, message, capsys, tmp_path):
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("command", ["report", "compare"])
-def test_a_page_replaces_no_results(command, measured, capsys):
-    before = measured.read_bytes()
-    with pytest.raises(SystemExit) as exit:
-        main([command, *[str(measured)] * (1 + (command == "compare")), "--out", str(measured)])
-    assert exit.value.code == 2 and "which the page would replace" in capsys.readouterr().err
-    assert measured.read_bytes() == before
-
-
-@pytest.mark.full
-def test_files_with_no_figure_in_common_are_not_unchanged(measured, tmp_path, capsys):
-    results = Results.load(measured)
-    halves = {"memory": tmp_path / "memory.json", "optim": tmp_path / "optim.json"}
-    for suite, path in halves.items():
-        dataclasses.replace(results, records=[one for one in results.records if one.suite == suite]).save(path)
-    with pytest.raises(SystemExit) as exit:
-        main(["compare", *map(str, halves.values())])
-    assert exit.value.code == 2 and "no figure in common" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(("option", "message"), [(["--minutes", "-1"], "pass a positive number"), ([], "is a folder")])
-def test_what_can_be_told_before_measuring_is(option, message, tmp_path, capsys):
-    with pytest.raises(SystemExit) as exit:
-        main(["speed", *TINY, *option, "--out", str(tmp_path)])
-    assert exit.value.code == 2 and message in capsys.readouterr().err and not list(tmp_path.iterdir())
-
-
-@pytest.mark.full
 def test_figures_stay_where_a_run_is_interrupted(tmp_path, monkeypatch, capsys):
     def interrupted(batches, *, save):
         raise KeyboardInterrupt
@@ -204,23 +171,6 @@ def test_a_readme_without_its_markers_stays_as_it_is(tmp_path, measured):
     text = path.read_text()
     assert text.startswith("above\n") and text.endswith("\nbelow") and "old" not in text
     assert "| linear forward, float32, 2-bit map" in text
-
-
-@pytest.mark.weekly
-def test_pytest_benchmark_runs_the_same_suites(tmp_path):
-    path = tmp_path / "pytest.json"
-    command = [sys.executable, "-m", "pytest", "-q", "--pyargs", "partbench.under_pytest"]
-    command += ["--benchmark-only", f"--benchmark-json={path}", "-p", "no:cacheprovider"]
-    command += ["--benchmark-min-rounds=1", "--benchmark-max-time=0.001", "--benchmark-warmup=off"]
-    # As a worker of pytest-xdist, pytest-benchmark would not measure.
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_XDIST")}
-    environment["PARTBENCH_PRESET"] = "tiny"
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout
-    found = json.loads(path.read_text())["benchmarks"]
-    groups = {benchmark["group"].split()[0] for benchmark in found}
-    assert groups == set(SUITES)
-    assert all("backward" in each["extra_info"] for each in found if each["group"].startswith("memory"))
 
 
 def test_presets_promise_their_confidence():

@@ -92,11 +92,6 @@ def test_few_rows_are_held_to_the_bandwidth_with_the_map_counted(active, seconds
     assert (bar.is_met, bar.least) == (is_met, 2.5)
 
 
-def test_where_all_is_live_no_map_is_read():
-    (bar,) = rows(layer("16×8192×8192", 3, automatic=0.3, where=9.0)).values()
-    assert bar.ratio.value == pytest.approx(0.3 * COPY / 1e12)
-
-
 def test_what_was_refused_is_missed_though_another_subnetwork_was_measured():
     records = layer("4096×4096×4096", 1, automatic=None, fused=None, rebuild=None, where=2.0)
     records += layer("4096×4096×4096", 3, automatic=1.0, where=2.0)
@@ -176,11 +171,3 @@ def test_the_preset_has_a_row_for_all_that_is_held_to_something():
     kinds = "a step of the weights", "a step of the hyperparameters", "an iteration of a", "an iteration with nested"
     for kind in kinds:
         assert len([name for name in found if name.startswith(kind)]) == len(PRESETS["gpu"].step)
-
-
-def test_the_table_names_the_gpu_and_the_plan():
-    records = layer("4096×4096×4096", automatic=1.2, fused=1.5, rebuild=1.04, where=2.0)
-    first, *_, best, fused = bars.table([run(records)]).splitlines()
-    assert first == "NVIDIA H200; in G/s, copy 4000, matmul bfloat16 800000."
-    assert "| 1.05 | 1.04 [1.04, 1.04], rebuild |" in best
-    assert "| 1.43, 1× | 1.50 [1.50, 1.50] **missed** | 1.33× |" in fused

@@ -50,14 +50,6 @@ def test_a_wrong_result_is_told(case, monkeypatch):
         case.error("cpu", CPU)
 
 
-@pytest.mark.weekly
-@pytest.mark.skipif(not INTERPRETED, reason="no interpreter of Triton here")
-def test_small_cases_run_interpreted_in_processes():
-    said = smoke.run(["triton fused"], SMALL, seconds=600, limit=600)
-    assert {CASES[number].work for number, _ in said} == set(WORKS)
-    assert not {str(CASES[number]): text for (number, _), text in said.items() if not text.startswith("ok ")}
-
-
 WORKER = """
 import json, os, signal, sys, time
 limit, target, *numbers = sys.argv[1:]
@@ -88,28 +80,6 @@ def test_a_crash_a_hang_and_a_lost_gpu_cost_one_case_each(processes, tmp_path, m
         6: "hangs: nothing in 2 s",
         9: "RuntimeError: CUDA error",
     }
-
-
-@pytest.mark.full
-def test_a_process_that_cannot_start_and_time_that_is_over_are_told(tmp_path):
-    (tmp_path / "worker.py").write_text("raise ImportError('no such module')")
-    worker = (sys.executable, str(tmp_path / "worker.py"))
-    assert set(smoke.run(["cuda fused"], range(2), seconds=60, worker=worker).values()) == {
-        "died of exit 1: ImportError: no such module"
-    }
-    assert set(smoke.run(["cuda fused"], range(2), seconds=0, worker=worker).values()) == {"not run: out of time"}
-
-
-def test_the_table_has_a_row_for_each_case_and_marks_what_is_wrong():
-    table = smoke.table(
-        {(0, "cuda fused"): "ok 1.0e-03", (0, "triton fused"): "off by 1|2", (1, "cuda fused"): "ok 2.0e-03"}
-    )
-    assert table.splitlines() == [
-        "| largest error | cuda fused | triton fused |",
-        "| --- | --- | --- |",
-        f"| {CASES[0]} | 1.0e-03 | **off by 1/2** |",
-        f"| {CASES[1]} | 2.0e-03 |  |",
-    ]
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="for machines without a GPU")

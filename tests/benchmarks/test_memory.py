@@ -97,28 +97,6 @@ def test_the_allocators_peak_of_a_linear_layer_is_that_of_its_tensors(monkeypatc
 
 
 @pytest.mark.weekly
-@linux_only
-def test_a_process_takes_what_its_allocator_does_and_what_libraries_add():
-    job = Job("mnist-cnn", "dense", batch=64)
-    allocated, resident = peak.by_allocator(job), peak.by_process(job)
-    assert abs(resident - allocated) <= 0.1 * allocated + 12 * MIB
-
-
-@pytest.mark.weekly
-@linux_only
-def test_a_step_of_a_layer_takes_what_the_dense_layer_takes_and_what_is_exchanged_and_4_mib():
-    size = 4096
-    dense, ours = (
-        peak.by_process(Job("linear-4096", scheme, backend, batch=64))
-        for scheme, backend in (("dense", "auto"), ("partkernels", BACKEND))
-    )
-    assert dense > 4 * 4 * size * size, "weight, gradient and moments: the measurement works"
-    with torch.device("meta"):
-        kept = computed("partkernels", NAMED["linear-4096"].make(), THREE, "adam")
-    assert ours <= dense + kept["map"] + kept["defaults"] + 4 * MIB
-
-
-@pytest.mark.weekly
 @pytest.mark.parametrize("model", ["resnet-14", "vit-tiny"])
 def test_training_takes_at_most_the_dense_models_peak_what_is_exchanged_and_2_percent(model):
     dense = Job(model, "dense", batch=dict(PRESETS["full"].memory)[model])
@@ -126,22 +104,6 @@ def test_training_takes_at_most_the_dense_models_peak_what_is_exchanged_and_2_pe
     with torch.device("meta"):
         kept = computed("partkernels", NAMED[model].make(), THREE, "adam")
     assert peak.by_allocator(ours) <= 1.02 * peak.by_allocator(dense) + kept["map"] + kept["defaults"]
-
-
-@pytest.mark.full
-@linux_only
-def test_a_process_that_fails_says_why():
-    with pytest.raises(RuntimeError, match="model 'none' is unknown"):
-        peak.by_process(Job("none"))
-
-
-@pytest.mark.full
-def test_what_cannot_run_here_is_told_and_the_others_are_measured():
-    records = memory.measure([Job("mnist-cnn", batch=2)], ["cuda"], processes=False)
-    missing = [record for record in records if record.missing]
-    assert [record.peer for record in missing] == ["partkernels cuda"]
-    assert missing[0].missing == backends()["cuda"]
-    assert {record.peer for record in records if record.samples} == {"dense", "paper", "partkernels nested", "floor"}
 
 
 @pytest.mark.full

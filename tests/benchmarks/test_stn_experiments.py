@@ -6,7 +6,7 @@ import pytest
 import torch
 from pairwise import pairwise
 
-from partbench.paper import stn_cnn, stn_lml, stn_lstm, stn_ridge, stn_schedules, stn_sensitivity, tuning
+from partbench.paper import stn_cnn, stn_lml, stn_lstm, stn_ridge, stn_schedules, tuning
 from partbench.paper.experiment import EXPERIMENTS
 from partbench.responses import CASES, PEERS, WORKS, Setup
 from partnets import stn
@@ -165,23 +165,3 @@ def test_one_rate_by_every_schedule(method, tmp_path, monkeypatch):
     kinds = ("gaussian", "sinusoid") if method == "fixed" else ("final", "schedule")
     found = [record, *(record[kind] for kind in kinds)]
     assert len({each["validation"] for each in found}) == len(found)  # all trainings differ
-
-
-@pytest.mark.full
-def test_how_often_and_how_far(tmp_path):
-    found = {}
-    for variant in stn_sensitivity.VARIANTS[::3]:
-        every, valid, scale, learned = variant
-        setting = {"method": "stn", "seed": 0, "steps": 4, "every": every, "valid": valid}
-        setting |= {"scale": scale, "learned": learned}
-        found[variant] = stn_sensitivity.StnSensitivity().train(setting, tmp_path / str(len(found)))
-        assert learned or found[variant]["scale_at_end"] == pytest.approx(scale)
-    assert len(found) == 3
-
-
-@pytest.mark.full
-def test_the_curve_of_a_search_goes_on_from_one_training_to_the_next(tmp_path):
-    task = stn_cnn.digits_task(0, steps=4, examples=60)
-    curve = tuning.tuned(task, "grid", 0, tmp_path / "checkpoint")["curve"]
-    seconds, losses = zip(*curve, strict=True)
-    assert len(curve) == 2 * task.steps and list(seconds) == sorted(seconds) and min(losses) > 0

@@ -6,7 +6,7 @@ validation-set optimisation    partnets.Trainer(*partnets.held_out(model, data),
 "Partitioned (Ens.)"           partnets.Trainer(partnets.Ensemble(models), chunks, hyper=ψ)
 Augerino, safe or not          Augerino(*partnets.single_chunk(model, data), hyper=ψ)
 federated Augerino             AugerinoClient(partnets.Ensemble([model]), data, hyper=ψ)
-grid, random search, TPE       search(train_and_validate, space, trials)
+random search, TPE             search(train_and_validate, space, trials)
 post-hoc Laplace               laplace(model, data)
 last-layer marginal likelihood last_layer(ψ, network, data, steps=n)
 a global best response         BestResponse(train, weights, optimizer, box=(low, high), ...)

@@ -91,21 +91,6 @@ class Turn(hyper.Hyperparameter):
         )
 
 
-@pytest.mark.full
-@pytest.mark.parametrize("turns", [True, False])
-def test_an_invariance_is_learned_where_there_is_one(turns):
-    """Learn classes that depend on the distance from the centre, or on the angle."""
-    torch.manual_seed(0)
-    x = torch.randn(60, 2)
-    y = ((x.norm(dim=1) > 1.2) if turns else (x[:, 1] > 0)).long()
-    turn, network = Turn(0.5), nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
-    options = {"steps": 150, "phase": 1000, "inducing": 30, "batch_size": 60, "hyper_lr": 0.05, "process_lr": 0.05}
-    model = baselines.last_layer(turn, network, (x, y), **options)
-    assert turn.values()["width"] > 1.0 if turns else turn.values()["width"] < 0.3
-    assert model.bounds[-1] > model.bounds[0]
-    assert (model(x).argmax(1) == y).float().mean() > 0.85
-
-
 def test_phases_alternate_and_what_waits_stays():
     torch.manual_seed(0)
     turn, network = Turn(0.5), nn.Sequential(nn.Linear(2, 4), nn.Tanh(), nn.Linear(4, 2))
