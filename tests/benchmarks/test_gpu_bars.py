@@ -5,15 +5,11 @@ from __future__ import annotations
 import dataclasses
 
 import pytest
-import torch
 from test_report import BARE, DIVISION
 
 from partbench import bars
 from partbench.bars import gpu
-from partbench.presets import PRESETS
 from partbench.results import Record, Results
-from partbench.suites import SUITES, memory
-from partbench.suites.options import Options
 
 AUTOMATIC, FUSED, REBUILD = gpu.BEST
 # Bytes a second, and operations a second.
@@ -112,62 +108,3 @@ def test_gradients_and_convolutions_are_held_by_their_best_plan():
         "linear grad input, uniform, 4096×4096×4096, best plan": True,
         f"conv2d grad weight, uniform, {images}, best plan": False,
     }
-
-
-def adam(update: int, share: float, seconds: float) -> list[Record]:
-    case = {"model": "Linear 4096×4096", "optimizer": "adam", "device": "cuda", **DIVISION, "update": update}
-    peers = {"torch, fused": 1.0, "torch, foreach": 0.5, "partnets": seconds}
-    return [Record("optim", case, peer, samples=[[s] * 3] * 6, facts={"share": share}) for peer, s in peers.items()]
-
-
-def test_adam_is_held_to_torchs_fused_step():
-    found = rows(adam(1, 0.8, 0.99) + adam(3, 0.1, 0.71))
-    assert {name: bar.is_met for name, bar in found.items()} == {
-        "Adam's step, Linear 4096×4096, 80% of the weights, over torch's fused": True,
-        "Adam's step, Linear 4096×4096, 10% of the weights, over torch's fused": False,
-    }
-
-
-def peaks(**most: float | None) -> list[Record]:
-    (job,) = memory.jobs(Options(dataclasses.replace(PRESETS["gpu"], memory=PRESETS["gpu"].memory[:1])))
-    names = {"dense": "dense", "automatic": AUTOMATIC, "fused": FUSED}
-    records = []
-    for name, peak in most.items():
-        if peak is None:
-            records.append(Record("memory", memory.case(job, ""), names[name], "B", missing="failed: no memory"))
-            continue
-        records += memory.recorded(job, {names[name]: {"map": 10, "peak of a step, by allocator": peak}})
-    return records
-
-
-@pytest.mark.parametrize(("fused", "is_met"), [(111, True), (112, False), (None, False)])
-def test_the_peak_is_held_to_dense_and_the_map(fused, is_met):
-    (bar,) = rows(peaks(dense=100, automatic=500, fused=fused)).values()
-    assert bar.is_met == is_met
-    (bar,) = rows(peaks(dense=100, automatic=fused)).values()
-    assert bar.is_met == is_met
-
-
-def test_the_preset_has_a_row_for_all_that_is_held_to_something():
-    options = Options(PRESETS["gpu"], torch.device("cpu"), backends=("triton",))
-    records = [
-        Record(workload.suite, workload.case, peer, samples=[[1.0] * 3] * 6, facts=workload.facts)
-        for suite in ("speed", "optim", "step")
-        for workload in SUITES[suite].batch(options).workloads
-        for peer in workload.peers
-    ]
-    found = rows(records + peaks(dense=100, automatic=100, fused=100))
-    linear = [name for name in found if name.startswith("linear")]
-    large = ("4096×4096×4096", "2048×4096×4096", "8192×4096×4096")
-    assert set(linear) == {
-        "linear forward, uniform, 16×8192×8192, over moving its bytes",
-        *(f"linear forward, uniform, {shape}, best plan" for shape in large),
-        *(f"linear forward, {kind}, {shape}, fused" for kind in ("uniform", "zeros") for shape in large),
-        *(f"linear {work}, uniform, {large[0]}, best plan" for work in ("grad input", "grad weight")),
-    }
-    assert len([name for name in found if name.startswith("conv2d")]) == 3 * len(PRESETS["gpu"].conv2d)
-    assert len([name for name in found if name.startswith("Adam's step")]) == 2
-    assert len([name for name in found if name.startswith("peak memory")]) == 1
-    kinds = "a step of the weights", "a step of the hyperparameters", "an iteration of a", "an iteration with nested"
-    for kind in kinds:
-        assert len([name for name in found if name.startswith(kind)]) == len(PRESETS["gpu"].step)

@@ -67,11 +67,6 @@ def living(group: int) -> list[str]:
     return found
 
 
-def test_all_steps_take_less_than_ten_minutes_and_no_two_have_a_name():
-    assert sum(step.seconds for step in steps(Path("out"))) <= 580
-    assert len(set(NAMES)) == len(NAMES)
-
-
 def test_nothing_imports_pytorch_that_runs_the_steps():
     program = "import sys, partbench.gpu.__main__; sys.exit('torch' in sys.modules)"
     subprocess.run([sys.executable, "-c", program], cwd=ROOT, check=True)

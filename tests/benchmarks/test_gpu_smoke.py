@@ -14,12 +14,8 @@ from partbench.gpu import smoke
 from partbench.gpu.cases import CASES, EXACT, Case
 from partbench.peers.layer import CPU, DEFAULTS
 from partbench.peers.operators import WORKS, obstacles
-from partkernels.backend.dispatch import BACKENDS
 
 ROOT = Path(__file__).parents[2]
-INTERPRETED = "triton" not in obstacles() and "cpu" in BACKENDS["triton"].devices
-# In the interpreter, the others take seconds each.
-SMALL = [number for number, case in enumerate(CASES) if case.layer.weight[0] < 64]
 
 
 def test_there_is_a_case_for_every_operator_kind_and_dtype():

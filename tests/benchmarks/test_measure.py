@@ -41,11 +41,6 @@ def test_every_pass_draws_fresh_data():
     assert [len(rounds) for rounds in record.samples] == [2] * 4
 
 
-def test_no_pass_but_the_first_begins_after_the_minutes_that_were_given():
-    (record,) = measure([Batch([workload(a=1.0)], SimulatedClock(0), Plan(passes=6, rounds=2, minutes=0))])
-    assert len(record.samples) == 1
-
-
 def test_what_is_measured_is_saved_before_the_first_pass_ends(monkeypatch):
     monkeypatch.setattr(timing, "SAVING", -1.0)
     saved, both = [], [workload(case={"number": n}, a=1.0, b=2.0) for n in (1, 2)]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import sys
 
 import pytest
 import torch
@@ -15,7 +14,7 @@ import partnets
 from partbench.measuring import peak
 from partbench.measuring.peak import Job
 from partbench.peers.layer import THREE, Division
-from partbench.peers.models import NAMED, linear
+from partbench.peers.models import NAMED
 from partbench.presets import PRESETS
 from partbench.suites import memory
 from partbench.suites.memory import computed, counted, entropy, mapped
@@ -23,9 +22,7 @@ from partbench.summary import memory as rows
 from partkernels.arguments import row_bytes
 from partkernels.backend.dispatch import READY, backends
 
-MIB = 1 << 20
 BACKEND = "cpu" if backends()["cpu"] == READY else "reference"
-linux_only = pytest.mark.skipif(sys.platform != "linux", reason="resident memory is read from /proc, which Linux has")
 
 
 @pytest.mark.cases(usual=1)
@@ -72,28 +69,6 @@ def test_entropy_is_the_logarithm_of_the_number_of_assignments():
     logarithm = torch.lgamma(torch.tensor([n + 1.0, *(size + 1.0 for size in sizes)], dtype=torch.float64))
     bits = (logarithm[0] - logarithm[1:].sum()).item() / torch.tensor(2.0).log().item()
     assert bits / n == pytest.approx(entropy(THREE), rel=0.01)
-
-
-@pytest.mark.full
-def test_a_scheme_that_divides_nothing_of_a_model_is_said_and_the_others_are_measured(monkeypatch):
-    monkeypatch.setitem(NAMED, "small", linear(16))
-    records = memory.measure([Job("small", batch=2)], [BACKEND], processes=False)
-    missing = {record.peer: record for record in records if record.missing}
-    assert list(missing) == ["partkernels nested"]
-    assert "no channels" in missing["partkernels nested"].missing
-    assert missing["partkernels nested"].problem == "missing"  # "failed" would fail the command
-    assert {f"partkernels {BACKEND}", "dense", "floor"} <= {record.peer for record in records if record.samples}
-
-
-@pytest.mark.full
-def test_the_allocators_peak_of_a_linear_layer_is_that_of_its_tensors(monkeypatch):
-    features, batch = 256, 8
-    monkeypatch.setitem(NAMED, "small", linear(features))
-    most = peak.by_allocator(Job("small", "dense", batch=batch))
-    parameters = 4 * (features * features + features)
-    kept = 3 * parameters + 2 * 4 + 4 * batch * features + 8 * batch  # moments, step counts, x, y
-    logits = 4 * batch * features
-    assert kept + parameters <= most <= kept + parameters + 4 * logits
 
 
 @pytest.mark.weekly

@@ -13,9 +13,9 @@ import torch
 
 from partbench import baselines
 from partbench.baselines import last_layer
-from partbench.paper import report, runs, validation
+from partbench.paper import report, runs
 from partbench.paper.__main__ import main
-from partbench.paper.experiment import EXPERIMENTS, Experiment, text
+from partbench.paper.experiment import EXPERIMENTS, Experiment
 from partbench.paper.methods import Learner
 from partbench.paper.recipes import RECIPES, recipe
 from partnets.data import load
@@ -42,11 +42,6 @@ def quick(tmp_path_factory):
 
 def claims(made):
     return {claim.text: claim for claim in EXPERIMENTS[made.experiment].claims(pd.DataFrame(made.records))}
-
-
-def test_equal_arithmetic_is_as_many_steps_where_all_units_are_first():
-    assert validation.longer(1.0) == 1.0
-    assert validation.longer(0.5) > validation.longer(0.8) > validation.longer(0.9) > 1.2
 
 
 @WEEKLY
@@ -105,13 +100,6 @@ def test_other_experiments_say_what_they_lack(tmp_path, monkeypatch):
     with pytest.raises(SystemExit, match="5 of 96 trainings are finished; the table and the picture need all"):
         main(["stn-ridge", "--out", str(tmp_path), "--only", "method=stn", "--only", "seed=0"])
     assert len(report.Report.load(tmp_path / "stn-ridge-synthetic.json").records) == 5
-
-
-def test_all_runs_every_experiment_on_its_first_data_set(monkeypatch):
-    ran = []
-    monkeypatch.setattr("partbench.paper.__main__._run_one", lambda each, dataset, given: ran.append((each, dataset)))
-    assert main(["all", "--quick"]) == 0
-    assert ran == [(each, each.datasets[0]) for each in EXPERIMENTS.values()] and len(ran) >= 7
 
 
 @pytest.fixture
@@ -245,17 +233,6 @@ def test_an_interrupted_training_goes_on_to_the_same_result(method, tmp_path, mo
     assert result("interrupted") == whole
 
 
-@pytest.mark.full
-def test_tune_takes_as_many_passes_and_predicts_by_one_copy_or_by_several(tmp_path):
-    data = load("digits", rotated=True).subset(64)
-    learner = Learner(recipe("digits", quick=True), data, 0, steps=20, checkpoint=tmp_path / "x.checkpoint")
-    torch.manual_seed(0)
-    found = learner.tune()
-    assert 1 < found["cost"] < 2.5 and found["psi"]["rotation"] > 0
-    assert 0 < found["averaged_accuracy"] <= 100 and math.isfinite(found["loss"])
-    assert learner.tune() == found  # from its checkpoint
-
-
 def test_the_last_layers_likelihood_takes_as_many_passes(tmp_path, monkeypatch):
     monkeypatch.setattr("partbench.paper.methods.PRETRAINING", 2)
     data = load("digits", rotated=True).subset(128)
@@ -299,15 +276,6 @@ def test_pages_of_the_documentation_are_made_of_the_committed_results():
     assert text.keys() == {report.INDEX.stem, *EXPERIMENTS}
     shown = [(page, name) for page in text for name in re.findall(r"<!-- result: (\S+) -->", text[page])]
     assert sorted(shown) == sorted((report.Report.load(path).experiment, path.stem) for path in RESULTS)
-
-
-def test_a_page_without_a_place_for_results_is_refused():
-    with pytest.raises(ValueError, match="end of result"):
-        report.filled("no block", report.RESULTS)
-
-
-def test_means_come_with_their_standard_error():
-    assert text(pd.Series([1.0, 2.0, 3.0]), 2) == "2.00 ± 0.58" and text(pd.Series([4.0])) == "4.0"
 
 
 def test_committed_results_say_how_to_make_them():

@@ -194,20 +194,6 @@ def test_tables_show_the_figures_that_were_computed():
     assert ["partnets", "50.0 µs 50.0–50.0", "0.50× 0.50–0.50"] in document.rows
 
 
-@pytest.mark.full
-def test_the_summary_has_the_mean_the_range_and_the_worst_subnetwork():
-    cases = [
-        speed("training", "1×1×1", 1, **{"partkernels cpu": 1e-3}),
-        speed("training", "1×1×1", 2, **{"partkernels cpu": 2e-3}),
-        speed("training", "2×2×2", 1, **{"partkernels cpu": 8e-3}),
-    ]
-    document = Document(page([results(*cases, memory(), step(), optim())]))
-    assert ["Linear, training", "2.00×", "", "1.00–4.00", "2", "1.50×"] in document.rows
-    assert ["MNIST CNN", "4.20", "4.09", "8.00", "4.00", "2.00", "1.02×"] in document.rows
-    assert ["ResNet-8, batch 8", "1.10×", "1.30×", "1.17×", "1.05×", "1.20×", "1.08×"] in document.rows
-    assert ["Adam, partition 3, 10 % of the weights", "0.50×"] in document.rows
-
-
 def test_a_refused_figure_is_a_warning_near_the_top_and_has_its_reason_in_place_of_a_number():
     document = made("figures missing")
     html = document.html

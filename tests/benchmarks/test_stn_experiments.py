@@ -136,14 +136,6 @@ def test_time_is_counted_to_the_lowest_loss_of_the_other():
     assert tuning._share_of_time([(1.0, 0.31)], theirs) == math.inf
 
 
-@pytest.mark.full
-def test_every_training_has_a_checkpoint_of_its_own(tmp_path):
-    tuner = tuning.Tuner(stn_cnn.digits_task(0, steps=3, examples=60), 0, tmp_path / "a.checkpoint")
-    rates = [{f"drop{i}.rate": rate for i in range(4)} for rate in (0.01, 0.7)]
-    found = [tuner.judged(tuner.plain(values, f"{i}"))["validation"] for i, values in enumerate(rates)]
-    assert found[0] != found[1] and len(list(tmp_path.iterdir())) == 2
-
-
 @pytest.mark.cases(usual=1, full=4)
 @pytest.mark.parametrize("dataset", stn_lml.StnLml.datasets)
 @pytest.mark.parametrize("method", stn_lml.LABELS)

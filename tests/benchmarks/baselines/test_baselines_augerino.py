@@ -119,11 +119,3 @@ def construct(hyperparameters, data=single_chunk):
 def test_what_augerino_has_no_bonus_or_no_data_for_raises(refused, message):
     with pytest.raises(ValueError, match=message):
         refused()
-
-
-def test_an_augmentation_that_reaches_nothing_is_named():
-    one = augerino(WIDE)  # so wide that the bonus has no gradient either
-    one.model.networks[0][0].forward = lambda x: x
-    with pytest.raises(RuntimeError, match=r"gives networks\.0\.0\.widths\.raw no gradient"):
-        one.step()
-    assert one.steps == 0

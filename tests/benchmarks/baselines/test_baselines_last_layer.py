@@ -111,24 +111,6 @@ def test_phases_alternate_and_what_waits_stays():
     assert isinstance(network[2], nn.Identity)
 
 
-@pytest.mark.parametrize(
-    ("network", "options", "message"),
-    [
-        (nn.Sequential(nn.Linear(2, 2), nn.ReLU()), {}, "output is not that of an nn.Linear in it; it has 0"),
-        (nn.Sequential(nn.ReLU()), {}, "it has none"),
-        (nn.Sequential(nn.Linear(2, 2)), {"inducing": 21}, "inducing=21, but there are 20 examples"),
-        (nn.Sequential(nn.Linear(2, 2)), {"phase": 0}, "phase"),
-        (nn.Sequential(nn.Linear(2, 2)), {"steps": -1}, "steps"),
-    ],
-)
-def test_what_cannot_be_is_refused(network, options, message):
-    kept = list(network.children())
-    data = torch.randn(20, 2), torch.randint(2, (20,))
-    with pytest.raises(ValueError, match=message):
-        baselines.last_layer(nn.Identity(), network, data, **{"steps": 1, "inducing": 5, **options})
-    assert list(network.children()) == kept
-
-
 def test_losses_and_features_that_are_no_numbers_are_refused():
     data = torch.full((20, 2), float("nan")), torch.randint(2, (20,))
     with pytest.raises(FloatingPointError, match="step 1 of pretraining is nan"):

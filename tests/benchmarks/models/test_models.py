@@ -84,32 +84,35 @@ def test_inputs_of_another_size_raise_with_the_cure():
         lm(torch.zeros(1, 7, dtype=torch.int64))
 
 
-def test_mnist_cnn_has_the_parameters_of_table_9():
-    layers = [(1 * 25, 20), (20 * 25, 50), (50 * 7 * 7, 500), (500, 50), (50, 10)]
-    assert parameters(models.MnistCNN) == sum(fan_in * fan_out + fan_out for fan_in, fan_out in layers)
+MNIST_LAYERS = [(1 * 25, 20), (20 * 25, 50), (50 * 7 * 7, 500), (500, 50), (50, 10)]
+WIDTH, DEPTH = 2048, 16
+# A model and its number of parameters, from its layers or a published number.
+SIZES = {
+    "Table 9": (models.MnistCNN, sum(fan_in * fan_out + fan_out for fan_in, fan_out in MNIST_LAYERS)),
+    "WRN-28-10 without projections": (
+        lambda: models.WideResNet(26, 10), 36_479_194 - 16 * 160 - 160 * 320 - 320 * 640,
+    ),
+    "GPT-2, whose head is its embedding": (
+        lambda: models.TransformerLM(width=768, depth=12, heads=12), 124_439_808 + 768 * 50257,
+    ),
+    "DeiT-tiny without the class token": (lambda: models.ViT(224, 16, classes=1000), 5_717_416 - 2 * 192),
+    "a billion": (
+        models.TransformerLM,
+        DEPTH * (12 * WIDTH**2 + 13 * WIDTH) + (2 * 50257 + 1024) * WIDTH + 2 * WIDTH,
+    ),
+}  # fmt: skip
+for depth, n in ((8, 1), (14, 2), (20, 3), (56, 9)):
+    STAGES = [9 * (before * width + (2 * n - 1) * width**2) for before, width in [(16, 16), (16, 32), (32, 64)]]
+    # The convolutions of a ResNet, and five scalars a block.
+    SIZES[f"FixupResNet {depth}"] = (
+        lambda depth=depth: models.FixupResNet(depth), 9 * 3 * 16 + sum(STAGES) + 64 * 10 + 10 + 5 * 3 * n + 2
+    )  # fmt: skip
 
 
-@pytest.mark.parametrize("depth, n", [(8, 1), (14, 2), (20, 3), (56, 9)])
-def test_fixup_has_the_convolutions_of_a_resnet_and_five_scalars_a_block(depth, n):
-    stem = 9 * 3 * 16
-    stages = [9 * (before * width + (2 * n - 1) * width**2) for before, width in [(16, 16), (16, 32), (32, 64)]]
-    assert parameters(models.FixupResNet, depth) == stem + sum(stages) + 64 * 10 + 10 + 5 * 3 * n + 2
-
-
-def test_fixup_20_has_the_published_size_of_resnet_20():
-    assert round(parameters(models.FixupResNet, 20) / 1e6, 2) == 0.27  # He et al. (2015), Table 6
-
-
-def test_fixup_starts_at_zero_logits_with_the_published_deviations():
-    model = models.FixupResNet(depth=14, width=2, classes=7)
-    assert torch.equal(model(torch.randn(3, 3, 16, 16)), torch.zeros(3, 7))
-    for stage, channels in ((model.stage1, 32), (model.stage2, 64), (model.stage3, 128)):
-        for block in stage:
-            deviation = (2 / (9 * channels)) ** 0.5 * 6**-0.5
-            assert block.conv1.weight.std().item() == pytest.approx(deviation, rel=0.04)
-            assert not block.conv2.weight.any()
-    assert all(module.bias.tolist() == [0] for module in of_type(model, partnets.nn.Bias))
-    assert all(module.scale.tolist() == [1] for module in of_type(model, partnets.nn.Scale))
+@pytest.mark.parametrize("name", SIZES)
+def test_models_have_as_many_parameters_as_published(name):
+    make, expected = SIZES[name]
+    assert parameters(make) == expected
 
 
 @pytest.mark.parametrize("defaults", ["seed", "stored", "zero"])
@@ -123,6 +126,8 @@ def test_fixup_keeps_its_start_when_it_is_partitioned(defaults):
             deviation = (2 / (9 * channels)) ** 0.5 * 6**-0.5
             assert block.conv1.weight.std().item() == pytest.approx(deviation, rel=0.04)
             assert not block.conv2.weight.any()
+    assert all(module.bias.tolist() == [0] for module in of_type(model, partnets.nn.Bias))
+    assert all(module.scale.tolist() == [1] for module in of_type(model, partnets.nn.Scale))
     assert not model.classifier.weight.any() and not model.classifier.bias.any()
     half_width = model.stem.weight.abs().max().item()
     assert half_width == pytest.approx((9 * 3) ** -0.5, rel=0.02)  # torch's default
@@ -188,26 +193,6 @@ def test_fixup_blocks_are_those_of_the_paper():
         torch.testing.assert_close(block(x), F.relu(branch + identity))
 
 
-def test_wide_resnet_20_has_13_convolutions_up_to_its_second_stage():
-    model = models.WideResNet(width=1)
-    counts = [len(of_type(part, nn.Conv2d)) for part in (model.stem, model.stage1, model.stage2, model.stage3)]
-    assert counts == [1, 6, 6, 6]
-    assert len(of_type(model, nn.Conv2d, nn.Linear)) == 20
-
-
-def test_wide_resnet_26_10_is_the_published_28_10_without_projections():
-    published, projections = 36_479_194, 16 * 160 + 160 * 320 + 320 * 640
-    assert parameters(models.WideResNet, 26, 10) == published - projections
-
-
-def test_wide_resnet_activates_before_its_convolutions():
-    block = models.WideResNet(8, 1).stage2[0].eval()
-    x = torch.randn(2, 16, 8, 8)
-    inner = F.conv2d(F.relu(block.norm1(x)), block.conv1.weight, stride=2, padding=1)
-    branch = F.conv2d(F.relu(block.norm2(inner)), block.conv2.weight, padding=1)
-    torch.testing.assert_close(block(x)[:, 16:], branch[:, 16:])  # the shortcut has zeros there
-
-
 def test_thin_resnet_50_has_50_layers_in_three_stages_of_8_blocks_and_groups_of_2():
     model = models.ThinResNet50()
     assert len(of_type(model, nn.Conv2d, nn.Linear)) == 50
@@ -255,24 +240,3 @@ def test_later_tokens_reach_no_earlier_output_of_the_language_model():
     before, after = model(tokens), model(changed)
     torch.testing.assert_close(after[:, :3], before[:, :3], rtol=0, atol=1e-6)
     assert (after[:, 3:] != before[:, 3:]).any(-1).all()
-
-
-@pytest.mark.full
-def test_the_language_model_has_a_billion_parameters_by_default():
-    with torch.device("meta"):
-        model = models.TransformerLM()
-        assert model(torch.zeros(2, 1024, dtype=torch.int64)).shape == (2, 1024, 50257)
-    width, depth = 2048, 16
-    count = depth * (12 * width**2 + 13 * width) + (2 * 50257 + 1024) * width + 2 * width
-    assert sum(parameter.numel() for parameter in model.parameters()) == count
-    assert count == pytest.approx(1e9, rel=0.03)
-
-
-def test_the_language_model_of_gpt_2s_sizes_is_gpt_2_but_for_the_head():
-    gpt_2, head = 124_439_808, 768 * 50257  # GPT-2's head is its embedding
-    assert parameters(models.TransformerLM, width=768, depth=12, heads=12) == gpt_2 + head
-
-
-def test_vit_of_deit_tinys_sizes_is_deit_tiny_but_for_the_class_token():
-    deit_tiny, class_token = 5_717_416, 192 + 192  # the token and its position
-    assert parameters(models.ViT, 224, 16, classes=1000) == deit_tiny - class_token

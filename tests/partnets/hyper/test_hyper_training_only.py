@@ -137,33 +137,6 @@ def test_the_gradient_is_that_of_a_real_step(name, adam, monkeypatch):
             assert abs(gradient[i] - expected) <= 1e-6 * largest + 1e-10
 
 
-@pytest.mark.cases(usual=1)
-@pytest.mark.parametrize("name", CASES)
-def test_trainers_learn_it_and_judge_without_it(name):
-    torch.manual_seed(0)
-    make, where = CASES[name]
-    model = partnets.partition(make(), PROPORTIONS)
-    x = torch.randn(40, 6)
-    y = (x[:, 0] > 0).long()
-    extra = {"source weights": torch.arange(40) % 2, "example weights": torch.arange(40)}.get(name)
-    examples = [(x[i], (y[i], extra[i]) if extra is not None else y[i]) for i in range(40)]
-    chunks = partnets.chunk(examples, PROPORTIONS)
-    psi = [module for module in model.modules() if isinstance(module, hyper.Hyperparameter)]
-    psi = [module for module in psi if not isinstance(module, Noise)]
-    own = None if where is None else getattr(model, where)
-    loss = F.cross_entropy if own is None else own.loss if where == "front" else own
-    rates = torch.optim.Adam([p for module in psi for p in module.parameters()], lr=0.05)
-    trainer = partnets.Trainer(
-        model, chunks, hyper=psi, loss=loss, hyper_optimizer=rates, batch_size=8, lml_every=2, seed=1
-    )
-    before = trainer.values()
-    history = trainer.fit(4)
-    assert all(one is not None for one in trainer.hyper_gradient.values())
-    assert any(before[name] != value for name, value in trainer.values().items())
-    plain = getattr(own, "plain", F.cross_entropy)
-    assert history.lml["lml"][-1] == pytest.approx(partnets.lml(model, chunks, plain, seed=1))
-
-
 def test_weights_have_a_mean_of_1_and_only_their_ratios_matter():
     weights = hyper.SourceWeights(("books", "web", "code"))
     weights.weights.assign([2.0, 4.0, 6.0])
