@@ -49,7 +49,6 @@ CASES = {
     "weight decays": (with_decays, None),
     "label smoothing": (lambda: Model(hyper.LabelSmoothing(0.2)), "loss"),
     "source weights": (lambda: Model(hyper.SourceWeights(("clean", "noisy"))), "loss"),
-    "example weights": (lambda: Model(hyper.SourceWeights(40)), "loss"),
     "noise in training": (lambda: Model(front=hyper.InTraining(Noise())), None),
     "mixup": (lambda: Model(front=hyper.Mixup(0.7)), "front"),
 }
@@ -65,16 +64,13 @@ class Noise(hyper.Hyperparameter):
 
 
 def made(name):
-    """Return a partitioned model in float64, its training loss, and two batches (x, y)."""
+    """Return a partitioned model in float64, and two batches (x, y)."""
     torch.manual_seed(0)
-    make, where = CASES[name]
-    model = make().double()
+    model = CASES[name][0]().double()
     partnets.partition(model, PROPORTIONS)
-    x, y = torch.randn(2, 20, 6, dtype=torch.float64), torch.randint(3, (2, 20))
-    extra = {"source weights": torch.randint(2, (2, 20)), "example weights": torch.arange(40).view(2, 20)}.get(name)
-    targets = [(y[i], extra[i]) if extra is not None else y[i] for i in (0, 1)]
-    loss = F.cross_entropy if where is None else getattr(model, where)
-    return model, getattr(loss, "loss", loss) if where == "front" else loss, [*zip(x, targets, strict=True)]
+    x, y, sources = torch.randn(2, 20, 6, dtype=torch.float64), torch.randint(3, (2, 20)), torch.randint(2, (2, 20))
+    targets = zip(y, sources, strict=True) if name == "source weights" else y
+    return model, [*zip(x, targets, strict=True)]
 
 
 def losses_of(model, name):
@@ -104,7 +100,7 @@ class Drawn:
 @pytest.mark.parametrize("name", CASES)
 def test_the_gradient_is_that_of_a_real_step(name, adam, monkeypatch):
     monkeypatch.setattr("partnets.hyper.mixup.Beta", Drawn)
-    model, _, batches = made(name)
+    model, batches = made(name)
     own = optim.Adam(model, lr=0.01, eps=1e-3) if adam else optim.SGD(model)
     learn, judge = losses_of(model, name)
     partnets.step_weights(model, own, 1, batches[0], learn)
