@@ -5,11 +5,15 @@ from __future__ import annotations
 import dataclasses
 
 import pytest
+import torch
 from test_report import BARE, DIVISION
 
 from partbench import bars
 from partbench.bars import gpu
+from partbench.presets import PRESETS
 from partbench.results import Record, Results
+from partbench.suites import SUITES
+from partbench.suites.options import Options
 
 AUTOMATIC, FUSED, REBUILD = gpu.BEST
 # Bytes a second, and operations a second.
@@ -108,3 +112,19 @@ def test_gradients_and_convolutions_are_held_by_their_best_plan():
         "linear grad input, uniform, 4096×4096×4096, best plan": True,
         f"conv2d grad weight, uniform, {images}, best plan": False,
     }
+
+
+def test_the_preset_has_a_row_for_each_bar_of_layers_and_steps():
+    options = Options(PRESETS["gpu"], torch.device("cpu"), backends=("triton",))
+    records = [
+        Record(workload.suite, workload.case, peer, samples=[[1.0] * 3] * 6, facts=workload.facts)
+        for suite in ("speed", "optim", "step")
+        for workload in SUITES[suite].batch(options).workloads
+        for peer in workload.peers
+    ]
+    found = rows(records)
+    preset = PRESETS["gpu"]
+    kinds = {"linear": 12, "conv2d": 3 * len(preset.conv2d), "Adam's step": 2}
+    for kind in ("a step of the weights", "a step of the hyperparameters", "an iteration of a", "an iteration with"):
+        kinds[kind] = len(preset.step)
+    assert {kind: len([name for name in found if name.startswith(kind)]) for kind in kinds} == kinds

@@ -67,6 +67,13 @@ def test_adapters_learn_and_tell(quick):
 RESULTS = sorted(report.RESULTS.glob("*.json"))
 
 
+@pytest.mark.cases(usual=8)
+@pytest.mark.parametrize("path", RESULTS, ids=[path.stem for path in RESULTS])
+def test_every_committed_result_has_a_table_and_claims(path):
+    made = report.Report.load(path)
+    assert made.text().count("| yes |") + made.text().count("| **no** |") == len(claims(made)) > 0
+
+
 @pytest.mark.cases(usual=1)
 @pytest.mark.parametrize(
     "path",

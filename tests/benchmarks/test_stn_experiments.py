@@ -30,10 +30,10 @@ def test_ridge_is_known_in_closed_form():
     assert ridge.least() <= ridge.validation_loss(ridge.best(0.3))
 
 
-@pytest.mark.parametrize("method", stn_ridge.METHODS)
+@pytest.mark.parametrize("method", [*stn_ridge.METHODS, "global"])
 @pytest.mark.parametrize("tuned", [False, True])
 def test_a_response_of_ridge_regression(method, tuned, tmp_path):
-    setting = {"method": method, "seed": 0, "scale": 0.3, "start": 0.0, "tuned": tuned, "steps": 8}
+    setting = {"method": method, "seed": 0, "scale": 0.3, "start": 0.0, "tuned": tuned, "steps": 8, "hidden": 4}
     record = stn_ridge.StnRidge().train(setting, tmp_path / "checkpoint")
     assert (record["log_decay"] != 0.0) == tuned
     assert record["validation"] >= 1 - 1e-3 and len(record["shown"]) == 41
