@@ -18,8 +18,9 @@ from partnets.utils.checks import check_at_least
 def concrete(logits: Tensor, shape: Sequence[int], temperature: float) -> Tensor:
     """Draw z = sigmoid((logits + logit(u)) / temperature), u ~ U(0, 1): nearly 0 or 1, and differentiable in logits.
 
-    See Maddison et al. (2016); P(z > 1/2) = p for logits logit(p). torch.distributions.RelaxedBernoulli takes p instead of its logit, which is twice as
-    slow, and clamps p to [eps, 1 - eps], so that in bfloat16 the gradient is 0 for logits beyond ±5.5.
+    See Maddison et al. (2016); P(z > 1/2) = p for logits logit(p). torch.distributions.RelaxedBernoulli takes p instead
+    of its logit, which is twice as slow. It also clamps p to [eps, 1 - eps], so that in bfloat16 the gradient is 0 for
+    logits beyond ±5.5.
     """
     # 1.2e-7 in float32. The code of Gal et al. (2017) uses 1e-7, which rounds to 0 in lower precisions.
     eps = torch.finfo(logits.dtype).eps

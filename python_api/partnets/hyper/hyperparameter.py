@@ -16,7 +16,8 @@ class Hyperparameter(nn.Module):
 
     partnets.partition leaves it unchanged, partnets.optim leaves its parameters to a separate optimiser, and
     partnets.Trainer records its values. Derive from it, keep numbers in hyper.Learned, and call those in forward;
-    state_dict and values() then work without further code.
+    state_dict and values() then work without further code. partnets.tune and partnets.finalize(model, "deploy") also
+    need a method to_ordinary().
 
     Example:
         >>> import torch
