@@ -27,8 +27,8 @@ PUBLIC = {
     "partnets.data": """Data Normalise ToFloat digits moments""",
     "partnets.distributed": """DDP OptimizerState Packing SharedChunks Trainer all_reduce_packed check_agreement draw
         fully_shard load save share""",
-    "partnets.hyper": """Affine Averaged ColourJitter ConcreteDropout Hyperparameter ImmerAffine InputMask Learned Range
-        SchwobelAffine Submodule clamped hyperparameters interval positive probability real""",
+    "partnets.hyper": """Affine Averaged ColourJitter ConcreteDropout Hyperparameter InputMask Learned Range Submodule
+        hyperparameters interval positive probability real""",
     "partnets.integrations.lightning": "PartitionedModule",
     "partnets.training.loggers": "CSV TensorBoard",
     "partnets.optim": "SGD Adam AdamW PartitionedOptimizer PerPartition decays",

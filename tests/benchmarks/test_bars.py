@@ -7,7 +7,6 @@ from test_report import BARE, DIVISION
 
 from partbench import bars
 from partbench.bars import cpu
-from partbench.presets import PRESETS
 from partbench.results import Record
 
 PASSES = 6
@@ -90,8 +89,3 @@ def test_the_table_shows_runs_side_by_side_and_marks_what_is_missed():
     assert cells[:2] == ["linear forward, float32, 256×64×64", "0.95, 1.3×"]
     assert cells[2].startswith("0.50") and "missed" not in cells[2]
     assert cells[5].startswith("1.50") and cells[5].endswith("**missed**")
-
-
-def test_the_preset_has_the_shapes_that_are_held_to_something():
-    preset = PRESETS["cpu"]
-    assert all(cpu.bar_of_layer("linear", "float32", "forward", f"{m}×{n}×{k}") for m, n, k in preset.linear)

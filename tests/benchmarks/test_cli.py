@@ -2,23 +2,15 @@
 
 from __future__ import annotations
 
-import dataclasses
-import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from partbench.cli import main
-from partbench.measuring.estimates import CONFIDENCE, Estimate
-from partbench.presets import PRESETS
 from partbench.report import readme
 from partbench.results import Results
 from partbench.suites import SUITES
 
-ROOT = Path(__file__).parents[2]
 TINY = ["--preset", "tiny"]
 
 
@@ -102,15 +94,11 @@ def test_users_measure_their_own_model(suite, tmp_path, monkeypatch):
     [
         (["speed", "--linear", "3x4"], "'3x4' has 2 sizes; pass 3, MxNxK as in 256x1024x1024"),
         (["speed", "--linear", "3x4x-5"], "'3x4x-5' has '-5'; pass MxNxK"),
-        (["speed", "--conv2d", "1x1x4x4"], "'' has 1 sizes; pass 4, as in 200x20x14x14,50x20x5x5,padding=2"),
         (["speed", "--conv2d", "1x1x4x4,1x1x3x3,pad=1"], "has 'pad'; known are stride, padding, dilation and groups"),
         (["speed", "--conv2d", "2x3x8x8,4x5x3x3"], "'2x3x8x8,4x5x3x3' is no convolution: "),
         (["speed", "--backends", "magic"], "'magic' is unknown; pass some of reference, cpu, triton, cuda"),
-        (["speed", "--dtypes", "float33"], "'float33' is unknown; pass some of float32, float64, bfloat16, float16"),
-        (["speed", "--works", "sleeping"], "'sleeping' is unknown; pass some of forward, grad_input"),
         (["speed", "--bits", "3"], "--bits has 3; pass some of 1,2,4,8"),
         (["speed", "--active", "4"], "--active has 4, but there are 3 partitions; pass 1..3"),
-        (["speed", "--proportions", ".5,.4"], "sum to 0.9"),
         (["speed", "--threads", "0"], "'0' has '0'; pass a positive integer"),
         (["speed", "--backends", "cuda"], "the backend 'cuda' cannot run here: "),
         (["speed", "--device", "cuda"], "there is no CUDA device here; pass --device cpu"),
@@ -121,7 +109,6 @@ def test_users_measure_their_own_model(suite, tmp_path, monkeypatch):
             "made a module that has no parameters",
         ),
         (["step", "--model", "torch.nn:Linear"], "needs --input, as in 3,32,32, and --classes, as in 10"),
-        (["speed", "--samples", "3"], "unrecognized arguments: --samples 3"),
         (["memory", "--linear", "8x16x16"], "unrecognized arguments: --linear 8x16x16"),
         (["report", "nowhere.json"], "nowhere.json"),
         ([], "COMMAND"),
@@ -135,34 +122,6 @@ def test_mistakes_are_told_with_the_cure(arguments, message, capsys, tmp_path):
     assert exit.value.code == 2
     assert message in capsys.readouterr().err
     assert not (tmp_path / "x.json").exists()
-
-
-@pytest.mark.full
-@pytest.mark.parametrize("command", ["report", "compare"])
-def test_a_page_replaces_no_results(command, measured, capsys):
-    before = measured.read_bytes()
-    with pytest.raises(SystemExit) as exit:
-        main([command, *[str(measured)] * (1 + (command == "compare")), "--out", str(measured)])
-    assert exit.value.code == 2 and "which the page would replace" in capsys.readouterr().err
-    assert measured.read_bytes() == before
-
-
-@pytest.mark.full
-def test_files_with_no_figure_in_common_are_not_unchanged(measured, tmp_path, capsys):
-    results = Results.load(measured)
-    halves = {"memory": tmp_path / "memory.json", "optim": tmp_path / "optim.json"}
-    for suite, path in halves.items():
-        dataclasses.replace(results, records=[one for one in results.records if one.suite == suite]).save(path)
-    with pytest.raises(SystemExit) as exit:
-        main(["compare", *map(str, halves.values())])
-    assert exit.value.code == 2 and "no figure in common" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(("option", "message"), [(["--minutes", "-1"], "pass a positive number"), ([], "is a folder")])
-def test_what_can_be_told_before_measuring_is(option, message, tmp_path, capsys):
-    with pytest.raises(SystemExit) as exit:
-        main(["speed", *TINY, *option, "--out", str(tmp_path)])
-    assert exit.value.code == 2 and message in capsys.readouterr().err and not list(tmp_path.iterdir())
 
 
 @pytest.mark.full
@@ -204,29 +163,6 @@ def test_a_readme_without_its_markers_stays_as_it_is(tmp_path, measured):
     text = path.read_text()
     assert text.startswith("above\n") and text.endswith("\nbelow") and "old" not in text
     assert "| linear forward, float32, 2-bit map" in text
-
-
-@pytest.mark.weekly
-def test_pytest_benchmark_runs_the_same_suites(tmp_path):
-    path = tmp_path / "pytest.json"
-    command = [sys.executable, "-m", "pytest", "-q", "--pyargs", "partbench.under_pytest"]
-    command += ["--benchmark-only", f"--benchmark-json={path}", "-p", "no:cacheprovider"]
-    command += ["--benchmark-min-rounds=1", "--benchmark-max-time=0.001", "--benchmark-warmup=off"]
-    # As a worker of pytest-xdist, pytest-benchmark would not measure.
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_XDIST")}
-    environment["PARTBENCH_PRESET"] = "tiny"
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout
-    found = json.loads(path.read_text())["benchmarks"]
-    groups = {benchmark["group"].split()[0] for benchmark in found}
-    assert groups == set(SUITES)
-    assert all("backward" in each["extra_info"] for each in found if each["group"].startswith("memory"))
-
-
-def test_presets_promise_their_confidence():
-    for name, preset in PRESETS.items():
-        if name != "tiny":
-            assert Estimate.of(range(min(preset.plan.passes, preset.step_plan.passes))).confidence >= CONFIDENCE
 
 
 @pytest.mark.full

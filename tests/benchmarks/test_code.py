@@ -39,12 +39,6 @@ def test_the_main_loop_is_the_smallest_that_multiplies():
     assert main_loop(code("MOV R1, R2", "@P0 BRA 0x0", "EXIT")) is None
 
 
-def test_a_jump_back_from_code_behind_the_loop_makes_no_smaller_one():
-    waits = "SYNCS.PHASECHK.TRANS64.TRYWAIT P0, [UR5], R4"
-    first = (waits, "@!P0 BRA 0x70", "MOV R1, R2", PRODUCT, "SHF.L.U32 R1, R2, 0x1, RZ", "@P1 BRA 0x0", "EXIT")
-    assert names(main_loop(code(*first, waits, "@!P0 BRA 0x70", "BRA 0x20"))) == names(code(*first[:6]))
-
-
 def test_unrolled_products_tell_how_many_entries_an_iteration_has():
     loop = main_loop(
         code(

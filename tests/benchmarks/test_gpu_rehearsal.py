@@ -12,14 +12,13 @@ import torch
 
 from partbench import tune
 from partbench.cli import main
-from partbench.measuring.peak import Job
 from partbench.measuring.timing import Missing
 from partbench.peers import operators
 from partbench.peers.layer import THREE, Division, Layer, Tensors
 from partbench.presets import PRESETS
 from partbench.report import page, readme
 from partbench.results import Results
-from partbench.suites import SUITES, memory, speed
+from partbench.suites import SUITES, speed
 from partbench.suites.options import Options
 from partkernels.backend.dispatch import BACKENDS, READY, noting
 
@@ -110,55 +109,3 @@ def test_tuning_leaves_plans_by_which_the_suites_run(tuned, capsys):
     with noting() as notes:
         operators.ours(Tensors(Layer((m, k), (n, k)), THREE, 0), "forward", 1, "triton")()
     assert "rebuild" in notes[0] and "measured on this" in notes[0]
-
-
-@pytest.mark.full
-@interpreted
-def test_tuning_ends_in_time_and_one_failure_does_not_lose_the_others(tuned, capsys, monkeypatch):
-    monkeypatch.setitem(PRESETS, "tiny", dataclasses.replace(PRESETS["tiny"], forward_defaults=("zeros",)))
-    assert tune.main([*COMMAND, "--out", str(tuned), "--minutes", "-1"]) == 0
-    assert "0 of 2 products are tuned" in capsys.readouterr().out
-    ours = operators.ours
-
-    def failing(tensors, work, active, backend):
-        if tensors.division.defaults == "uniform":
-            raise RuntimeError("no such luck")
-        return ours(tensors, work, active, backend)
-
-    monkeypatch.setattr(operators, "ours", failing)
-    assert tune.main([*COMMAND, "--out", str(tuned)]) == 1
-    told = capsys.readouterr()
-    assert "1 of 2 products are tuned" in told.out
-    assert "4×32×48, uniform: RuntimeError: no such luck" in told.err
-
-
-def test_each_linear_layer_of_a_preset_is_tuned_once_for_each_kind_of_defaults():
-    works = tune.works(PRESETS["gpu"], torch.device("cpu"))
-    kinds = [work.division.defaults for work in works]
-    assert kinds.count("uniform") == kinds.count("zeros") == len(PRESETS["gpu"].linear)
-    assert len(set(works)) == len(works)
-
-
-@pytest.mark.full
-@interpreted
-def test_a_process_that_only_compiles_launches_nothing(tuned, tmp_path, monkeypatch):
-    from triton.runtime.jit import JITFunction
-
-    monkeypatch.setattr(JITFunction, "run", lambda function, *arguments, warmup: (arguments, warmup))
-    threads = torch.get_num_threads()
-    try:
-        tune._only_compile(str(tmp_path / "scratch"))
-        assert JITFunction.run(None, 1, warmup=False) == ((1,), True)
-        tune._compile_one(tune.Work(LINEAR), deadline=float("inf"))
-    finally:
-        torch.set_num_threads(threads)
-    assert list((tmp_path / "scratch").iterdir()) and not tuned.exists()
-
-
-def test_records_are_saved_after_each_job(monkeypatch):
-    monkeypatch.setattr(memory, "_measured", lambda job, processes: {})
-    monkeypatch.setattr(memory, "unavailable", dict)
-    saved = []
-    jobs = [Job("mnist-cnn"), Job("linear-8192-bfloat16")]
-    memory.measure(jobs, ["triton"], save=lambda records: saved.append(len(records)))
-    assert len(saved) == 2 and saved[0] < saved[1]

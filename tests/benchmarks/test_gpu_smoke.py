@@ -14,12 +14,8 @@ from partbench.gpu import smoke
 from partbench.gpu.cases import CASES, EXACT, Case
 from partbench.peers.layer import CPU, DEFAULTS
 from partbench.peers.operators import WORKS, obstacles
-from partkernels.backend.dispatch import BACKENDS
 
 ROOT = Path(__file__).parents[2]
-INTERPRETED = "triton" not in obstacles() and "cpu" in BACKENDS["triton"].devices
-# In the interpreter, the others take seconds each.
-SMALL = [number for number, case in enumerate(CASES) if case.layer.weight[0] < 64]
 
 
 def test_there_is_a_case_for_every_operator_kind_and_dtype():
@@ -48,14 +44,6 @@ def test_a_wrong_result_is_told(case, monkeypatch):
     monkeypatch.setattr(Case, "_result", wrong)
     with pytest.raises(AssertionError, match="off by 1"):
         case.error("cpu", CPU)
-
-
-@pytest.mark.weekly
-@pytest.mark.skipif(not INTERPRETED, reason="no interpreter of Triton here")
-def test_small_cases_run_interpreted_in_processes():
-    said = smoke.run(["triton fused"], SMALL, seconds=600, limit=600)
-    assert {CASES[number].work for number, _ in said} == set(WORKS)
-    assert not {str(CASES[number]): text for (number, _), text in said.items() if not text.startswith("ok ")}
 
 
 WORKER = """
@@ -88,28 +76,6 @@ def test_a_crash_a_hang_and_a_lost_gpu_cost_one_case_each(processes, tmp_path, m
         6: "hangs: nothing in 2 s",
         9: "RuntimeError: CUDA error",
     }
-
-
-@pytest.mark.full
-def test_a_process_that_cannot_start_and_time_that_is_over_are_told(tmp_path):
-    (tmp_path / "worker.py").write_text("raise ImportError('no such module')")
-    worker = (sys.executable, str(tmp_path / "worker.py"))
-    assert set(smoke.run(["cuda fused"], range(2), seconds=60, worker=worker).values()) == {
-        "died of exit 1: ImportError: no such module"
-    }
-    assert set(smoke.run(["cuda fused"], range(2), seconds=0, worker=worker).values()) == {"not run: out of time"}
-
-
-def test_the_table_has_a_row_for_each_case_and_marks_what_is_wrong():
-    table = smoke.table(
-        {(0, "cuda fused"): "ok 1.0e-03", (0, "triton fused"): "off by 1|2", (1, "cuda fused"): "ok 2.0e-03"}
-    )
-    assert table.splitlines() == [
-        "| largest error | cuda fused | triton fused |",
-        "| --- | --- | --- |",
-        f"| {CASES[0]} | 1.0e-03 | **off by 1/2** |",
-        f"| {CASES[1]} | 2.0e-03 |  |",
-    ]
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="for machines without a GPU")

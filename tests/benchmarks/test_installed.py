@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -16,11 +15,6 @@ from partbench.measuring import machine
 from partbench.paper import __main__ as paper
 
 ROOT = Path(__file__).parents[2]
-
-
-def test_their_old_name_says_the_new_one():
-    done = subprocess.run([sys.executable, "-m", "benchmarks", "speed"], cwd=ROOT, capture_output=True, text=True)
-    assert done.returncode == 1 and "python -m partbench" in done.stderr and "Traceback" not in done.stderr
 
 
 def test_the_commit_of_another_project_around_an_installation_is_not_taken_for_ours(tmp_path, monkeypatch):

@@ -9,14 +9,13 @@ import torch
 from simulated import SimulatedClock, results, workload
 
 import partnets
-from partbench import models
 from partbench.cli import main
 from partbench.compare import changes
 from partbench.measuring import timing
 from partbench.measuring.timing import Batch, Missing, Plan, Run, Workload, measure
 from partbench.peers.layer import THREE, Layer
 from partbench.peers.models import Model
-from partbench.suites import optim, speed, step
+from partbench.suites import optim, speed
 from partkernels.backend.cpu import operators as cpu
 from partkernels.backend.dispatch import READY, backends
 
@@ -40,11 +39,6 @@ def test_every_pass_draws_fresh_data():
     (record,) = measure([Batch([fresh], SimulatedClock(0), Plan(passes=4, rounds=2))])
     assert len(set(seeds)) == 4
     assert [len(rounds) for rounds in record.samples] == [2] * 4
-
-
-def test_no_pass_but_the_first_begins_after_the_minutes_that_were_given():
-    (record,) = measure([Batch([workload(a=1.0)], SimulatedClock(0), Plan(passes=6, rounds=2, minutes=0))])
-    assert len(record.samples) == 1
 
 
 def test_what_is_measured_is_saved_before_the_first_pass_ends(monkeypatch):
@@ -160,23 +154,6 @@ def test_training_with_a_kernel_made_wrong_is_refused(make_wrong, monkeypatch):
     assert_ours_is_refused("training")
 
 
-@pytest.mark.full
-@needs_cpu
-@pytest.mark.parametrize(
-    ("make_wrong", "updates"),
-    [
-        (make_masks_wrong, [", parameters", " Trainer, iteration"]),  # an update of ψ has no weight gradient
-        (make_exchanges_wrong, [", parameters", ", hyperparameters", " Trainer, iteration"]),
-    ],
-)
-def test_a_wrong_kernel_is_refused_in_a_training_step_too(make_wrong, updates, monkeypatch):
-    make_wrong(monkeypatch)
-    tiny = Model("CNN", lambda: models.MnistCNN(image_size=8), (1, 8, 8))
-    workloads = step.workloads([step.Training(tiny, 4, actives=(1,))], ["cpu"])
-    records = measure([Batch(workloads, SimulatedClockOfNothing(), Plan(passes=1, rounds=2))])
-    assert {record.peer for record in records if record.refused} == {f"partkernels cpu{one}" for one in updates}
-
-
 @pytest.mark.parametrize(
     ("step", "reason"),
     [
@@ -217,21 +194,10 @@ def test_a_kernel_slowed_by_a_fifth_is_flagged_and_the_rest_is_not(tmp_path, cap
     assert main(["compare", str(paths[0]), str(paths[0])]) == 0
 
 
-def test_how_fast_the_machine_was_is_no_change():
-    before, after = results(workload(dense=1.0, ours=2.0)), results(workload(dense=10.0, ours=20.0), seed=1)
-    assert [(each.quantity, each.mark) for each in changes(before, after)] == [("seconds", ""), ("ratio", "")]
-
-
 def test_one_pass_has_no_interval_and_is_not_compared():
     once = Plan(passes=1, rounds=5, seconds=1)
     before, after = (results(workload(dense=1.0, ours=ours), plan=once) for ours in (1.0, 2.0))
     assert [each.mark for each in changes(before, after)] == ["", ""]
-
-
-def test_a_ratio_is_not_compared_with_seconds():
-    before, after = (results(workload(dense=1.0, ours=3.0)) for _ in range(2))
-    after.records[0].samples, after.records[0].missing = [], "failed: no memory"
-    assert [(each.mark, each.comparable) for each in changes(before, after)] == [("failed", False), ("", False)]
 
 
 def test_figures_of_one_file_only_and_refused_ones_are_kept_in_a_comparison():

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import sys
 
 import pytest
 import torch
@@ -15,7 +14,7 @@ import partnets
 from partbench.measuring import peak
 from partbench.measuring.peak import Job
 from partbench.peers.layer import THREE, Division
-from partbench.peers.models import NAMED, linear
+from partbench.peers.models import NAMED
 from partbench.presets import PRESETS
 from partbench.suites import memory
 from partbench.suites.memory import computed, counted, entropy, mapped
@@ -23,9 +22,7 @@ from partbench.summary import memory as rows
 from partkernels.arguments import row_bytes
 from partkernels.backend.dispatch import READY, backends
 
-MIB = 1 << 20
 BACKEND = "cpu" if backends()["cpu"] == READY else "reference"
-linux_only = pytest.mark.skipif(sys.platform != "linux", reason="resident memory is read from /proc, which Linux has")
 
 
 @pytest.mark.cases(usual=1)
@@ -74,50 +71,6 @@ def test_entropy_is_the_logarithm_of_the_number_of_assignments():
     assert bits / n == pytest.approx(entropy(THREE), rel=0.01)
 
 
-@pytest.mark.full
-def test_a_scheme_that_divides_nothing_of_a_model_is_said_and_the_others_are_measured(monkeypatch):
-    monkeypatch.setitem(NAMED, "small", linear(16))
-    records = memory.measure([Job("small", batch=2)], [BACKEND], processes=False)
-    missing = {record.peer: record for record in records if record.missing}
-    assert list(missing) == ["partkernels nested"]
-    assert "no channels" in missing["partkernels nested"].missing
-    assert missing["partkernels nested"].problem == "missing"  # "failed" would fail the command
-    assert {f"partkernels {BACKEND}", "dense", "floor"} <= {record.peer for record in records if record.samples}
-
-
-@pytest.mark.full
-def test_the_allocators_peak_of_a_linear_layer_is_that_of_its_tensors(monkeypatch):
-    features, batch = 256, 8
-    monkeypatch.setitem(NAMED, "small", linear(features))
-    most = peak.by_allocator(Job("small", "dense", batch=batch))
-    parameters = 4 * (features * features + features)
-    kept = 3 * parameters + 2 * 4 + 4 * batch * features + 8 * batch  # moments, step counts, x, y
-    logits = 4 * batch * features
-    assert kept + parameters <= most <= kept + parameters + 4 * logits
-
-
-@pytest.mark.weekly
-@linux_only
-def test_a_process_takes_what_its_allocator_does_and_what_libraries_add():
-    job = Job("mnist-cnn", "dense", batch=64)
-    allocated, resident = peak.by_allocator(job), peak.by_process(job)
-    assert abs(resident - allocated) <= 0.1 * allocated + 12 * MIB
-
-
-@pytest.mark.weekly
-@linux_only
-def test_a_step_of_a_layer_takes_what_the_dense_layer_takes_and_what_is_exchanged_and_4_mib():
-    size = 4096
-    dense, ours = (
-        peak.by_process(Job("linear-4096", scheme, backend, batch=64))
-        for scheme, backend in (("dense", "auto"), ("partkernels", BACKEND))
-    )
-    assert dense > 4 * 4 * size * size, "weight, gradient and moments: the measurement works"
-    with torch.device("meta"):
-        kept = computed("partkernels", NAMED["linear-4096"].make(), THREE, "adam")
-    assert ours <= dense + kept["map"] + kept["defaults"] + 4 * MIB
-
-
 @pytest.mark.weekly
 @pytest.mark.parametrize("model", ["resnet-14", "vit-tiny"])
 def test_training_takes_at_most_the_dense_models_peak_what_is_exchanged_and_2_percent(model):
@@ -126,22 +79,6 @@ def test_training_takes_at_most_the_dense_models_peak_what_is_exchanged_and_2_pe
     with torch.device("meta"):
         kept = computed("partkernels", NAMED[model].make(), THREE, "adam")
     assert peak.by_allocator(ours) <= 1.02 * peak.by_allocator(dense) + kept["map"] + kept["defaults"]
-
-
-@pytest.mark.full
-@linux_only
-def test_a_process_that_fails_says_why():
-    with pytest.raises(RuntimeError, match="model 'none' is unknown"):
-        peak.by_process(Job("none"))
-
-
-@pytest.mark.full
-def test_what_cannot_run_here_is_told_and_the_others_are_measured():
-    records = memory.measure([Job("mnist-cnn", batch=2)], ["cuda"], processes=False)
-    missing = [record for record in records if record.missing]
-    assert [record.peer for record in missing] == ["partkernels cuda"]
-    assert missing[0].missing == backends()["cuda"]
-    assert {record.peer for record in records if record.samples} == {"dense", "paper", "partkernels nested", "floor"}
 
 
 @pytest.mark.full

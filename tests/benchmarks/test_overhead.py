@@ -26,10 +26,3 @@ def test_what_is_beyond_torchs_is_taken_side_by_side():
     assert isinstance(one["beyond"], Estimate) and one["beyond"].value == pytest.approx(2)
     assert [one[name] for name in ("dense", "ours", "least_dense", "least_ours")] == pytest.approx([2, 5, 1, 2])
     assert overhead.table(pd.DataFrame([one])).endswith("| 1.0 | 2.0 | 1.0 |")
-
-
-def test_a_refused_figure_is_an_error():
-    dense, ours = (Record("overhead", CASE, peer, samples=[[1.0]]) for peer in overhead.PEERS)
-    ours.refused = "the result is wrong"
-    with pytest.raises(RuntimeError, match="the result is wrong"):
-        overhead.overhead(dense, ours)

@@ -24,9 +24,3 @@ def test_wrong_entries_are_refused(work):
         packing._run(peer, work, data).check()
     with pytest.raises(AssertionError):
         packing._run("partkernels", work, other).check()
-
-
-def test_a_refused_figure_is_an_error():
-    record = packing.Record("packing", {"weight": "1×1"}, "masks", refused="the result is wrong")
-    with pytest.raises(RuntimeError, match="the result is wrong"):
-        packing.table([record])

@@ -194,33 +194,6 @@ def test_tables_show_the_figures_that_were_computed():
     assert ["partnets", "50.0 µs 50.0–50.0", "0.50× 0.50–0.50"] in document.rows
 
 
-@pytest.mark.full
-def test_the_summary_has_the_mean_the_range_and_the_worst_subnetwork():
-    cases = [
-        speed("training", "1×1×1", 1, **{"partkernels cpu": 1e-3}),
-        speed("training", "1×1×1", 2, **{"partkernels cpu": 2e-3}),
-        speed("training", "2×2×2", 1, **{"partkernels cpu": 8e-3}),
-    ]
-    document = Document(page([results(*cases, memory(), step(), optim())]))
-    assert ["Linear, training", "2.00×", "", "1.00–4.00", "2", "1.50×"] in document.rows
-    assert ["MNIST CNN", "4.20", "4.09", "8.00", "4.00", "2.00", "1.02×"] in document.rows
-    assert ["ResNet-8, batch 8", "1.10×", "1.30×", "1.17×", "1.05×", "1.20×", "1.08×"] in document.rows
-    assert ["Adam, partition 3, 10 % of the weights", "0.50×"] in document.rows
-
-
-def test_the_summary_counts_the_shapes_that_a_mean_leaves_out():
-    refused = speed("training", "2×2×2")
-    refused[2] = without(refused[2], refused="wrong")
-    document = Document(page([results(speed("training", "1×1×1"), refused)]))
-    assert ["Linear, training", "1.50×", "", "", "1 of 2", "2.00×"] in document.rows
-
-
-def test_the_summary_comes_before_charts_and_tables_of_suites():
-    html = made("two files").html
-    first = min(html.index(mark) for mark in ("<article", "<figure", "<details"))
-    assert html.index('id="summary"') < html.index("Linear, forward") < first
-
-
 def test_a_refused_figure_is_a_warning_near_the_top_and_has_its_reason_in_place_of_a_number():
     document = made("figures missing")
     html = document.html
@@ -238,31 +211,6 @@ def test_one_pass_has_no_interval():
     assert "With 1 pass there is no interval." in document.text
 
 
-def test_the_page_says_how_sure_an_interval_is():
-    text = made("all suites").text
-    assert (
-        "With 6 passes it runs from the least to the greatest, which holds the true median with 97 % confidence."
-        in text
-    )
-
-
-def test_a_chart_names_its_figures_for_those_who_cannot_see_it():
-    labels = [value for tag, name, value in made("all suites").attributes if name == "aria-label"]
-    assert any(label.startswith("32×64×64") and "where: 3.00× [3.00–3.00], 6.00 ms" in label for label in labels)
-
-
-def test_figures_by_arithmetic_are_called_so():
-    document = made("all suites")
-    assert "Large (by arithmetic)" in document.text
-    assert ["Large", "Adam", "8", "80.0 %", "LayerNorm", "by arithmetic"] in document.rows
-    assert ["MNIST CNN", "Adam", "8", "80.0 %", "LayerNorm", "measured"] in document.rows
-
-
-def test_what_was_not_measured_has_no_section():
-    document = Document(page([results(speed())]))
-    assert "speed-1" in document.ids and not {"memory-1", "step-1", "optim-1"} & set(document.ids)
-
-
 def test_words_from_a_file_cannot_become_markup():
     evil = '<script>alert(1)</script>"onload="x'
     records = speed(shape=evil)
@@ -272,24 +220,6 @@ def test_words_from_a_file_cannot_become_markup():
         assert "<script>alert" not in html and "&lt;script&gt;alert" in html
         document = Document(html)
         assert document.misplaced == [] and not [name for _, name, _ in document.attributes if name == "onload"]
-
-
-@pytest.mark.full
-def test_a_modified_commit_is_marked():
-    assert "012345678, modified" in Document(page([results(speed(), modified=True)])).text
-    assert "modified" not in Document(page([results(speed())])).text
-
-
-@pytest.mark.full
-def test_runs_on_one_machine_are_told_apart_by_commit():
-    document = Document(page([whole(), whole(commit="fedcba9876543210")]))
-    assert ["Linear, forward", "012345678", "1.50×"] in [row[:3] for row in document.rows]
-    assert ["fedcba987", "1.50×"] in [row[:2] for row in document.rows]
-
-
-def test_no_file_is_an_error_with_a_cure():
-    with pytest.raises(ValueError, match="pass at least one file"):
-        page([])
 
 
 def test_a_comparison_marks_exactly_what_changed():
@@ -317,21 +247,3 @@ def test_a_comparison_marks_exactly_what_changed():
     assert len([row for row in every if row[0] == "not compared"]) == len(bases)
     assert len([row for row in every if row[0] == "only after"]) == len(step())
     assert re.search(r"within noise</dt><dd class=\"big\">(\d+)<", html)[1] == str(same)
-
-
-def test_a_comparison_shows_both_figures_and_why_one_is_gone():
-    after = results(speed())
-    after.records[2] = without(after.records[2], refused="off by 0.1")
-    document = Document(comparison(results(speed()), after, changes(results(speed()), after)))
-    assert any(
-        row[0] == "✕ refused" and row[-2:] == ["1.50× 1.50–1.50", "refused: off by 0.1"] for row in document.rows
-    )
-    assert any(row[-2:] == ["3.00× 3.00–3.00"] * 2 for row in document.rows)
-
-
-def test_a_comparison_shows_where_two_machines_differ():
-    after = results(speed(dense=4e-3), machine={"processor": "Another CPU"})
-    document = Document(comparison(results(speed()), after, changes(results(speed()), after)))
-    assert [row[0] for row in document.rows if "dense" in row and "seconds" in row] == ["not compared"]
-    assert ["processor", "≠ differs", "Some CPU", "Another CPU"] in document.rows
-    assert ["torch", "", "2.13.0", "2.13.0"] in document.rows

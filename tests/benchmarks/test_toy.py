@@ -1,6 +1,5 @@
 """The toy data of mask learning have the published distribution, and follow their seed."""
 
-import pytest
 import torch
 
 from partbench.paper.toy import input_selection
@@ -20,11 +19,3 @@ def test_the_toy_test_set_is_the_same_for_any_number_of_training_examples():
     small, large = input_selection(10), input_selection(3000)
     assert torch.equal(small.test[0], large.test[0]) and torch.equal(small.test[1], large.test[1])
     assert not torch.equal(small.test[0], input_selection(10, seed=1).test[0])
-
-
-@pytest.mark.parametrize(
-    "arguments", [{"examples": 1}, {"test": 0}, {"informative": -1}, {"informative": 0, "spurious": 0}]
-)
-def test_toy_data_out_of_range_raise(arguments):
-    with pytest.raises(ValueError, match="pass"):
-        input_selection(**arguments)

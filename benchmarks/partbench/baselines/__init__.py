@@ -6,34 +6,25 @@ validation-set optimisation    partnets.Trainer(*partnets.held_out(model, data),
 "Partitioned (Ens.)"           partnets.Trainer(partnets.Ensemble(models), chunks, hyper=ψ)
 Augerino, safe or not          Augerino(*partnets.single_chunk(model, data), hyper=ψ)
 federated Augerino             AugerinoClient(partnets.Ensemble([model]), data, hyper=ψ)
-grid, random search, TPE       search(train_and_validate, space, trials)
+random search, TPE             search(train_and_validate, space, trials)
 post-hoc Laplace               laplace(model, data)
 last-layer marginal likelihood last_layer(ψ, network, data, steps=n)
-implicit and iterative         bilevel(train, validate, weights, hyper, method=...), of functions of tensors; for a
-differentiation, best          single hypergradient: hypergradient(...)
-responses, fixed values
-noise, sinusoids, replays      bilevel(train, validate, weights, schedules.gaussian(hyper), method="fixed")
+a global best response         BestResponse(train, weights, optimizer, box=(low, high), ...)
 """
 
-from partbench.baselines import schedules
 from partbench.baselines.augerino import Augerino
 from partbench.baselines.augerino_client import AugerinoClient
-from partbench.baselines.bilevel_descent import Bilevel, bilevel
+from partbench.baselines.best_response import BestResponse
 from partbench.baselines.hyper_search import search
-from partbench.baselines.hypergradients import Hypergradient, hypergradient
 from partbench.baselines.laplace_approximation import laplace
 from partbench.baselines.last_layer_likelihood import LastLayer, last_layer
 
 __all__ = [
     "Augerino",
     "AugerinoClient",
-    "Bilevel",
-    "Hypergradient",
+    "BestResponse",
     "LastLayer",
-    "bilevel",
-    "hypergradient",
     "laplace",
     "last_layer",
-    "schedules",
     "search",
 ]

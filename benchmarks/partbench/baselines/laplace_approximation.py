@@ -5,16 +5,12 @@ from __future__ import annotations
 import warnings
 from collections.abc import Sequence
 
-import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
 from partnets.data.examples import as_dataset
 from partnets.hyper import hyperparameters
-from partnets.utils.likelihood import no_classes
-from partnets.utils.modules import device_of, evaluating, frozen
-from partnets.utils.targets import check_targets
+from partnets.utils.modules import evaluating, frozen
 
 
 def laplace(
@@ -32,8 +28,6 @@ def laplace(
 
     Raises:
         ImportError: laplace-torch is not installed.
-        ValueError: the model is not a classifier of these examples: its outputs are not [batch, classes], or a label is
-            not an integer in 0..classes-1.
 
     Example:
         >>> import torch
@@ -48,7 +42,6 @@ def laplace(
             " installed, laplace-torch and its dependencies with pip's --no-deps."
         ) from error
     loader = DataLoader(as_dataset(data), batch_size=batch_size)
-    _check_classifier(model, loader)
     # laplace-torch treats every parameter that requires a gradient as a weight with a prior.
     with frozen(hyperparameters(model)), evaluating(model), warnings.catch_warnings():
         # The warning concerns predictions, which are not made here.
@@ -57,19 +50,3 @@ def laplace(
         fitted.fit(loader)
         fitted.optimize_prior_precision(method="marglik")
         return float(fitted.log_marginal_likelihood())
-
-
-@torch.no_grad()
-def _check_classifier(model: nn.Module, loader: DataLoader) -> None:
-    """Raise ValueError unless the outputs are [batch, classes] and the labels integers below `classes`."""
-    with evaluating(model):
-        for x, y in loader:
-            output = model(x.to(device_of(model))).cpu()
-            if output.dim() != 2 or y.shape != output.shape[:1]:
-                raise ValueError(
-                    f"the outputs are {list(output.shape)} and the labels {list(y.shape)}; baselines.laplace is for"
-                    " classifiers, of logits [batch, classes] and labels [batch]."
-                )
-            check_targets(F.cross_entropy, output, y)
-            if (strange := y[no_classes(output, y)]).numel():
-                raise ValueError(f"a label is {int(strange[0])}, which is no class; leave such examples out.")

@@ -11,11 +11,9 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset
 
 from partbench.baselines.sparse_process import SparseProcess
-from partkernels.arguments import check_seed
 from partnets.data.chunks import chunk
 from partnets.hyper import Averaged
 from partnets.training.start import check_finite
-from partnets.utils.checks import check_at_least
 from partnets.utils.modules import device_of, evaluating, frozen, to_device
 
 # Number of draws from the process for the expectation of a softmax.
@@ -88,7 +86,7 @@ def last_layer(
 
     Args:
         augmentation: maps [n, ...] to [n, ...] with a separate draw for each example; its parameters are ψ. The paper
-            uses hyper.SchwobelAffine.
+            uses partbench.paper.augmentations.SchwobelAffine.
         network: maps [n, ...] to logits [n, classes] with a final nn.Linear, which becomes nn.Identity.
         data: a Dataset of (x, y) or tensors (x, y), where y are classes.
         steps: number of steps on the bound.
@@ -105,26 +103,20 @@ def last_layer(
         The network, the augmentation and the processes as a classifier. ψ and the network are changed in place.
 
     Raises:
-        ValueError: a number is out of range, the output does not come from an nn.Linear, there are fewer examples than
-            `inducing`, or half of them or more have the same features.
+        ValueError: the output does not come from an nn.Linear, or half of the examples or more have the same features.
         FloatingPointError: a loss is not finite; raised before the step.
 
     Example:
         >>> from partnets import hyper
         >>> data = torch.rand(60, 1, 8, 8), torch.randint(3, (60,))
-        >>> augmentation = hyper.SchwobelAffine()
+        >>> augmentation = hyper.Affine()
         >>> network = nn.Sequential(nn.Flatten(), nn.Linear(64, 16), nn.ReLU(), nn.Linear(16, 3))
         >>> model = last_layer(augmentation, network, data, steps=4, phase=2, inducing=10, pretraining=5)
         >>> model(data[0]).exp().sum(1).allclose(torch.ones(60)), len(model.bounds)
         (True, 4)
     """
-    check_at_least(1, phase=phase, samples=samples, inducing=inducing, batch_size=batch_size)
-    check_at_least(0, steps=steps, pretraining=pretraining)
-    check_seed("seed", seed)
     chunks, generator = chunk(data, (1.0,), seed=seed), torch.Generator().manual_seed(seed)
     examples, device = chunks.sizes[0], device_of(network)
-    if inducing > examples:
-        raise ValueError(f"inducing={inducing}, but there are {examples} examples; pass at most as many.")
 
     def batch(size: int) -> tuple[Tensor, Tensor]:
         return to_device(chunks.sample_upto(1, size, generator), device)

@@ -8,7 +8,6 @@ import math
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from partbench.models.check import check_positive
 from partbench.models.residual import blocks_per_stage, shortcut
 from partkernels import Normal, Zeros
 from partnets.nn import Bias, Scale
@@ -39,7 +38,7 @@ class FixupResNet(nn.Module):
         x [batch, in_channels, height, width], of any height and width; returns [batch, classes].
 
     Raises:
-        ValueError: depth is not of the form 6n + 2, or an argument is not positive.
+        ValueError: depth is not of the form 6n + 2.
 
     Example:
         >>> import torch
@@ -49,7 +48,6 @@ class FixupResNet(nn.Module):
 
     def __init__(self, depth: int = 8, width: int = 1, in_channels: int = 3, classes: int = 10) -> None:
         super().__init__()
-        check_positive(width=width, in_channels=in_channels, classes=classes)
         n = blocks_per_stage(depth)
         self.stem = nn.Conv2d(in_channels, 16 * width, 3, padding=1, bias=False)
         self.bias1 = Bias()

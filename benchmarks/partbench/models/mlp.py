@@ -8,7 +8,6 @@ from collections.abc import Callable, Sequence
 
 from torch import nn
 
-from partbench.models.check import check_positive
 from partkernels import Uniform
 
 
@@ -27,9 +26,6 @@ class MLP(nn.Sequential):
     Shapes:
         x [..., in_features]; returns [..., classes]. For images, put a torch.nn.Flatten in front.
 
-    Raises:
-        ValueError: a size is not positive.
-
     Example:
         >>> import torch
         >>> MLP(30)(torch.zeros(5, 30)).shape
@@ -43,8 +39,6 @@ class MLP(nn.Sequential):
         classes: int = 2,
         activation: Callable[[], nn.Module] = nn.GELU,
     ) -> None:
-        widths = {f"hidden[{i}]": width for i, width in enumerate(hidden)}
-        check_positive(in_features=in_features, **widths, classes=classes)
         layers, fan_in = [], in_features
         for width in hidden:
             layers += [_linear(fan_in, width), activation()]

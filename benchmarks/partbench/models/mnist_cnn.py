@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from torch import nn
 
-from partbench.models.check import check_positive
-
 
 class MnistCNN(nn.Sequential):
     """The network of the MNIST experiments (Table 9), 1 276 630 parameters by default; returns logits.
@@ -18,9 +16,6 @@ class MnistCNN(nn.Sequential):
     Shapes:
         x [batch, in_channels, image_size, image_size]; returns [batch, classes].
 
-    Raises:
-        ValueError: an argument is not positive, or image_size is below 4.
-
     Example:
         >>> import torch
         >>> MnistCNN()(torch.zeros(2, 1, 28, 28)).shape
@@ -28,9 +23,6 @@ class MnistCNN(nn.Sequential):
     """
 
     def __init__(self, in_channels: int = 1, classes: int = 10, image_size: int = 28) -> None:
-        check_positive(in_channels=in_channels, classes=classes, image_size=image_size)
-        if image_size < 4:
-            raise ValueError(f"image_size={image_size}, which is pooled by 2 twice; pass at least 4.")
         super().__init__(
             nn.Conv2d(in_channels, 20, 5, padding=2),
             nn.ReLU(),

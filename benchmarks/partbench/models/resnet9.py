@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from partbench.models.check import check_positive
-
 
 class ResNet9(nn.Sequential):
     """The network of the federated CIFAR-10 experiments, with GroupNorm (Appendix J.2; Dys); returns logits.
@@ -22,10 +20,6 @@ class ResNet9(nn.Sequential):
     Shapes:
         x [batch, in_channels, height, width], both from 32 to 63; returns [batch, classes].
 
-    Raises:
-        ValueError: in_channels, classes or groups is not positive, groups does not divide 64, or dropout is not in
-            [0, 1].
-
     Example:
         >>> import torch
         >>> ResNet9()(torch.zeros(2, 3, 32, 32)).shape
@@ -33,11 +27,6 @@ class ResNet9(nn.Sequential):
     """
 
     def __init__(self, in_channels: int = 3, classes: int = 10, groups: int = 32, dropout: float = 0.2) -> None:
-        check_positive(in_channels=in_channels, classes=classes, groups=groups)
-        if 64 % groups:
-            raise ValueError(f"groups={groups} does not divide the first layer's 64 channels; pass 1, 2, 4, ..., 64.")
-        if not 0 <= dropout <= 1:
-            raise ValueError(f"dropout={dropout}; pass a rate in [0, 1].")
         super().__init__(
             _layer(in_channels, 64, groups),
             _layer(64, 128, groups),

@@ -8,7 +8,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from partbench.models.check import check_positive
 from partkernels import Normal
 
 
@@ -26,9 +25,6 @@ class Block(nn.Module):
     Shapes:
         x [batch, length, width]; returns the same shape.
 
-    Raises:
-        ValueError: a size is not positive, or heads does not divide width.
-
     Example:
         >>> Block(width=16, heads=2, causal=True)(torch.zeros(3, 5, 16)).shape
         torch.Size([3, 5, 16])
@@ -36,9 +32,6 @@ class Block(nn.Module):
 
     def __init__(self, width: int, heads: int, mlp_ratio: int = 4, causal: bool = False) -> None:
         super().__init__()
-        check_positive(width=width, heads=heads, mlp_ratio=mlp_ratio)
-        if width % heads:
-            raise ValueError(f"heads={heads} does not divide width={width}; pass a divisor, such as heads=1.")
         self.heads, self.causal = heads, causal
         self.norm1 = nn.LayerNorm(width)
         self.qkv = nn.Linear(width, 3 * width)
@@ -76,7 +69,7 @@ class TransformerLM(nn.Module):
         tokens [batch, length], int64 in 0..vocabulary - 1, length at most context; returns [batch, length, vocabulary].
 
     Raises:
-        ValueError: a size is not positive, heads does not divide width, or a sequence is longer than context.
+        ValueError: a sequence is longer than context.
 
     Example:
         >>> model = TransformerLM(vocabulary=100, context=8, width=16, depth=2, heads=2)
@@ -88,7 +81,6 @@ class TransformerLM(nn.Module):
         self, vocabulary: int = 50257, context: int = 1024, width: int = 2048, depth: int = 16, heads: int = 16
     ) -> None:
         super().__init__()
-        check_positive(vocabulary=vocabulary, context=context, width=width, depth=depth)
         self.tokens = nn.Embedding(vocabulary, width)
         self.positions = nn.Embedding(context, width)
         self.blocks = nn.Sequential(*(Block(width, heads, causal=True) for _ in range(depth)))

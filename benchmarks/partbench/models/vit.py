@@ -7,7 +7,6 @@ import functools
 import torch
 from torch import Tensor, nn
 
-from partbench.models.check import check_positive
 from partbench.models.transformer import Block
 from partkernels import Normal
 
@@ -30,8 +29,7 @@ class ViT(nn.Module):
         x [batch, in_channels, image_size, image_size]; returns [batch, classes].
 
     Raises:
-        ValueError: an argument is not positive, patch does not divide image_size, heads does not divide width, or the
-            images have another size.
+        ValueError: the images have another size.
 
     Example:
         >>> ViT(width=32, depth=2, heads=2)(torch.zeros(3, 3, 32, 32)).shape
@@ -49,10 +47,6 @@ class ViT(nn.Module):
         classes: int = 10,
     ) -> None:
         super().__init__()
-        check_positive(image_size=image_size, patch=patch, width=width, depth=depth)
-        check_positive(in_channels=in_channels, classes=classes)
-        if image_size % patch:
-            raise ValueError(f"patch={patch} does not divide image_size={image_size}; pass a divisor of it.")
         self.image_size = image_size
         self.patches = nn.Conv2d(in_channels, width, patch, stride=patch)
         self.positions = nn.Embedding((image_size // patch) ** 2, width)

@@ -7,7 +7,6 @@ from collections.abc import Callable
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from partbench.models.check import check_positive
 from partbench.models.residual import blocks_per_stage, shortcut
 
 
@@ -52,7 +51,6 @@ class WideResNet(nn.Module):
         norm: Callable[[int], nn.Module] = nn.BatchNorm2d,
     ) -> None:
         super().__init__()
-        check_positive(width=width, in_channels=in_channels, classes=classes)
         # Zagoruyko and Komodakis count 6n + 4, with convolutions in the shortcuts. The paper has a depth of 20, and 13
         # convolutions up to the second stage: 1 + 6 + 6, so none in the shortcuts.
         n = blocks_per_stage(depth)

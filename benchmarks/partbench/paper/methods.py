@@ -14,6 +14,7 @@ from torch import nn
 import partnets
 from partbench import baselines
 from partbench.datasets import load, subset
+from partbench.paper.augmentations import SchwobelAffine
 from partbench.paper.experiment import Record, rotation
 from partbench.paper.recipes import AVERAGED, Recipe, files_of, first_affine, recipe, small_affine
 from partbench.paper.runs import fit
@@ -200,7 +201,7 @@ class Learner:
     def last_layer(self) -> Record:
         """Learn ψ by the marginal likelihood of a last layer, for as many passes as w and ψ take elsewhere."""
         angle = rotation(first_affine().values())
-        augmentation = hyper.SchwobelAffine(rotation=(-angle, angle))
+        augmentation = SchwobelAffine(rotation=(-angle, angle))
         options = {"samples": self.recipe.samples, "batch_size": self.recipe.batch, "seed": self.seed}
         float_first = nn.Sequential(ToFloat(), augmentation)
         steps = 2 * self.steps - PRETRAINING

@@ -13,6 +13,7 @@ from matplotlib.figure import Figure
 from torch import Tensor, nn
 
 import partnets
+from partbench.paper.example_weights import ExampleWeights
 from partbench.paper.experiment import Claim, Experiment, Record, Table, at_least, registered, select, text
 from partbench.paper.recipes import DIGITS_SIZE, LAST_LR, limited, recipe
 from partbench.paper.runs import fit
@@ -118,9 +119,9 @@ def training_loss(method: str, labels: Tensor) -> tuple[Any, list[nn.Module], li
     if method == "partitioned":
         return F.cross_entropy, [], list(labels)
     if method == "numbers":
-        weights = hyper.ExampleWeights(len(labels))
+        weights = ExampleWeights(len(labels))
         return weights, [weights], list(zip(labels, torch.arange(len(labels)), strict=True))
-    loss = hyper.LabelSmoothing(0.05) if method == "smoothing" else hyper.ExampleWeights()
+    loss = hyper.LabelSmoothing(0.05) if method == "smoothing" else ExampleWeights()
     return loss, [loss], list(labels)
 
 

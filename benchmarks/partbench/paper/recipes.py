@@ -12,6 +12,7 @@ from torch import nn
 
 import partnets
 from partbench import models
+from partbench.paper.augmentations import ImmerAffine, SchwobelAffine
 from partnets import hyper
 from partnets.subnetworks.state import num_partitions
 
@@ -112,7 +113,7 @@ class Recipe:
 
 # Settings of Immer et al. (2022), which the paper follows (Appendix I.4).
 IMMER = {
-    "augmentation": hyper.ImmerAffine,
+    "augmentation": ImmerAffine,
     "batch": 250,
     "samples": 20,
     "plain_batch": 250,
@@ -139,7 +140,7 @@ RECIPES = {
     # From Appendix I.4, which does not give the number of steps.
     "mnist": Recipe(
         models.MnistCNN,
-        hyper.SchwobelAffine,
+        SchwobelAffine,
         sizes=(1250, 5000, 20000, 60000),
         steps=(10000, 10000, 20000, 20000),
         batch=200,

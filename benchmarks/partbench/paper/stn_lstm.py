@@ -42,7 +42,7 @@ class LanguageModel(nn.Module):
             layer.drop_connect = self.drop_weights
         self.drop_hidden = hyper.Dropout(0.05, same_along=(1,), range=RATES) if layers > 1 else nn.Identity()
         self.activation = hyper.ActivationPenalty(0.01, range=STRENGTHS)
-        self.temporal = hyper.TemporalActivationPenalty(0.01, range=STRENGTHS)
+        self.temporal = hyper.ActivationPenalty(0.01, time_dim=1, range=STRENGTHS)
         self.decoder = nn.Linear(hidden, words)
         self.decoder.weight = self.table.weight
 

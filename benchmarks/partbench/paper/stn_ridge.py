@@ -132,22 +132,18 @@ class GlobalResponse:
         def train(weights: dict[str, Tensor], hyper: Tensor) -> Tensor:
             return loss(ridge.train, weights) + hyper.exp().sum() / 2 * weights["weight"].square().sum()
 
-        self.map = BestResponse(
-            train,
-            lambda weights, hyper: loss(ridge.validation, weights),
-            {"weight": torch.zeros(FEATURES)},
-            partial(torch.optim.Adam, lr=LR),
-            box=tuple(torch.tensor([border]) for border in BOX),
-            hidden=hidden,
-            seed=0,
-            steps=steps,
-        )
+        box = torch.tensor([BOX[0]]), torch.tensor([BOX[1]])
+        adam = partial(torch.optim.Adam, lr=LR)
+        self.map = BestResponse(train, {"weight": torch.zeros(FEATURES)}, adam, box=box, hidden=hidden, seed=0)
+        self.validation_loss = lambda weights: loss(ridge.validation, weights)
         self.value, self.steps, self.tuned = torch.tensor([start]), steps, tuned
 
     def fit(self) -> None:
+        self.map.fit(self.steps)
         optimizer = torch.optim.Adam([self.value], lr=HYPER_LR)
         for _ in range(self.steps if self.tuned else 0):
-            self.value.grad = self.map(self.value).gradient
+            hyper = self.value.clone().requires_grad_()
+            (self.value.grad,) = torch.autograd.grad(self.validation_loss(self.map.weights(hyper)), hyper)
             optimizer.step()
             self.value.clamp_(*BOX)
 
@@ -155,8 +151,9 @@ class GlobalResponse:
     def log_decay(self) -> float:
         return self.value.item()
 
+    @torch.no_grad()
     def at(self, log_decay: float) -> Tensor:
-        return self.map(torch.tensor([log_decay])).weights["weight"].double()
+        return self.map.weights(torch.tensor([log_decay]))["weight"].double()
 
     def jacobian(self) -> Tensor:
         """Return the Jacobian by finite differences."""

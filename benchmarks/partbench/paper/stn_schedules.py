@@ -11,11 +11,11 @@ import torch
 from matplotlib.figure import Figure
 from torch import Tensor, nn
 
-from partbench.baselines import schedules
 from partbench.paper.experiment import Claim, Experiment, Record, Table, lower, registered, select, text
 from partbench.paper.stn_lstm import RATES, documentation_parts, windows
 from partbench.paper.tuning import SHOWN, Task, Tuner, trajectories
 from partnets import hyper
+from partnets.utils.seeds import derived
 
 STARTS = (0.05, 0.5, 0.85)
 FIXED = (0.1, 0.3, 0.5, 0.7, 0.85)
@@ -146,13 +146,19 @@ def _tuned(tuner: Tuner, method: str, start: float) -> Record:
     return record
 
 
+def gaussian_noise(seed: int, step: int) -> Tensor:
+    """Return the noise of a step, a scalar (MacKay et al. 2019, Section 5.1)."""
+    generator = torch.Generator().manual_seed(derived(seed, f"step {step}"))
+    return DEVIATION * torch.randn((), generator=generator)
+
+
 def _fixed(tuner: Tuner) -> Record:
     """Find the best fixed rate by its validation loss, and train with noise around it."""
     tried = {rate: tuner.judged(tuner.plain({"drop.rate": rate}, f"fixed{rate}")) for rate in FIXED}
     best = min(tried, key=lambda rate: tried[rate]["validation"])
     around = {
-        "gaussian": schedules.gaussian(torch.tensor(best), std=DEVIATION, seed=tuner.seed),
-        "sinusoid": schedules.sinusoid(torch.tensor(best), amplitude=AMPLITUDE, period=PERIOD),
+        "gaussian": lambda step: torch.tensor(best) + gaussian_noise(tuner.seed, step),
+        "sinusoid": lambda step: torch.tensor(best) + AMPLITUDE * math.sin(2 * math.pi * step / PERIOD),
     }
     record = {**tried[best], "rate": best, "tried": {str(rate): each["validation"] for rate, each in tried.items()}}
     for name, schedule in around.items():

@@ -8,9 +8,9 @@ from collections import OrderedDict
 import torch
 from torch import nn
 
-from partnets.hyper import Averaged, Hyperparameter, Learned, hyperparameters
+from partnets.hyper import Averaged, Hyperparameter, hyperparameters
 from partnets.hyper.augmentation import Augmentation, FixedDraws
-from partnets.hyper.tracing import CURE, traced
+from partnets.hyper.hyperparameter import CURE
 from partnets.subnetworks.merging import merge
 from partnets.subnetworks.state import partitioned_modules
 from partnets.utils.seeds import derived
@@ -70,12 +70,12 @@ class _Placing:
         return self.known[module, augments]
 
     def _place(self, path: str, module: nn.Module, augments: bool) -> nn.Module:
-        while isinstance(module, Hyperparameter | Learned):
+        while isinstance(module, Hyperparameter):
             if self.draws and isinstance(module, Augmentation):
                 return _fixed(module, self.draws, derived(self.seed, path), augments)
             module, augments = _ordinary(module), False
         if augments and type(module).__module__.split(".")[0] != "torch" and not hasattr(module, "to_ordinary"):
-            raise ValueError(f"this {type(module).__name__} may draw random numbers; {CURE}.")
+            raise ValueError(f"this {type(module).__name__} may draw random numbers; {CURE}")
         is_averaged = type(module) is Averaged
         for name, child in module._modules.items():
             if child is not None:
@@ -89,13 +89,13 @@ class _Placing:
 def _ordinary(module: nn.Module) -> nn.Module:
     """Return the torch module that replaces one with hyperparameters or a to_ordinary."""
     _check_hooks(module)
-    if isinstance(module, Learned):
-        return traced(module)
     forward, to_ordinary = (
         next(base for base in type(module).__mro__ if name in vars(base)) for name in ("forward", "to_ordinary")
     )
     # A subclass may override forward, but inherit the to_ordinary of its base class, which does not fit.
-    return traced(module) if forward is not to_ordinary and issubclass(forward, to_ordinary) else module.to_ordinary()
+    if forward is not to_ordinary and issubclass(forward, to_ordinary):
+        raise ValueError(f"this {type(module).__name__} has a forward() of its own, but no to_ordinary(); {CURE}")
+    return module.to_ordinary()
 
 
 def _check_hooks(module: nn.Module) -> None:
@@ -128,6 +128,4 @@ def _averaged(averaged: Averaged, draws: int) -> nn.Module:
     parts = OrderedDict(augmentation=averaged.augmentation, network=averaged.network)
     if isinstance(averaged.augmentation, nn.Identity):
         del parts["augmentation"]
-    if averaged.average != "logits":
-        parts["log_probabilities"] = nn.LogSoftmax(1)
     return nn.Sequential(parts) if len(parts) > 1 else averaged.network

@@ -19,8 +19,7 @@ from torch import Generator, Tensor
 from partkernels.arguments import check_seed
 from partnets.data.examples import as_tensor
 from partnets.data.splitting import stratified
-from partnets.hyper.affine import GENERATORS
-from partnets.hyper.warp import warp
+from partnets.hyper.affine import GENERATORS, warp
 from partnets.utils.checks import check_at_least
 
 # The number of scikit-learn's digits.

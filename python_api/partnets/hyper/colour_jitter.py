@@ -47,9 +47,8 @@ class ColourJitter(Augmentation):
         {'brightness': 0.2, 'contrast': 0.1, 'saturation': 0.1}
     """
 
-    # Largest widths that partnets.tune tries, and the groups of changes that it tries jointly.
+    # The largest half-widths that partnets.tune tries.
     reach = MappingProxyType({"brightness": 0.7, "contrast": 0.7, "saturation": 1.0, "hue": 60.0})
-    kinds = MappingProxyType({"brightness": "light", "contrast": "light", "saturation": "colour", "hue": "colour"})
 
     def __init__(
         self,

@@ -21,9 +21,6 @@ class Cutout(Hyperparameter):
         length: the initial side length in pixels, between 0 and most_length.
         most_holes, most_length: the upper limits, excluded: 4 and 24 in the published runs on CIFAR-10.
 
-    Attributes:
-        holes, length: hyper.Learned, a single value each.
-
     Shapes:
         x [batch, channels, height, width]; returns the same shape.
 
@@ -44,8 +41,10 @@ class Cutout(Hyperparameter):
         self, holes: float = 1.5, length: float = 4.5, *, most_holes: float = 4.0, most_length: float = 24.0
     ) -> None:
         super().__init__()
-        self.holes = Learned(holes, _checked("holes", holes, most_holes))
-        self.length = Learned(length, _checked("length", length, most_length))
+        of_holes, of_length = interval(0.0, most_holes), interval(0.0, most_length)
+        of_holes.check("holes", holes)
+        of_length.check("length", length)
+        self.holes, self.length = Learned(holes, of_holes), Learned(length, of_length)
 
     def forward(self, x: Tensor) -> Tensor:
         if x.dim() != 4:
@@ -65,14 +64,8 @@ class Cutout(Hyperparameter):
         return x.masked_fill(blank, 0.0)
 
     def to_ordinary(self) -> nn.Module:
-        """Return nn.Identity(): a deployed model sees each example unchanged."""
+        """Return nn.Identity()."""
         return nn.Identity()
-
-
-def _checked(name: str, value: float, most: float):
-    range = interval(0.0, most)
-    range.check(name, value)
-    return range
 
 
 def _covered(centre: Tensor, length: Tensor, size: int) -> Tensor:

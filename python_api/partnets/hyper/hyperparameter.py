@@ -7,7 +7,8 @@ from collections.abc import Iterable, Mapping
 from torch import nn
 
 from partnets.hyper.learned import Learned
-from partnets.hyper.tracing import traced
+
+CURE = "give its class a to_ordinary() that returns a torch.nn module with the same output in evaluation mode."
 
 
 class Hyperparameter(nn.Module):
@@ -15,7 +16,8 @@ class Hyperparameter(nn.Module):
 
     partnets.partition leaves it unchanged, partnets.optim leaves its parameters to a separate optimiser, and
     partnets.Trainer records its values. Derive from it, keep numbers in hyper.Learned, and call those in forward;
-    state_dict and values() then work without further code.
+    state_dict and values() then work without further code. partnets.tune and partnets.finalize(model, "deploy") also
+    need a method to_ordinary().
 
     Example:
         >>> import torch
@@ -35,9 +37,10 @@ class Hyperparameter(nn.Module):
     # that has the examples, as in self.strength(x). Otherwise a batch shares one value.
     per_example = False
     # How partnets.Trainer learns it: 'direct', through the forward pass of held-out data, or 'lookahead', through a
-    # step of the weights, for modules that act only in training mode. See partnets.Lookahead.
+    # step of the weights, for modules that act only in training mode, and pass x through in evaluation mode. See
+    # partnets.Lookahead.
     hyper_gradient = "direct"
-    # Whether it does nothing in evaluation mode and has no useful gradient; partnets.tune then tries values of it.
+    # Whether it passes x through in evaluation mode and has no useful gradient; partnets.tune then tries values of it.
     only_in_training = False
     # Whether it detaches a tensor that depends on the weights; finite differences would differentiate through it.
     detaches = False
@@ -64,24 +67,12 @@ class Hyperparameter(nn.Module):
     def to_ordinary(self) -> nn.Module:
         """Return a torch.nn module that computes the same in evaluation mode, for partnets.finalize(model, "deploy").
 
-        By default this is nn.Identity() for modules that act only in training, and otherwise the torch.fx trace of
-        forward, with the current values as constants. A module without forward, which only stores numbers for other
-        modules, becomes an nn.Module with these numbers.
+        Define it beside forward; it is nn.Identity() for modules that act only in training.
 
         Raises:
-            ValueError: forward draws random numbers in evaluation mode, or torch.fx cannot trace it; override this
-                method.
+            ValueError: the class does not define it.
         """
-        if self.hyper_gradient != "direct":
-            return nn.Identity()
-        if type(self).forward is not nn.Module.forward:
-            return traced(self)
-        new = nn.Module()
-        for name, parameter in self.named_parameters(recurse=False):
-            new.register_buffer(name, parameter.detach().clone())
-        for name, child in self.named_children():
-            new.add_module(name, traced(child) if isinstance(child, Learned) else child)
-        return new
+        raise ValueError(f"this {type(self).__name__} has no to_ordinary(); {CURE}")
 
 
 def hyperparameters(model: nn.Module) -> list[nn.Parameter]:
@@ -96,6 +87,13 @@ def hyperparameters(model: nn.Module) -> list[nn.Parameter]:
     return list(dict.fromkeys(parameter for module in modules for parameter in module.parameters()))
 
 
+def modules_outside_of_hyper(networks: Iterable[nn.Module]) -> list[nn.Module]:
+    """Return the modules in these networks, each once, without Hyperparameter modules and those inside of them."""
+    modules = [module for network in networks for module in network.modules()]
+    hyper = {part for module in modules if isinstance(module, Hyperparameter) for part in module.modules()}
+    return [module for module in dict.fromkeys(modules) if module not in hyper]
+
+
 def find_hyper(model: nn.Module, hyper: Hyperparameter | Iterable[Hyperparameter] | None) -> dict[str, Hyperparameter]:
     """Return the path and module of each hyperparameter module to learn.
 
@@ -104,11 +102,6 @@ def find_hyper(model: nn.Module, hyper: Hyperparameter | Iterable[Hyperparameter
 
     Raises:
         ValueError: a module is not a Hyperparameter, not part of the model, or without a trainable parameter.
-
-    Example:
-        >>> from partnets import hyper
-        >>> find_hyper(nn.Sequential(mask := hyper.InputMask(4), nn.Linear(4, 2)), mask).keys()
-        dict_keys(['0'])
     """
     modules = [] if hyper is None else [hyper] if isinstance(hyper, nn.Module) else list(dict.fromkeys(hyper))
     paths = {module: path for path, module in model.named_modules()}
@@ -129,14 +122,7 @@ def find_hyper(model: nn.Module, hyper: Hyperparameter | Iterable[Hyperparameter
 
 
 def check_direct(modules: Mapping[str, Hyperparameter], where: str) -> None:
-    """Raise ValueError if some of these modules act only in training, but psi learns directly.
-
-    Example:
-        >>> from partnets import hyper
-        >>> check_direct({"2": hyper.LabelSmoothing(0.1)}, "here")
-        Traceback (most recent call last):
-        ValueError: 2 (LabelSmoothing) acts only in training, but here hyperparameters learn directly, ...
-    """
+    """Raise ValueError if some of these modules act only in training, but psi learns directly."""
     ahead = [f"{path} ({type(one).__name__})" for path, one in modules.items() if one.hyper_gradient != "direct"]
     if ahead:
         raise ValueError(
@@ -146,13 +132,7 @@ def check_direct(modules: Mapping[str, Hyperparameter], where: str) -> None:
 
 
 def named_values(model: nn.Module) -> dict[Learned, dict[str, float]]:
-    """Return the values of each hyper.Learned of a model, in user units, under the dotted names used in History.
-
-    Example:
-        >>> from partnets import hyper
-        >>> list(named_values(nn.Sequential(hyper.ConcreteDropout(0.5))).values())
-        [{'0.rate': 0.5}]
-    """
+    """Return the values of each hyper.Learned of a model, in user units, under the dotted names used in History."""
     found: dict[Learned, dict[str, float]] = {}
     for path, module in model.named_modules():
         if isinstance(module, Hyperparameter):
@@ -201,13 +181,7 @@ def _of_network(name: str) -> str:
 
 
 def values_by_path(modules: Mapping[str, Hyperparameter]) -> dict[str, float]:
-    """Return the current value of each hyperparameter of these modules, in user units, under its module's path.
-
-    Example:
-        >>> from partnets import hyper
-        >>> values_by_path({"head.dropout": hyper.ConcreteDropout(0.5)})
-        {'head.dropout.rate': 0.5}
-    """
+    """Return the current value of each hyperparameter of these modules, in user units, under its module's path."""
     return {
         f"{path}.{name}" if path else name: value
         for path, module in modules.items()

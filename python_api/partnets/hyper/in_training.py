@@ -43,5 +43,5 @@ class InTraining(Hyperparameter):
         return self.module(x) if self.training else x
 
     def to_ordinary(self) -> nn.Module:
-        """Return nn.Identity(): a deployed model is in evaluation mode."""
+        """Return nn.Identity()."""
         return nn.Identity()

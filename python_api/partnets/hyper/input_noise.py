@@ -17,9 +17,6 @@ class InputNoise(Hyperparameter):
         std: the initial standard deviation, in units of x.
         range: range of std, such as hyper.interval(0, 0.3).
 
-    Attributes:
-        std: hyper.Learned, a single value.
-
     Shapes:
         x of any shape, floating point; returns the same shape.
 
@@ -46,5 +43,5 @@ class InputNoise(Hyperparameter):
         return x + self.std(x).to(x.dtype) * torch.randn_like(x) if self.training else x
 
     def to_ordinary(self) -> nn.Module:
-        """Return nn.Identity(): a deployed model sees each example unchanged."""
+        """Return nn.Identity()."""
         return nn.Identity()

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
-from partnets.hyper.dropout import RATES, check_rates
+from partnets.hyper.dropout import RATES, check_rate
 from partnets.hyper.hyperparameter import Hyperparameter
 from partnets.hyper.learned import Learned
 from partnets.hyper.ranges import Range
@@ -22,9 +22,6 @@ class LabelSmoothing(Hyperparameter):
     Args:
         smoothing: the initial s.
         range: range of s, inside [0, 1].
-
-    Attributes:
-        smoothing: hyper.Learned, a single value.
 
     Shapes:
         logits [batch, classes, ...] and labels [batch, ...]; returns a vector of losses, without labels of -100. A
@@ -45,13 +42,12 @@ class LabelSmoothing(Hyperparameter):
     per_example = True
     hyper_gradient = "lookahead"
     acts_in_loss, acts_on_inputs = True, False
-    # Judges held-out data.
+    # The loss of held-out data.
     plain = staticmethod(F.cross_entropy)
 
     def __init__(self, smoothing: float = 0.1, *, range: Range = RATES) -> None:
         super().__init__()
-        check_rates(range)
-        range.check("smoothing", smoothing)
+        check_rate("smoothing", smoothing, range)
         self.smoothing = Learned(smoothing, range)
 
     def forward(self, logits: Tensor, labels: Tensor | None = None) -> Tensor:
@@ -61,3 +57,7 @@ class LabelSmoothing(Hyperparameter):
         if self.training:
             losses = losses + self.smoothing(labels) * (-logits.log_softmax(1).mean(1) - losses)
         return losses[counts]
+
+    def to_ordinary(self) -> nn.Module:
+        """Return nn.Identity()."""
+        return nn.Identity()

@@ -8,12 +8,25 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from partnets.hyper.precise import Precise
 from partnets.hyper.ranges import Range
 from partnets.utils.in_thread import InThread
 
 # Above this number, extra_repr shows only how many values there are.
 MOST_SHOWN = 8
+
+
+class Precise(nn.Module):
+    """A module that keeps its parameters in single precision if the model is converted to a lower one.
+
+    In lower precision, updates of ψ round to zero.
+    """
+
+    def _apply(self, fn, recurse=True):
+        def moved(tensor: Tensor) -> Tensor:
+            new = fn(tensor)
+            return tensor.to(new.device) if new.is_floating_point() and new.itemsize < 4 <= tensor.itemsize else new
+
+        return super()._apply(moved, recurse)
 
 
 class Learned(Precise):
@@ -24,7 +37,7 @@ class Learned(Precise):
 
     Args:
         value: the initial number, or a sequence of n.
-        range: hyper.real, positive, probability, interval(low, high) or clamped(low, high); the range of value * unit.
+        range: hyper.real, positive, probability, interval(low, high) or logarithmic(low, high); of value * unit.
         unit: a call returns value * unit, such as math.pi / 180 for degrees; one for all, or n.
         names: n names for a sequence's elements; by default the attribute's name and the index: weights.0, ...
 
@@ -153,13 +166,7 @@ class Learned(Precise):
 
 
 def check_real(module: nn.Module, x: Tensor) -> None:
-    """Raise TypeError if x has an integer dtype, to which the module's results would be rounded.
-
-    Example:
-        >>> check_real(nn.Dropout(), torch.ones(2, dtype=torch.uint8))
-        Traceback (most recent call last):
-        TypeError: Dropout got torch.uint8, and would round its results to whole numbers; pass x.float().
-    """
+    """Raise TypeError if x has an integer dtype, to which the module's results would be rounded."""
     if not (x.is_floating_point() or x.is_complex()):
         raise TypeError(
             f"{type(module).__name__} got {x.dtype}, and would round its results to whole numbers; pass x.float()."

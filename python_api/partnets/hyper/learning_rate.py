@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from torch import Tensor, nn
 
-from partnets.hyper.hyperparameter import Hyperparameter
+from partnets.hyper.hyperparameter import Hyperparameter, modules_outside_of_hyper
 from partnets.hyper.learned import Learned
 from partnets.hyper.ranges import Range, logarithmic
 
@@ -28,9 +28,6 @@ class LearningRate(Hyperparameter):
         of: the module or modules with these parameters: the network, for one rate, or a layer.
         rate: the initial rate.
         range: range of the rate.
-
-    Attributes:
-        rate: hyper.Learned, a single value.
 
     Shapes:
         x of any kind, returned unchanged.
@@ -65,9 +62,12 @@ class LearningRate(Hyperparameter):
     def forward(self, x: Tensor) -> Tensor:
         return x
 
+    def to_ordinary(self) -> nn.Module:
+        """Return nn.Identity()."""
+        return nn.Identity()
+
     def governed(self) -> set[nn.Parameter]:
         """Return the parameters that learn at this rate."""
-        modules = {module for one in self.of for module in one.modules()}
-        hyper = {part for one in modules if isinstance(one, Hyperparameter) for part in one.modules()}
-        own = {parameter for module in modules - hyper for parameter in module.parameters(recurse=False)}
-        return {parameter for parameter in own if parameter.requires_grad}
+        modules = modules_outside_of_hyper(self.of)
+        parameters = {parameter for module in modules for parameter in module.parameters(recurse=False)}
+        return {parameter for parameter in parameters if parameter.requires_grad}

@@ -33,9 +33,6 @@ class Mixup(Hyperparameter):
         loss: loss(output, targets), which returns the mean or the loss of each target.
         range: range of α.
 
-    Attributes:
-        alpha: hyper.Learned, a single value.
-
     Shapes:
         x [batch, ...], floating point; returns the same shape.
 
@@ -90,17 +87,8 @@ class Mixup(Hyperparameter):
         return _OfMixed(self)
 
     def to_ordinary(self) -> nn.Module:
+        """Return nn.Identity()."""
         return nn.Identity()
-
-    def _trained(self, output: Any, targets: Tensor) -> Tensor:
-        mixed = self._mixed.get()
-        if mixed is None or len(mixed[1]) != len(targets):
-            raise RuntimeError(
-                f"there are {len(targets)} targets, and {'nothing' if mixed is None else len(mixed[1])} was mixed last;"
-                " call the model that has this module in front, once, before each loss."
-            )
-        share, others = mixed
-        return share * self._loss(output, targets) + (1 - share) * self._loss(output, targets[others])
 
 
 @dataclass(frozen=True)
@@ -111,8 +99,16 @@ class _OfMixed:
     acts_in_loss = True
 
     def __call__(self, output: Any, targets: Tensor) -> Tensor:
-        inside = self.mixup._loss
-        return self.mixup._trained(output, targets) if self.mixup.training else plain(inside)(output, targets)
+        loss, mixed = self.mixup._loss, self.mixup._mixed.get()
+        if not self.mixup.training:
+            return plain(loss)(output, targets)
+        if mixed is None or len(mixed[1]) != len(targets):
+            raise RuntimeError(
+                f"there are {len(targets)} targets, and {'nothing' if mixed is None else len(mixed[1])} was mixed last;"
+                " call the model that has this module in front, once, before each loss."
+            )
+        share, others = mixed
+        return share * loss(output, targets) + (1 - share) * loss(output, targets[others])
 
     def plain(self, output: Any, targets: Tensor) -> Tensor:
         return of_each_that_counts(plain(self.mixup._loss), output, targets)

@@ -1,4 +1,4 @@
-"""Penalty: a regulariser that adds its own term to the training loss."""
+"""Penalty and ActivationPenalty: layers that add a term to the training loss."""
 
 from __future__ import annotations
 
@@ -7,10 +7,11 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch import Tensor
-from torch._C._autograd import _top_saved_tensors_default_hooks
+from torch import Tensor, nn
 
 from partnets.hyper.hyperparameter import Hyperparameter
+from partnets.hyper.learned import Learned
+from partnets.hyper.ranges import Range, positive
 from partnets.utils.in_thread import InThread, holding
 from partnets.utils.linearised import lifted
 
@@ -22,8 +23,7 @@ def penalties() -> Iterator[list[Tensor]]:
     """Collect the terms of Penalty modules in this thread in a list; the caller adds their means to the training loss.
 
     Example:
-        >>> from partnets import hyper
-        >>> penalty = hyper.ActivationPenalty(2.0)
+        >>> penalty = ActivationPenalty(2.0)
         >>> with penalties() as found:
         ...     x = penalty(torch.ones(3, 4))
         >>> found[0].mean().item()
@@ -36,16 +36,7 @@ def penalties() -> Iterator[list[Tensor]]:
 
 @contextmanager
 def weighed_penalties(weight: float) -> Iterator[None]:
-    """Multiply the terms that Penalty modules add inside this context, in this thread, by a weight.
-
-    Example:
-        >>> from partnets import hyper
-        >>> penalty = hyper.ActivationPenalty(2.0)
-        >>> with penalties() as found, weighed_penalties(0.25):
-        ...     x = penalty(torch.ones(3, 4))
-        >>> found[0].mean().item()
-        0.5
-    """
+    """Multiply the terms that Penalty modules add inside this context, in this thread, by a weight."""
     found = _gathering.get()
     start = len(found or ())
     yield
@@ -54,32 +45,15 @@ def weighed_penalties(weight: float) -> Iterator[None]:
 
 
 def with_terms(loss: Tensor, found: list[Tensor]) -> Tensor:
-    """Return a loss plus the mean of each term that hyper.Penalty modules added.
-
-    Example:
-        >>> with_terms(torch.tensor(1.0), [torch.tensor([2.0, 4.0])])
-        tensor(4.)
-    """
+    """Return a loss plus the mean of each term that hyper.Penalty modules added."""
     return loss + sum(penalty.mean() for penalty in found) if found else loss
 
 
 def penalised(loss: Callable[[Any], Tensor], batch: Any) -> tuple[Tensor, Tensor]:
-    """Return the loss of a batch, without and with the terms that hyper.Penalty modules add.
-
-    Example:
-        >>> from partnets import hyper
-        >>> model = hyper.ActivationPenalty(2.0)
-        >>> [part.item() for part in penalised(lambda x: model(x).mean(), torch.ones(3, 4))]
-        [1.0, 3.0]
-    """
+    """Return the loss of a batch, without and with the terms that hyper.Penalty modules add."""
     with penalties() as found:
         value = loss(batch)
     return value, with_terms(value, found)
-
-
-def _is_computed_again() -> bool:
-    """Return whether a non-reentrant checkpoint recomputes this part; a reentrant one would have gathered nothing."""
-    return torch._C._current_graph_task_id() != -1 and _top_saved_tensors_default_hooks(False) is not None
 
 
 class Penalty(Hyperparameter):
@@ -90,7 +64,7 @@ class Penalty(Hyperparameter):
     the best response.
 
     Raises:
-        RuntimeError: in training, a gradient is computed outside of hyper.penalties.
+        RuntimeError: in training, a gradient is computed outside of hyper.penalties, as activation checkpoints do.
     """
 
     hyper_gradient = "lookahead"
@@ -98,18 +72,64 @@ class Penalty(Hyperparameter):
     def forward(self, x: Tensor) -> Tensor:
         if self.training and torch.is_grad_enabled():
             found = _gathering.get()
-            if found is None and _is_computed_again():
-                self.penalty(lifted(x))
-                return x
             if found is None:
                 raise RuntimeError(
                     f"the penalty of this {type(self).__name__} would be lost: compute the loss inside of"
                     " `with hyper.penalties() as found` and add the mean of each term, as partnets.step_weights and the"
-                    " trainers do. Activation checkpoints around it need use_reentrant=False."
+                    " trainers do. Keep it out of activation checkpoints."
                 )
             found.append(lifted(self.penalty(lifted(x))))
         return x
 
+    def to_ordinary(self) -> nn.Module:
+        """Return nn.Identity()."""
+        return nn.Identity()
+
     def penalty(self, x: Tensor) -> Tensor:
         """Return the term for x, of any shape; its mean is added to the loss."""
         raise NotImplementedError(f"{type(self).__name__} has no penalty(x); define it.")
+
+
+class ActivationPenalty(Penalty):
+    """A penalty of α times the mean square of x, or of its changes from one time step to the next.
+
+    These are AR and TAR of Merity et al. (2017). As in that paper, put AR behind the dropout of a recurrent layer's
+    output, and TAR before it.
+
+    Args:
+        strength: the initial α.
+        time_dim: the time dimension of x, to penalise changes (TAR): 1 for [batch, length, ...]; None for AR.
+        range: range of α, such as hyper.logarithmic(1e-3, 10).
+
+    Shapes:
+        x [batch, ...], returned unchanged. The penalty on changes is 0 for a single time step.
+
+    Raises:
+        ValueError: strength is outside the range, or x has no dimension time_dim.
+        RuntimeError: see hyper.Penalty.
+
+    Example:
+        >>> activations, changes = ActivationPenalty(2.0), ActivationPenalty(2.0, time_dim=1)
+        >>> with penalties() as found:
+        ...     x = changes(activations(3 * torch.arange(2.0).view(1, 2, 1)))
+        >>> [term.mean().item() for term in found]
+        [9.0, 18.0]
+    """
+
+    per_example = True
+
+    def __init__(self, strength: float = 1.0, *, time_dim: int | None = None, range: Range = positive) -> None:
+        super().__init__()
+        range.check("strength", strength)
+        self.time_dim, self.strength = time_dim, Learned(strength, range)
+
+    def penalty(self, x: Tensor) -> Tensor:
+        if self.time_dim is None:
+            return self.strength(x) * x.square()
+        if not -x.dim() <= self.time_dim < x.dim():
+            raise ValueError(f"x is {list(x.shape)}, without the time dimension time_dim={self.time_dim}.")
+        steps = x.diff(dim=self.time_dim)
+        return self.strength(x) * (steps if steps.numel() else x.new_zeros(())).square()
+
+    def extra_repr(self) -> str:
+        return "" if self.time_dim is None else f"time_dim={self.time_dim}"

@@ -6,8 +6,6 @@ import math
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
-from torch.distributions import constraints
 from torch.distributions.transforms import (
     AffineTransform,
     ComposeTransform,
@@ -58,20 +56,6 @@ class Range:
             raise ValueError(f"{name}={value}; pass {expected}.")
 
 
-class _Clamp(Transform):
-    domain = codomain = constraints.real
-
-    def __init__(self, low: float, high: float) -> None:
-        super().__init__()
-        self.low, self.high = low, high
-
-    def _call(self, x: Tensor) -> Tensor:
-        return x.clamp(self.low, self.high)
-
-    def _inverse(self, y: Tensor) -> Tensor:
-        return y
-
-
 def interval(low: float, high: float) -> Range:
     """Return the range (low, high), mapped by a scaled sigmoid.
 
@@ -82,7 +66,8 @@ def interval(low: float, high: float) -> Range:
         >>> interval(-1.0, 3.0).transform(torch.tensor(0.0))
         tensor(1.)
     """
-    _check_borders(low, high)
+    if not -math.inf < low < high < math.inf:
+        raise ValueError(f"low={low} and high={high}; pass two finite numbers, the lower one first.")
     return Range(low, high, ComposeTransform([SigmoidTransform(), AffineTransform(low, high - low)]))
 
 
@@ -90,36 +75,16 @@ def logarithmic(low: float, high: float) -> Range:
     """Return the range (low, high), mapped by a scaled sigmoid of the logarithm: for strengths of unknown magnitude.
 
     Raises:
-        ValueError: as in interval, or low is not positive.
+        ValueError: the borders are not finite, low is not below high, or low is not positive.
 
     Example:
         >>> logarithmic(1e-6, 1e-2).transform(torch.tensor(0.0))
         tensor(1.0000e-04)
     """
-    _check_borders(low, high)
-    if low <= 0:
-        raise ValueError(f"low={low}; pass a positive number, or use hyper.interval.")
+    if not 0 < low < high < math.inf:
+        raise ValueError(f"low={low} and high={high}; pass two positive finite numbers, the lower one first.")
     over = AffineTransform(math.log(low), math.log(high / low))
     return Range(low, high, ComposeTransform([SigmoidTransform(), over, ExpTransform()]))
-
-
-def clamped(low: float, high: float) -> Range:
-    """Return the range [low, high], mapped by clamping: beyond a border the gradient is 0.
-
-    Raises:
-        ValueError: as in interval.
-
-    Example:
-        >>> clamped(-1.0, 1.0).transform(torch.tensor([0.5, 2.0]))
-        tensor([0.5000, 1.0000])
-    """
-    _check_borders(low, high)
-    return Range(low, high, _Clamp(low, high))
-
-
-def _check_borders(low: float, high: float) -> None:
-    if not -math.inf < low < high < math.inf:
-        raise ValueError(f"low={low} and high={high}; pass two finite numbers, the lower one first.")
 
 
 # Unconstrained.

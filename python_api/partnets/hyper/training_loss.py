@@ -1,17 +1,23 @@
-"""TrainingLoss: the base class of training losses with learned parameters."""
+"""TrainingLoss and SourceWeights: training losses with learned parameters."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from partnets.hyper.hyperparameter import Hyperparameter
+from partnets.hyper.learned import Learned
+from partnets.hyper.ranges import Range, logarithmic
+from partnets.utils.in_thread import SEVERAL
 from partnets.utils.likelihood import check_mean, counted, of_each, of_each_that_counts, plain
+
+# Range of one weight relative to another.
+WEIGHTS = logarithmic(1e-3, 1e3)
 
 
 class TrainingLoss(Hyperparameter):
@@ -63,8 +69,11 @@ class TrainingLoss(Hyperparameter):
             found = self.trained(output, y)
             counted = self.counted(output, y) if found.dim() and not self.leaves_out else None
             return found if counted is None else found[counted]
-        has_own = type(self).plain is not TrainingLoss.plain
-        return self.plain(output, y) if has_own else plain(self.loss)(output, self.targets(y))
+        return plain(self.loss)(output, self.targets(y))
+
+    def to_ordinary(self) -> nn.Module:
+        """Return nn.Identity()."""
+        return nn.Identity()
 
     def trained(self, output: Any, y: Any) -> Tensor:
         """Return the training loss of a batch, or of each example, [batch]."""
@@ -88,7 +97,7 @@ class TrainingLoss(Hyperparameter):
             ValueError: the inner loss returns only a mean.
         """
         targets = self.targets(y)
-        found = self._of_each_target(output, targets)
+        found = of_each(self.loss)(output, targets)
         if not found.dim():
             raise ValueError(
                 "the loss gives a mean, but each example has a weight; pass one of torch's losses, or one that returns"
@@ -105,11 +114,83 @@ class TrainingLoss(Hyperparameter):
         """Return which examples have a target that is not ignored, bool [batch]; None if all do."""
         targets = self.targets(y)
         with torch.no_grad():
-            which = counted(self.loss, partial(self._of_each_target, output, targets), output, targets)
+            which = counted(self.loss, partial(of_each(self.loss), output, targets), output, targets)
         return None if which is None else which.flatten(1).any(1) if which.dim() > 1 else which
 
-    def _of_each_target(self, output: Any, targets: Any) -> Tensor:
-        return of_each(self.loss)(output, targets)
+
+class SourceWeights(TrainingLoss):
+    """A training loss with a learned weight per data source, such as web text and books, or clean and noisy labels.
+
+    A source may also be a class, or a single example (Ren et al. 2018).
+
+    The data must name each example's source: (x, (targets, source)), with source an int from 0. The mean weight of the
+    examples is 1 in each batch, so that the weight of a large source does not act as a learning rate.
+
+    Args:
+        sources: the number of sources, or their names.
+        loss: see TrainingLoss.
+        range: range of the weights relative to each other.
+
+    Attributes:
+        weights: hyper.Learned, one for each source; values() normalises them to a mean of 1.
+
+    Shapes:
+        output [batch, ...] and (targets, source int64 [batch]); returns the losses of the examples that are not
+        ignored, a vector.
+
+    Raises:
+        ValueError: there are fewer than two sources, an example has no valid source, or see TrainingLoss.losses.
+
+    Example:
+        >>> weights = SourceWeights(("books", "web"))
+        >>> weights.weights.assign([3.0, 1.0])
+        >>> weights(torch.zeros(2, 2), (torch.tensor([0, 1]), torch.tensor([0, 1])))
+        tensor([1.0397, 0.3466], grad_fn=<MulBackward0>)
+    """
+
+    leaves_out = True
+
+    def __init__(
+        self,
+        sources: int | Sequence[str],
+        loss: Callable[[Any, Any], Tensor] = F.cross_entropy,
+        *,
+        range: Range = WEIGHTS,
+    ) -> None:
+        super().__init__(loss)
+        names = None if isinstance(sources, int) else list(sources)
+        count = sources if names is None else len(names)
+        if count < 2:
+            raise ValueError(f"there are {count} sources, but their weights are relative; pass two names or more.")
+        self.weights = Learned([1.0] * count, range, names=names)
+
+    def targets(self, y: Any) -> Any:
+        return y[0]
+
+    def trained(self, output: Any, y: Any) -> Tensor:
+        check_one_subnetwork()
+        losses, sources, counted = self.losses(output, y), y[1], self.counted(output, y)
+        check_numbers("sources", sources, losses, len(self.weights()))
+        if counted is not None:
+            losses, sources = losses[counted], sources[counted]
+        weights = self.weights()[sources]
+        return losses * (weights / weights.mean())
+
+    def values(self) -> dict[str, float]:
+        """Return the weights, divided by their mean."""
+        found = self.weights.values("weights")
+        mean = sum(found.values()) / len(found)
+        return {name: value / mean for name, value in found.items()}
+
+
+def check_one_subnetwork() -> None:
+    """Raise RuntimeError if the batch has examples of several subnetworks, which a mean over the batch would mix."""
+    if SEVERAL.get():
+        raise RuntimeError(
+            "weights have a mean of 1 in a batch, but its examples are of several subnetworks: those of later chunks"
+            " would change the weights of earlier partitions. Compute each subnetwork's loss in a separate call,"
+            " as Trainer(one_pass=True) does."
+        )
 
 
 def check_numbers(what: str, numbers: Any, losses: Tensor, count: int) -> None:

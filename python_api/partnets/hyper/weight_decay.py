@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 
-from partnets.hyper.hyperparameter import Hyperparameter
+from partnets.hyper.hyperparameter import modules_outside_of_hyper
 from partnets.hyper.learned import Learned
 from partnets.hyper.penalty import Penalty
 from partnets.hyper.ranges import Range, logarithmic
@@ -30,9 +30,6 @@ class WeightDecay(Penalty):
         of: the module or modules with these weights: the network, for one decay, or a layer.
         decay: the initial decay, in the convention of torch.optim.SGD's weight_decay.
         range: range of the decay.
-
-    Attributes:
-        decay: hyper.Learned, a single value.
 
     Shapes:
         x [batch, ...], returned unchanged.
@@ -76,15 +73,13 @@ class WeightDecay(Penalty):
     def _weights(self) -> Iterator[tuple[nn.Module, str]]:
         """Yield each layer with the name of its weight; a shared weight only once."""
         seen: set[nn.Parameter] = set()
-        for module in self.of:
-            hyper = {part for one in module.modules() if isinstance(one, Hyperparameter) for part in one.modules()}
-            for layer in module.modules():
-                for name in [] if layer in hyper or isinstance(layer, NORMS) else _names(layer):
-                    parameter = layer._parameters[name]
-                    is_weight = parameter is not None and parameter.dim() > 1 and "bias" not in name
-                    if is_weight and parameter not in seen:
-                        seen.add(parameter)
-                        yield layer, name
+        for layer in modules_outside_of_hyper(self.of):
+            for name in [] if isinstance(layer, NORMS) else _names(layer):
+                parameter = layer._parameters[name]
+                is_weight = parameter is not None and parameter.dim() > 1 and "bias" not in name
+                if is_weight and parameter not in seen:
+                    seen.add(parameter)
+                    yield layer, name
 
 
 def _names(layer: nn.Module) -> list[str]:

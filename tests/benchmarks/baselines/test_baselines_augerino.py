@@ -7,7 +7,6 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
-from torch.optim import lr_scheduler
 
 from partbench.baselines import Augerino
 from partnets import held_out, hyper, optim, single_chunk
@@ -97,25 +96,6 @@ def test_a_step_is_one_of_both_on_one_batch_and_its_record_is_without_the_bonus(
     torch.testing.assert_close(list(one.model.networks[0].parameters()), list(network.parameters()))
 
 
-def test_without_a_bound_a_bonus_widens_and_the_safe_one_stops_near_10():
-    for safe in (True, False):
-        one = augerino(NARROW, still=True, safe=safe, regularisation=50.0)
-        widths = []
-        for _ in range(10):
-            one.step()
-            widths.append(next(iter(one.hyper.values())).widths().detach().max().item())
-        assert widths[0] > 10
-        assert (widths[-1] == widths[0]) == safe
-
-
-def test_schedulers_are_stepped_once_a_step():
-    one = augerino()
-    one.scheduler = lr_scheduler.StepLR(one.optimizer, 2, gamma=0.5)
-    one.hyper_scheduler = lr_scheduler.StepLR(one.hyper_optimizer, 3, gamma=0.5)
-    one.fit(5)
-    assert [optimizer.param_groups[0]["lr"] for optimizer in (one.optimizer, one.hyper_optimizer)] == [0.025, 0.1]
-
-
 def images():
     return torch.rand(20, 1, SIZE, SIZE), torch.randint(3, (20,))
 
@@ -129,7 +109,6 @@ def construct(hyperparameters, data=single_chunk):
     ("refused", "message"),
     [
         (lambda: construct([hyper.InputMask(SIZE)]), r"pass one hyper\.Affine"),
-        (lambda: construct([hyper.ImmerAffine()]), r"pass one hyper\.Affine"),
         (lambda: construct([hyper.Affine(), hyper.Affine()]), r"pass one hyper\.Affine"),
         (lambda: construct([]), r"hyper is None; pass one hyper\.Affine"),
         (lambda: construct([hyper.Affine()], held_out), "2 chunks; Augerino learns from one"),
@@ -140,42 +119,3 @@ def construct(hyperparameters, data=single_chunk):
 def test_what_augerino_has_no_bonus_or_no_data_for_raises(refused, message):
     with pytest.raises(ValueError, match=message):
         refused()
-
-
-def test_an_augmentation_that_reaches_nothing_is_named():
-    one = augerino(WIDE)  # so wide that the bonus has no gradient either
-    one.model.networks[0][0].forward = lambda x: x
-    with pytest.raises(RuntimeError, match=r"gives networks\.0\.0\.widths\.raw no gradient"):
-        one.step()
-    assert one.steps == 0
-
-
-def test_options_of_separate_steps_are_refused():
-    augmentation = hyper.Affine(rotation=5.0)
-    model = nn.Sequential(augmentation, nn.Flatten(), nn.Linear(64, 10))
-    data = torch.rand(8, 1, 8, 8), torch.randint(10, (8,))
-    with pytest.raises(ValueError, match="hyper_every"):
-        Augerino(*single_chunk(model, data), hyper=augmentation, hyper_every=2)
-
-
-def test_gradients_that_are_too_long_are_clipped():
-    def moved(clip):
-        torch.manual_seed(0)
-        one = augerino(clip=clip)
-        layer = one.model.networks[0][2]
-        before = layer.bias.detach().clone()
-        one.step()
-        return (layer.bias.detach() - before).norm()
-
-    assert moved(None) > 1e-3 and moved(1e-3) <= 1e-4
-
-
-def test_a_worker_process_changes_no_bit():
-    def found(**loading):
-        torch.manual_seed(2)
-        x, y = images()
-        model = nn.Sequential(augmentation := hyper.Affine(rotation=5.0), nn.Flatten(), nn.Linear(SIZE * SIZE, 3))
-        data = [(x[i], y[i]) for i in range(20)]
-        return Augerino(*single_chunk(model, data), hyper=augmentation, **loading).fit(2).steps
-
-    assert found(num_workers=1) == found()

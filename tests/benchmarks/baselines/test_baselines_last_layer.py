@@ -91,21 +91,6 @@ class Turn(hyper.Hyperparameter):
         )
 
 
-@pytest.mark.full
-@pytest.mark.parametrize("turns", [True, False])
-def test_an_invariance_is_learned_where_there_is_one(turns):
-    """Learn classes that depend on the distance from the centre, or on the angle."""
-    torch.manual_seed(0)
-    x = torch.randn(60, 2)
-    y = ((x.norm(dim=1) > 1.2) if turns else (x[:, 1] > 0)).long()
-    turn, network = Turn(0.5), nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
-    options = {"steps": 150, "phase": 1000, "inducing": 30, "batch_size": 60, "hyper_lr": 0.05, "process_lr": 0.05}
-    model = baselines.last_layer(turn, network, (x, y), **options)
-    assert turn.values()["width"] > 1.0 if turns else turn.values()["width"] < 0.3
-    assert model.bounds[-1] > model.bounds[0]
-    assert (model(x).argmax(1) == y).float().mean() > 0.85
-
-
 def test_phases_alternate_and_what_waits_stays():
     torch.manual_seed(0)
     turn, network = Turn(0.5), nn.Sequential(nn.Linear(2, 4), nn.Tanh(), nn.Linear(4, 2))
@@ -124,24 +109,6 @@ def test_phases_alternate_and_what_waits_stays():
     assert moved == [[True, True, False], *[[False, False, True]] * 2, *[[True, True, False]] * 2]
     assert all(parameter.requires_grad for parameter in (*turn.parameters(), *network.parameters()))
     assert isinstance(network[2], nn.Identity)
-
-
-@pytest.mark.parametrize(
-    ("network", "options", "message"),
-    [
-        (nn.Sequential(nn.Linear(2, 2), nn.ReLU()), {}, "output is not that of an nn.Linear in it; it has 0"),
-        (nn.Sequential(nn.ReLU()), {}, "it has none"),
-        (nn.Sequential(nn.Linear(2, 2)), {"inducing": 21}, "inducing=21, but there are 20 examples"),
-        (nn.Sequential(nn.Linear(2, 2)), {"phase": 0}, "phase"),
-        (nn.Sequential(nn.Linear(2, 2)), {"steps": -1}, "steps"),
-    ],
-)
-def test_what_cannot_be_is_refused(network, options, message):
-    kept = list(network.children())
-    data = torch.randn(20, 2), torch.randint(2, (20,))
-    with pytest.raises(ValueError, match=message):
-        baselines.last_layer(nn.Identity(), network, data, **{"steps": 1, "inducing": 5, **options})
-    assert list(network.children()) == kept
 
 
 def test_losses_and_features_that_are_no_numbers_are_refused():

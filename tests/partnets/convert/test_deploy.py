@@ -19,20 +19,6 @@ def named(model):
     return [type(module).__name__ for module in model]
 
 
-class Scale(hyper.Hyperparameter):
-    """A user-defined hyperparameter without to_ordinary."""
-
-    def __init__(self):
-        super().__init__()
-        self.factor = hyper.Learned(2.0, hyper.positive)
-        self.offset = nn.Parameter(torch.ones(()))
-        self.register_buffer("sign", torch.tensor(-1.0))
-        self.layer = nn.Linear(4, 4)
-
-    def forward(self, x):
-        return self.layer(x) * self.factor() + self.offset * self.sign
-
-
 @pytest.mark.parametrize("name", ["images", "masked", "features"])
 def test_it_is_of_torch_alone_and_gives_the_same_bits_each_time(name):
     network, (x, _) = deployed(name)
@@ -87,7 +73,7 @@ def test_a_mask_is_for_its_number_of_features_and_any_dtype():
 
 
 def test_no_optimiser_moves_what_was_learned():
-    model = nn.Sequential(hyper.InputMask(4), Scale(), hyper.Submodule(nn.Linear(4, 4)), nn.Linear(4, 3))
+    model = nn.Sequential(hyper.InputMask(4), hyper.Temperature(2.0), hyper.Submodule(nn.Linear(4, 4)), nn.Linear(4, 3))
     network = partnets.finalize(partnets.partition(model, PROPORTIONS), "deploy").train()
     before = copy.deepcopy(network.state_dict())
     optimizer = torch.optim.AdamW(network.parameters(), lr=0.1, weight_decay=0.1)
@@ -129,29 +115,11 @@ def test_a_subnetwork_is_deployed_by_way_of_merge():
         torch.testing.assert_close(network(x), model(x))
 
 
-def test_a_hyperparameter_of_ones_own_is_traced_with_its_numbers_as_constants():
-    model = partnets.partition(nn.Sequential(Scale(), nn.Linear(4, 3)), PROPORTIONS)
-    network, x = partnets.finalize(model, "deploy"), torch.randn(5, 4)
-    torch.testing.assert_close(network(x), model.eval()(x))
-    assert set(dict(network[0].named_buffers())) == {"factor", "offset", "sign"}
-    assert torch.export.export(network, (x,)).module()(x).shape == (5, 3)
-
-
-class Switched(hyper.Hyperparameter):
-    def __init__(self):
-        super().__init__()
-        self.factor = hyper.Learned(3.0, hyper.positive)
-
-    def forward(self, x, off=None):
-        return x if off is not None else x * self.factor()
-
-
 @pytest.mark.parametrize(
     "make",
     [
-        hyper.LabelSmoothing, Switched, lambda: hyper.ClassWeights(3), lambda: hyper.SourceWeights(2),
-        lambda: hyper.ExampleWeights(5), hyper.ExampleWeights,
-        lambda: hyper.LossWeights(lambda output, y: (output.sum(), output.mean()), ("sum", "mean")),
+        hyper.LabelSmoothing, lambda: hyper.SourceWeights(2), lambda: hyper.Temperature(2.0), hyper.ActivationPenalty,
+        hyper.Mixup,
     ],
 )  # fmt: skip
 def test_what_takes_targets_as_well_is_deployed_as_what_it_does_without(make):
@@ -161,37 +129,19 @@ def test_what_takes_targets_as_well_is_deployed_as_what_it_does_without(make):
     pickle.loads(pickle.dumps(network))
 
 
-def test_a_hyperparameter_that_others_read_keeps_its_numbers_for_them():
-    class Smoothed(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.smoothing = hyper.Hyperparameter()
-            self.smoothing.amount = hyper.Learned(0.25, hyper.probability)
-            self.layer = nn.Linear(4, 3)
-
-        def forward(self, x):
-            return self.layer(x) * self.smoothing.amount()
-
-    network = partnets.finalize(model := partnets.partition(Smoothed(), PROPORTIONS), "deploy")
-    assert type(network.smoothing) is nn.Module and network.smoothing.amount() == 0.25
-    torch.testing.assert_close(network(torch.ones(2, 4)), model(torch.ones(2, 4)))
-
-
 def test_nothing_of_what_layers_were_told_about_their_start_stays():
     model = models.ViT(image_size=8, width=8, depth=1, heads=2)
     model.head.seed_defaults = functools.partial(partkernels.Normal, 0.02)
     assert b"partkernels" not in pickle.dumps(partnets.finalize(partnets.partition(model, PROPORTIONS), "deploy"))
 
 
-@pytest.mark.parametrize("average", ["logits", "log_probabilities", "probabilities"])
-def test_without_draws_the_network_sees_each_example_as_it_is(average):
+def test_without_draws_the_network_sees_each_example_as_it_is():
     augmentation = nn.Sequential(partnets.data.ToFloat(), hyper.Affine(), hyper.ColourJitter())
     network = nn.Sequential(nn.Flatten(), nn.Linear(192, 3))
-    model = partnets.partition(hyper.Averaged(augmentation, network, average=average), PROPORTIONS)
+    model = partnets.partition(hyper.Averaged(augmentation, network), PROPORTIONS)
     deployed = partnets.finalize(model, "deploy")
     x = torch.randint(256, (4, 3, 8, 8), dtype=torch.uint8)
-    expected = network(x / 255)
-    torch.testing.assert_close(deployed(x), expected if average == "logits" else expected.log_softmax(1))
+    torch.testing.assert_close(deployed(x), network(x / 255))
     torch.testing.assert_close(deployed(x / 255), deployed(x))
     with pytest.raises(AssertionError, match="uint8"):
         deployed(x.int())
@@ -200,15 +150,10 @@ def test_without_draws_the_network_sees_each_example_as_it_is(average):
 
 
 def averaged(augmentation):
-    return hyper.Averaged(
-        augmentation, nn.Sequential(nn.Flatten(), nn.Linear(192, 3)), samples=2, average="probabilities"
-    )
+    return hyper.Averaged(augmentation, nn.Sequential(nn.Flatten(), nn.Linear(192, 3)), samples=2)
 
 
-AUGMENTATIONS = [hyper.Affine, hyper.ImmerAffine, hyper.SchwobelAffine, hyper.ColourJitter]
-
-
-@pytest.mark.parametrize("make", AUGMENTATIONS)
+@pytest.mark.parametrize("make", [hyper.Affine, hyper.ColourJitter])
 def test_draws_are_the_same_for_each_call_and_each_example(make):
     model = partnets.partition(averaged(make()), PROPORTIONS)
     network = partnets.finalize(model, "deploy", draws=3, seed=1)
@@ -217,8 +162,8 @@ def test_draws_are_the_same_for_each_call_and_each_example(make):
     torch.testing.assert_close(network(x)[[3, 1]], network(x[[3, 1]]))
     points = 2 * torch.quasirandom.SobolEngine(len(model.augmentation.names), scramble=True, seed=0).draw(3) - 1
     network.augmentation = model.augmentation.fixed(points)
-    each = [model.network(model.augmentation.transform(x, point.expand(5, -1))).log_softmax(1) for point in points]
-    torch.testing.assert_close(network(x), torch.stack(each).logsumexp(0) - torch.tensor(3.0).log())
+    each = [model.network(model.augmentation.transform(x, point.expand(5, -1))) for point in points]
+    torch.testing.assert_close(network(x), torch.stack(each).mean(0))
 
 
 def test_many_draws_come_to_what_random_ones_come_to():
@@ -237,19 +182,15 @@ def test_draws_of_one_averaged_differ_between_its_augmentations():
     assert not torch.equal(first.numbers, second.numbers)
 
 
-class Noise(Scale):
+class Noise(hyper.Hyperparameter):
+    """A user-defined hyperparameter without to_ordinary."""
+
+    def __init__(self):
+        super().__init__()
+        self.factor = hyper.Learned(2.0, hyper.positive)
+
     def forward(self, x):
         return x + self.factor() * torch.randn_like(x)
-
-
-class Constant(Scale):
-    def forward(self, x):
-        return x + self.factor() * torch.randn(4)
-
-
-class Branch(Scale):
-    def forward(self, x):
-        return x * self.factor() if x.sum() > 0 else x
 
 
 class Doubled(hyper.InputMask):
@@ -283,22 +224,22 @@ class Silenced(Noise):
     ("model", "draws", "messages"),
     [
         (
-            lambda: nn.ModuleList([Noise(), Constant(), Branch()]),
+            lambda: nn.ModuleList([Noise(), Doubled(4), hyper.Hyperparameter()]),
             0,
             [
-                "  0: this Noise draws random numbers in evaluation; give its class a to_ordinary()",
-                "  1: this Constant draws random",
-                "  2: torch.fx cannot trace this Branch",
+                "  0: this Noise has a forward() of its own, but no to_ordinary(); give its class a to_ordinary()",
+                "  1: this Doubled has a forward() of its own",
+                "  2: this Hyperparameter has no to_ordinary()",
             ],
         ),
         (
             lambda: averaged(nn.Sequential(Crop(), hyper.Affine(), Noise())),
             0,
-            ["augmentation.0: this Crop may draw", "augmentation.2: this Noise draws"],
+            ["augmentation.0: this Crop may draw", "augmentation.2: this Noise has a forward()"],
         ),
         (lambda: nn.Sequential(hyper.Affine(), averaged(hyper.Affine())), 2, ["  0: this Affine is outside of"]),
         (lambda: averaged(Flip()), 2, ["augmentation: this Flip has a forward() of its own"]),
-        (lambda: averaged(Flip()), 0, ["augmentation: torch.fx cannot trace this Flip"]),
+        (lambda: averaged(Flip()), 0, ["augmentation: this Flip has a forward() of its own"]),
         (lambda: nn.Sequential(hooked(hyper.InputMask(4))), 0, ["  0: this InputMask has forward hooks"]),
         (lambda: hooked(averaged(hyper.Affine())), 0, ["the model itself: this Averaged has forward hooks"]),
         (lambda: averaged(hooked(hyper.Affine())), 2, ["augmentation: this Affine has forward hooks"]),
@@ -316,11 +257,6 @@ def test_what_cannot_be_deployed_is_named(model, draws, messages):
     assert repr(model) == repr(before)
 
 
-def test_a_subclass_that_computes_something_else_is_not_taken_for_its_base():
-    model, x = nn.Sequential(Doubled(4), nn.Linear(4, 3)), torch.randn(5, 4)
-    torch.testing.assert_close(partnets.finalize(model, "deploy")(x), model(x))
-
-
 def test_the_users_own_to_ordinary_decides():
     network = partnets.finalize(nn.Sequential(Silenced(), nn.Linear(4, 3)), "deploy")
     assert named(network) == ["Identity", "Linear"]
@@ -329,20 +265,3 @@ def test_the_users_own_to_ordinary_decides():
 def test_only_deploy_takes_draws():
     with pytest.raises(ValueError, match="draws=2 with mode='finetune'"):
         partnets.finalize(partnets.Linear(4, 2), "finetune", draws=2)
-
-
-class Careful(hyper.Hyperparameter):
-    """A hyperparameter that scales tensors and returns other inputs unchanged."""
-
-    def __init__(self):
-        super().__init__()
-        self.factor = hyper.Learned(2.0, hyper.positive)
-
-    def forward(self, x):
-        return x * self.factor() if isinstance(x, torch.Tensor) else x
-
-
-def test_a_forward_that_asks_for_its_inputs_type_is_not_traced():
-    model = partnets.partition(nn.Sequential(Careful(), nn.Linear(4, 2)), (0.5, 0.5))
-    with pytest.raises(ValueError, match=r"forward of this Careful calls isinstance.*to_ordinary\(\)"):
-        partnets.finalize(model, "deploy")

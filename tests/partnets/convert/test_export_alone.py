@@ -51,7 +51,7 @@ def features():
 def transformer():
     """Return an architecture of partbench.models, which keeps its class when deployed."""
     network = models.ViT(image_size=8, patch=4, width=8, depth=1, heads=2, in_channels=1)
-    return hyper.Averaged(hyper.ImmerAffine(), network), torch.rand(5, 1, 8, 8)
+    return hyper.Averaged(hyper.Affine(), network), torch.rand(5, 1, 8, 8)
 
 
 # Models to export to ONNX, which takes seconds each. Together they have every kind of module that replaces ψ.

@@ -10,6 +10,7 @@ from partnets import hyper
 
 WIDTHS = {"brightness": 0.3, "contrast": 0.4, "saturation": 0.5, "hue": 40.0}
 GREY = torch.tensor([0.299, 0.587, 0.114], dtype=torch.float64)
+CLOSE = {"rtol": 1e-6, "atol": 1e-6}
 
 
 def only(**widths):
@@ -33,22 +34,21 @@ def changed(x, draw=1.0, **widths):
 @pytest.mark.parametrize("draw", [1.0, -0.5])
 def test_brightness_and_contrast_are_log_factors(channels, draw):
     x, factor = images(channels), math.exp(draw * math.log(1.5))
-    close = {"rtol": 1e-6, "atol": 1e-6}
-    torch.testing.assert_close(changed(x, draw, brightness=math.log(1.5)), factor * x, **close)
+    torch.testing.assert_close(changed(x, draw, brightness=math.log(1.5)), factor * x, **CLOSE)
     mean = greys(x).mean((1, 2, 3), keepdim=True)
-    torch.testing.assert_close(changed(x, draw, contrast=math.log(1.5)), mean + factor * (x - mean), **close)
+    torch.testing.assert_close(changed(x, draw, contrast=math.log(1.5)), mean + factor * (x - mean), **CLOSE)
 
 
 def test_contrast_is_about_the_grey_of_the_brightened_image():
     x = images()
     both = changed(x, brightness=0.3, contrast=0.4)
-    torch.testing.assert_close(both, changed(changed(x, brightness=0.3), contrast=0.4), rtol=1e-6, atol=1e-6)
+    torch.testing.assert_close(both, changed(changed(x, brightness=0.3), contrast=0.4), **CLOSE)
 
 
 def test_saturation_is_about_each_pixels_grey():
     x, factor = images(), math.exp(-0.5 * 0.4)
     expected = greys(x) + factor * (x - greys(x))
-    torch.testing.assert_close(changed(x, -0.5, saturation=0.4), expected, rtol=1e-6, atol=1e-6)
+    torch.testing.assert_close(changed(x, -0.5, saturation=0.4), expected, **CLOSE)
 
 
 @pytest.mark.parametrize("degrees", [30.0, 120.0, 180.0])
@@ -65,60 +65,18 @@ def test_hue_turns_the_chroma_plane_of_yiq(degrees):
         assert colorsys.rgb_to_yiq(*after) == pytest.approx(turned(*before), abs=0.01)
 
 
-def test_a_third_of_a_turn_takes_red_towards_green():
-    red = torch.tensor([0.5, 0.2, 0.2], dtype=torch.float64).view(1, 3, 1, 1)
-    assert changed(red, hue=120.0).argmax() == 1 and changed(red, -1.0, hue=120.0).argmax() == 2
-
-
 def test_grey_has_neither_saturation_nor_hue():
     x = images(1).expand(-1, 3, -1, -1)
-    torch.testing.assert_close(changed(x, saturation=1.0, hue=90.0), x, rtol=1e-6, atol=1e-6)
+    torch.testing.assert_close(changed(x, saturation=1.0, hue=90.0), x, **CLOSE)
 
 
-def test_widths_towards_zero_give_the_identity():
-    x = images()
-    torch.testing.assert_close(only(**dict.fromkeys(WIDTHS, 1e-9))(x).detach(), x, rtol=0, atol=1e-6)
-
-
-def test_each_image_has_a_draw_of_its_own_within_the_widths():
+def test_each_image_has_a_separate_draw_within_the_widths():
     torch.manual_seed(0)
     factors = only(brightness=0.4)(torch.ones(500, 3, 1, 1).double()).detach()[:, 0, 0, 0].log()
     assert len(factors.unique()) == 500
     assert -0.4 <= factors.min() < -0.38 and 0.38 < factors.max() <= 0.4
 
 
-@pytest.mark.full
-def test_gradients_reach_every_width_and_the_image():
-    jitter, x = hyper.ColourJitter(**WIDTHS).double(), images().requires_grad_()
-    draws = 2 * torch.rand(2, 4, dtype=torch.float64) - 1
-    raw = jitter.widths.raw.detach().clone().requires_grad_()
-
-    def function(x, raw):
-        return torch.func.functional_call(jitter, {"widths.raw": raw}, (x,))
-
-    jitter.forward = lambda x: jitter.transform(x, draws)
-    assert torch.autograd.gradcheck(function, (x, raw))
-
-
-def test_values_are_in_the_users_units():
+def test_values_are_half_widths_in_user_units():
     assert hyper.ColourJitter(**WIDTHS).values() == pytest.approx(WIDTHS, rel=1e-5)
     assert list(only(hue=20.0).values()) == ["hue"]
-
-
-@pytest.mark.parametrize("widths", [{"hue": 10.0}, {"saturation": 0.1}, WIDTHS])
-def test_grey_images_that_would_need_colours_raise(widths):
-    with pytest.raises(ValueError, match="saturation=None, hue=None"):
-        only(**widths)(images(1))
-
-
-@pytest.mark.parametrize("channels", [2, 4])
-def test_images_of_other_channels_raise(channels):
-    with pytest.raises(ValueError, match=f"have {channels} channels; pass 3"):
-        only(brightness=0.1)(images(channels))
-
-
-def test_widths_that_are_not_positive_raise():
-    with pytest.raises(ValueError, match=r"hue=0\.0; pass a finite number above 0"):
-        hyper.ColourJitter(hue=0.0)
-    with pytest.raises(ValueError, match="at least one"):
-        only()

@@ -1,12 +1,13 @@
-"""Random masks, InputMask and ConcreteDropout: their distribution, their mean, and the gradient of their rates."""
+"""Random masks: their distribution, their mean, and the gradient of their rates."""
 
+import copy
 import math
+import threading
 
 import pytest
 import torch
-import torch.nn.functional as F
 
-from partnets import hyper
+from partnets import hyper, stn
 
 
 def test_a_mask_is_nearly_binary_and_as_probable_as_it_says():
@@ -23,43 +24,14 @@ def test_a_mask_in_evaluation_is_its_mean():
     torch.testing.assert_close(hyper.InputMask(3, probability=0.3).eval()(x), 0.3 * x)
 
 
-def test_gradients_reach_every_probability():
-    mask = hyper.InputMask(3, temperature=0.5)
-    F.mse_loss(mask(torch.ones(64, 3)), torch.tensor([1.0, 0.0, 1.0]).expand(64, 3)).backward()
-    assert mask.logits.grad.sign().tolist() == [-1.0, 1.0, -1.0]
-
-
-@pytest.mark.parametrize(
-    "arguments", [{"features": 0}, {"probability": 1.0}, {"probability": 0.0}, {"temperature": 0.0}]
-)
-def test_masks_out_of_range_raise(arguments):
-    (name,) = arguments
-    with pytest.raises(ValueError, match=f"{name}=.*pass"):
-        hyper.InputMask(**{"features": 2} | arguments)
-
-
 @pytest.mark.parametrize(("features", "shape"), [(4, (5, 1)), (1, (5, 4)), (4, (5, 3)), (4, ())])
 def test_another_number_of_features_raises(features, shape):
     with pytest.raises(ValueError, match=rf"pass \[\.\.\., {features}\], an entry for each feature"):
         hyper.InputMask(features)(torch.rand(shape))
 
 
-def test_the_gradient_at_a_rate_of_exactly_0_is_finite():
-    dropout = hyper.ConcreteDropout(0.5, range=hyper.clamped(0, 0.9))
-    with torch.no_grad():
-        dropout.rate.raw.zero_()
-    dropout(torch.ones(50)).sum().backward()
-    assert dropout.rate.raw.grad.isfinite()
-
-
-@pytest.mark.parametrize("kind", [hyper.Affine, hyper.ConcreteDropout, lambda: hyper.InputMask(4)])
-def test_they_can_be_made_without_memory(kind):
-    with torch.device("meta"):
-        assert all(parameter.is_meta for parameter in kind().parameters())
-
-
 @pytest.mark.parametrize("rate", [0.1, 0.5, 0.8])
-def test_dropout_drops_at_its_rate_and_keeps_the_mean(rate):
+def test_concrete_dropout_drops_at_its_rate_and_keeps_the_mean(rate):
     torch.manual_seed(0)
     result = hyper.ConcreteDropout(rate)(torch.ones(300, 100)).detach()
     assert (result < 0.5 / (1 - rate)).float().mean() == pytest.approx(rate, abs=0.01)
@@ -67,7 +39,7 @@ def test_dropout_drops_at_its_rate_and_keeps_the_mean(rate):
     assert result.mean() == pytest.approx(1.0, abs=0.03)
 
 
-def test_dropout_is_the_published_formula():
+def test_concrete_dropout_is_the_published_formula():
     x, rate, temperature = torch.randn(20, 7), 0.3, 0.1
     dropout = hyper.ConcreteDropout(rate, temperature=temperature)
     torch.manual_seed(0)
@@ -77,11 +49,6 @@ def test_dropout_is_the_published_formula():
     # Gal et al. (2017), Equation 5, with u = 1 - kept.
     dropped = torch.sigmoid((math.log(rate / (1 - rate)) + (1 - kept).log() - kept.log()) / temperature)
     torch.testing.assert_close(result, x * (1 - dropped) / (1 - rate), rtol=1e-4, atol=1e-5)
-
-
-def test_dropout_in_evaluation_is_the_identity():
-    x = torch.randn(4, 3)
-    assert torch.equal(hyper.ConcreteDropout(0.5).eval()(x), x)
 
 
 @pytest.mark.parametrize("range", [hyper.probability, hyper.interval(0.0, 0.9)])
@@ -121,53 +88,58 @@ def test_extreme_rates_stay_in_their_range_and_finite(range, raw, dtype):
     assert range.low <= dropout.values()["rate"] <= range.high + 1e-2 * (dtype == torch.bfloat16)
 
 
-@pytest.mark.parametrize("module", [hyper.InputMask(8), hyper.ConcreteDropout(0.3)], ids=["mask", "dropout"])
-@pytest.mark.parametrize("training", [True, False])
-def test_masks_keep_the_inputs_dtype(module, training):
-    x = torch.ones(2, 8, dtype=torch.bfloat16)
-    assert module.train(training)(x).dtype == torch.bfloat16
+def test_dropout_rates_and_masks():
+    x = torch.ones(2000, 4, 3)
+    for rate in (0.1, 0.6):
+        y = hyper.Dropout(rate)(x)
+        assert y.unique().tolist() == pytest.approx([0.0, 1 / (1 - rate)])
+        assert (y == 0).float().mean() == pytest.approx(rate, abs=0.02)
+        locked = hyper.Dropout(rate, same_along=(1,))(x)
+        assert torch.equal(locked, locked[:, :1].expand_as(locked)) and len(locked.unique()) == 2
+    module = hyper.Dropout(0.5)
+    (module(x).sum() + 0 * module.rate.raw).backward()
+    assert not module.rate.raw.grad.any()
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({"rate": 0.0}, r"rate=0\.0; pass a number between 0 and 1"),
-        ({"rate": 0.95, "range": hyper.interval(0.0, 0.9)}, r"rate=0\.95; pass a number between 0 and 0\.9"),
-        ({"range": hyper.positive}, r"\(0, inf\); pass one inside \[0, 1\]"),
-        ({"temperature": -1.0}, r"temperature=-1\.0; pass a positive number"),
-    ],
-)
-def test_dropout_out_of_range_raises(arguments, message):
-    with pytest.raises(ValueError, match=message):
-        hyper.ConcreteDropout(**arguments)
-
-
-def test_no_mask_is_kept_for_the_gradient_of_the_rate():
-    """Check that the mask is redrawn: only the input is saved; gradients and subsequent noise are unchanged."""
-    dropout, x, kept = hyper.ConcreteDropout(0.3), torch.randn(50, 40, requires_grad=True), []
-
-    def gradients(call):
+def test_a_word_is_dropped_in_all_its_places_and_the_number_of_draws_depends_on_no_word():
+    dropout, left = hyper.EmbeddingDropout(0.5), []
+    for words in (torch.randint(5, (50, 3)), torch.randint(900, (50, 3)), torch.zeros(50, 3, dtype=torch.long)):
         torch.manual_seed(0)
-        y = call(x)
-        following = torch.rand(())
-        found = torch.autograd.grad(y.square().sum(), (x, dropout.rate.raw))
-        return y, following, *found, torch.rand(())
-
-    with torch.autograd.graph.saved_tensors_hooks(lambda tensor: kept.append(tensor) or tensor, lambda tensor: tensor):
-        dropout(x)
-    assert {tensor.data_ptr() for tensor in kept if tensor.numel() > 1} == {x.data_ptr()}
-    with torch.autograd.forward_ad.dual_level():  # uses the plain implementation
-        expected = gradients(dropout)
-    for ours, definition in zip(gradients(dropout), expected, strict=True):
-        assert torch.equal(ours, definition)
+        kept = dropout(torch.ones(50, 3, 8), words)
+        assert all(len(kept[words == word].unique()) == 1 for word in words.unique())
+        assert set(kept.unique().tolist()) <= {0.0, 2.0}
+        left.append(torch.rand(1))
+    assert left[0] == left[1] == left[2]
+    dropped = [dropout(torch.ones(1, 200, 1), torch.arange(200)[None]).eq(0).double().mean() for _ in range(50)]
+    assert abs(sum(dropped) / 50 - 0.5) < 0.03
+    assert dropout.eval()(torch.ones(1, 2, 8), torch.zeros(1, 2, dtype=torch.long)).eq(1).all()
 
 
-def test_its_second_derivatives_are_right():
-    dropout = hyper.ConcreteDropout(0.3).double()
-    raw, x = dropout.rate.raw.detach().clone().requires_grad_(), torch.randn(3, 4, dtype=torch.float64).requires_grad_()
+def test_cutout_blanks_whole_squares():
+    x = torch.ones(500, 2, 16, 16)
+    blank = hyper.Cutout(1.9, 3.2)(x) == 0
+    assert torch.equal(blank[:, 0], blank[:, 1])
+    counts = blank[:, 0].sum((1, 2))
+    assert counts.max() == 9 and counts.min() >= 4  # one 3 x 3 square, smaller at a border
+    rows, cols = blank[:, 0].any(2).sum(1), blank[:, 0].any(1).sum(1)
+    assert torch.equal(rows * cols, counts)
+    assert not (hyper.Cutout(0.9, 3.2)(x) == 0).any() and not (hyper.Cutout(2.2, 0.9)(x) == 0).any()
+    two = (hyper.Cutout(2.2, 3.2)(x) == 0)[:, 0].sum((1, 2))
+    assert two.max() > 9 and two.max() <= 18
 
-    def dropped(x, raw):
-        torch.manual_seed(0)
-        return torch.func.functional_call(dropout, {"rate.raw": raw}, (x,))
 
-    assert torch.autograd.gradcheck(dropped, (x, raw)) and torch.autograd.gradgradcheck(dropped, (x, raw))
+def test_nothing_is_perturbed_outside_in_copies_and_in_other_threads():
+    dropout, seen = hyper.Dropout(0.25), {}
+
+    def look(name, module=dropout):
+        seen[name] = module.rate(torch.ones(4, 1)).shape
+
+    with stn.HyperVector(dropout).perturbed(4):
+        look("inside")
+        look("copy", copy.deepcopy(dropout))
+        thread = threading.Thread(target=look, args=("thread",))
+        thread.start()
+        thread.join()
+    look("outside")
+    assert seen == {"inside": (4, 1), "copy": (), "thread": (), "outside": ()}
+    assert dropout.values() == {"rate": 0.25}

@@ -30,10 +30,6 @@ class Model(nn.Module):
         return self.loss(self.network(self.front(x)))
 
 
-def terms(output, y):
-    return F.cross_entropy(output, y), output.square().mean()
-
-
 def with_rates():
     model = Model()
     model.front = hyper.LearningRate(model.network[0], 0.1)
@@ -48,21 +44,13 @@ def with_decays():
     return model
 
 
-def mixing():
-    return Model(front=hyper.Mixup(0.7))
-
-
 CASES = {
     "learning rates": (with_rates, None),
     "weight decays": (with_decays, None),
     "label smoothing": (lambda: Model(hyper.LabelSmoothing(0.2)), "loss"),
-    "loss weights": (lambda: Model(hyper.LossWeights(terms, ("error", "size"))), "loss"),
-    "class weights": (lambda: Model(hyper.ClassWeights(3)), "loss"),
     "source weights": (lambda: Model(hyper.SourceWeights(("clean", "noisy"))), "loss"),
-    "example weights": (lambda: Model(hyper.ExampleWeights(40)), "loss"),
-    "a network of weights": (lambda: Model(hyper.ExampleWeights(network=nn.Linear(1, 1))), "loss"),
     "noise in training": (lambda: Model(front=hyper.InTraining(Noise())), None),
-    "mixup": (mixing, "front"),
+    "mixup": (lambda: Model(front=hyper.Mixup(0.7)), "front"),
 }
 
 
@@ -76,16 +64,13 @@ class Noise(hyper.Hyperparameter):
 
 
 def made(name):
-    """Return a partitioned model in float64, its training loss, and two batches (x, y)."""
+    """Return a partitioned model in float64, and two batches (x, y)."""
     torch.manual_seed(0)
-    make, where = CASES[name]
-    model = make().double()
+    model = CASES[name][0]().double()
     partnets.partition(model, PROPORTIONS)
-    x, y = torch.randn(2, 20, 6, dtype=torch.float64), torch.randint(3, (2, 20))
-    extra = {"source weights": torch.randint(2, (2, 20)), "example weights": torch.arange(40).view(2, 20)}.get(name)
-    targets = [(y[i], extra[i]) if extra is not None else y[i] for i in (0, 1)]
-    loss = F.cross_entropy if where is None else getattr(model, where)
-    return model, getattr(loss, "loss", loss) if where == "front" else loss, [*zip(x, targets, strict=True)]
+    x, y, sources = torch.randn(2, 20, 6, dtype=torch.float64), torch.randint(3, (2, 20)), torch.randint(2, (2, 20))
+    targets = zip(y, sources, strict=True) if name == "source weights" else y
+    return model, [*zip(x, targets, strict=True)]
 
 
 def losses_of(model, name):
@@ -115,7 +100,7 @@ class Drawn:
 @pytest.mark.parametrize("name", CASES)
 def test_the_gradient_is_that_of_a_real_step(name, adam, monkeypatch):
     monkeypatch.setattr("partnets.hyper.mixup.Beta", Drawn)
-    model, _, batches = made(name)
+    model, batches = made(name)
     own = optim.Adam(model, lr=0.01, eps=1e-3) if adam else optim.SGD(model)
     learn, judge = losses_of(model, name)
     partnets.step_weights(model, own, 1, batches[0], learn)
@@ -148,34 +133,7 @@ def test_the_gradient_is_that_of_a_real_step(name, adam, monkeypatch):
             assert abs(gradient[i] - expected) <= 1e-6 * largest + 1e-10
 
 
-@pytest.mark.cases(usual=1)
-@pytest.mark.parametrize("name", CASES)
-def test_trainers_learn_it_and_judge_without_it(name):
-    torch.manual_seed(0)
-    make, where = CASES[name]
-    model = partnets.partition(make(), PROPORTIONS)
-    x = torch.randn(40, 6)
-    y = (x[:, 0] > 0).long()
-    extra = {"source weights": torch.arange(40) % 2, "example weights": torch.arange(40)}.get(name)
-    examples = [(x[i], (y[i], extra[i]) if extra is not None else y[i]) for i in range(40)]
-    chunks = partnets.chunk(examples, PROPORTIONS)
-    psi = [module for module in model.modules() if isinstance(module, hyper.Hyperparameter)]
-    psi = [module for module in psi if not isinstance(module, Noise)]
-    own = None if where is None else getattr(model, where)
-    loss = F.cross_entropy if own is None else own.loss if where == "front" else own
-    rates = torch.optim.Adam([p for module in psi for p in module.parameters()], lr=0.05)
-    trainer = partnets.Trainer(
-        model, chunks, hyper=psi, loss=loss, hyper_optimizer=rates, batch_size=8, lml_every=2, seed=1
-    )
-    before = trainer.values()
-    history = trainer.fit(4)
-    assert all(one is not None for one in trainer.hyper_gradient.values())
-    assert any(before[name] != value for name, value in trainer.values().items())
-    plain = getattr(own, "plain", F.cross_entropy)
-    assert history.lml["lml"][-1] == pytest.approx(partnets.lml(model, chunks, plain, seed=1))
-
-
-def test_weights_have_a_mean_of_1_and_shares_that_are_all_that_counts():
+def test_weights_have_a_mean_of_1_and_only_their_ratios_matter():
     weights = hyper.SourceWeights(("books", "web", "code"))
     weights.weights.assign([2.0, 4.0, 6.0])
     assert weights.values() == pytest.approx({"books": 0.5, "web": 1.0, "code": 1.5})
@@ -187,49 +145,18 @@ def test_weights_have_a_mean_of_1_and_shares_that_are_all_that_counts():
     torch.testing.assert_close(found, F.cross_entropy(logits, y, reduction="none") * shares / shares.mean())
 
 
-@pytest.mark.parametrize("shape", [(), (4,)])
-def test_class_weights_are_torchs(shape):
-    weights, logits = hyper.ClassWeights(3), torch.randn(6, 3, *shape)
-    y = torch.tensor([0, 1, 2, 0, -100, 1]).view(6, *(1 for _ in shape)).expand(6, *shape)
-    weights.weights.assign([1.0, 2.0, 6.0])
-    expected = F.cross_entropy(logits, y, weight=torch.tensor([1.0, 2.0, 6.0]))
-    found = weights(logits, y)
-    torch.testing.assert_close(found.sum() / (y != -100).sum(), expected)
-    assert found.shape == ((20,) if shape else (5,))
-    assert not weights(logits, torch.full_like(y, -100)).sum()
-    assert torch.equal(weights.eval()(logits, y), F.cross_entropy(logits, y))
-
-
-@pytest.mark.parametrize(
-    "weights", [hyper.ClassWeights(3), hyper.SourceWeights(2), hyper.ExampleWeights(9), hyper.ExampleWeights()]
-)
-def test_weights_of_a_batch_are_refused_where_it_is_of_several_subnetworks(weights):
+def test_weights_of_a_batch_of_several_subnetworks_are_refused():
+    weights, y = hyper.SourceWeights(2), torch.tensor([0, 1, 2])
+    targets = y, torch.zeros(3, dtype=torch.long)
     model, which = partnets.partition(nn.Linear(4, 3), (0.5, 0.5)), torch.tensor([1, 2, 2])
-    y = torch.tensor([0, 1, 2])
     with partnets.subnetwork(model, active=which, update=which):
         logits = model(torch.randn(3, 4))
-        targets = (y, torch.zeros(3, dtype=torch.long)) if weights.targets((1, 2)) == 1 else y
         with pytest.raises(RuntimeError, match="its examples are of several subnetworks"):
             weights(logits, targets)
     assert weights(logits, targets).isfinite().all()
 
 
-def test_labels_that_do_not_count_make_no_expected_error():
-    logits, y = torch.randn(4, 3), torch.tensor([0, -100, 2, 1])
-    assert hyper.expected_error(logits, y) == hyper.expected_error(logits[[0, 2, 3]], y[[0, 2, 3]])
-
-
-def test_to_weigh_a_large_source_more_is_no_learning_rate():
-    """Check that weights do not change the mean loss of identical examples."""
-    weights, source = hyper.SourceWeights(2), torch.tensor([0] * 9 + [1])
-    before = weights(torch.zeros(10, 3), (torch.zeros(10, dtype=torch.long), source)).mean()
-    weights.weights.assign([9.0, 1.0])
-    loss = weights(torch.zeros(10, 3), (torch.zeros(10, dtype=torch.long), source)).mean()
-    torch.testing.assert_close(loss, before)
-    assert torch.autograd.grad(loss, weights.weights.raw)[0].abs().max() < 1e-6
-
-
-def test_unseen_data_are_judged_without_what_regularises_the_loss_inside():
+def test_held_out_data_are_judged_without_label_smoothing_of_the_inner_loss():
     smoothed, logits, y = nn.CrossEntropyLoss(label_smoothing=0.2), torch.randn(4, 3), torch.tensor([0, 1, 2, 0])
     sources, mixup = hyper.SourceWeights(2, smoothed), hyper.Mixup(loss=smoothed)
     judged = sources.plain(logits, (y, torch.zeros(4, dtype=torch.long))), mixup.eval().loss(logits, y)
@@ -237,12 +164,9 @@ def test_unseen_data_are_judged_without_what_regularises_the_loss_inside():
     assert torch.equal(judged[1], F.cross_entropy(logits, y))
     mixup.train()(logits)
     assert mixup.loss(logits, y) > 0
-    for make in (lambda loss: hyper.SourceWeights(2, loss), lambda loss: hyper.Mixup(loss=loss)):
-        with pytest.raises(ValueError, match="reduction='sum', which grows with the batch"):
-            make(nn.CrossEntropyLoss(reduction="sum"))
 
 
-def test_the_loss_of_an_example_is_the_mean_of_its_targets_that_count():
+def test_the_loss_of_an_example_is_the_mean_of_its_targets_without_ignored_ones():
     weights = hyper.SourceWeights(2)
     logits, y = torch.randn(2, 3, 4), torch.tensor([[0, 1, -100, -100], [2, 1, 0, 1]])
     found = weights.losses(logits, (y, torch.tensor([0, 1])))
@@ -253,30 +177,6 @@ def test_the_loss_of_an_example_is_the_mean_of_its_targets_that_count():
     torch.testing.assert_close(of_images.losses(x, (targets, None)), (x - targets).square().mean((1, 2)))
 
 
-def test_bad_input_is_named():
-    for make, message in (
-        (lambda: hyper.SourceWeights(1), "there are 1 weights"),
-        (lambda: hyper.LossWeights(terms, ("error", "size"), judge="accuracy"), "judge='accuracy'"),
-        (lambda: hyper.ExampleWeights(3, network=nn.Linear(1, 1)), "examples=3"),
-        (lambda: hyper.Mixup(0.0), "alpha=0.0"),
-        (lambda: hyper.LearningRate(nn.Linear(2, 2), 100.0), "rate=100.0"),
-        (lambda: hyper.LearningRate(nn.ReLU()), "there are no parameters that learn"),
-        (lambda: hyper.LossWeights(terms, ("a", "b", "c"))(torch.ones(2, 2), torch.tensor([0, 1])), "the loss gives 0"),
-        (
-            lambda: hyper.SourceWeights(2, lambda o, y: o.mean())(torch.ones(2, 2), (None, None)),
-            "the loss gives a mean",
-        ),
-    ):
-        with pytest.raises(ValueError, match=message):
-            make()
-    mixup = hyper.Mixup(0.2)
-    with pytest.raises(RuntimeError, match="there are 2 targets, and nothing was mixed last"):
-        mixup.loss(torch.ones(2, 2), torch.tensor([0, 1]))
-    mixup(torch.ones(3, 2))
-    with pytest.raises(RuntimeError, match="there are 2 targets, and 3 was mixed last"):
-        mixup.loss(torch.ones(2, 2), torch.tensor([0, 1]))
-
-
 def test_mixup_mixes_examples_and_their_losses():
     torch.manual_seed(0)
     mixup, x, y = hyper.Mixup(1.0), torch.eye(4), torch.arange(4)
@@ -285,10 +185,12 @@ def test_mixup_mixes_examples_and_their_losses():
     expected = share * F.cross_entropy(logits, y) + (1 - share) * F.cross_entropy(logits, y[others])
     torch.testing.assert_close(mixup.loss(logits, y), expected)
     assert torch.equal(mixup.eval()(x), x) and torch.equal(mixup.loss(logits, y), F.cross_entropy(logits, y))
-    assert copy.deepcopy(mixup)._mixed.get() is None
+    for other, message in ((copy.deepcopy(mixup), "nothing was"), (mixup, "4 was")):
+        with pytest.raises(RuntimeError, match=f"there are 2 targets, and {message} mixed last"):
+            other.train().loss(logits[:2], y[:2])
 
 
-def test_learned_rates_are_those_of_steps_and_schedules_count():
+def test_optimizers_step_with_learned_rates_and_schedules_scale_them():
     model = with_rates()
     partnets.partition(model, (1.0,))
     optimizer = optim.SGD(model, lr=7.0)
@@ -311,7 +213,7 @@ def test_learned_rates_are_those_of_steps_and_schedules_count():
 
 
 @pytest.mark.parametrize("scheme", ["weight", "nested"])
-def test_vectors_are_no_weights_to_decay_in_a_partitioned_model_either(scheme):
+def test_vectors_are_not_decayed_in_a_partitioned_model_either(scheme):
     class Scaled(nn.Module):
         def __init__(self):
             super().__init__()
@@ -330,7 +232,7 @@ def test_vectors_are_no_weights_to_decay_in_a_partitioned_model_either(scheme):
 
 
 @pytest.mark.parametrize("defaults", ["stored", "zero"])
-def test_what_is_inside_of_an_attention_is_decayed_where_it_learns(defaults):
+def test_only_learning_entries_of_an_attention_are_decayed(defaults):
     """Check the last layer of an attention, whose weight the attention itself reads."""
     attention = nn.MultiheadAttention(8, 2)
     linear = [module for module in attention.modules() if isinstance(module, nn.Linear)]
@@ -346,7 +248,7 @@ def test_what_is_inside_of_an_attention_is_decayed_where_it_learns(defaults):
     assert grad[mask].all() and not grad[~mask].any()
 
 
-def test_what_is_of_layers_that_are_gone_is_named():
+def test_rates_and_decays_of_layers_outside_of_the_model_raise():
     network = nn.Sequential(nn.Linear(4, 3))
     for module in (hyper.WeightDecay(network[0]), hyper.LearningRate(network[0])):
         model = partnets.partition(nn.Sequential(nn.Linear(4, 3), module), PROPORTIONS)
@@ -354,29 +256,23 @@ def test_what_is_of_layers_that_are_gone_is_named():
             optim.SGD(model)
 
 
-def test_numbers_that_are_not_of_each_example_are_refused():
-    logits, y = torch.randn(4, 3), torch.tensor([0, 1, 2, 0])
-    for weights in (hyper.SourceWeights(2), hyper.ExampleWeights(2)):
-        for numbers in (torch.tensor([[0], [1], [0], [1]]), torch.tensor([0.0, 1.0, 0.0, 1.0]), [0, 1, 0, 1]):
-            with pytest.raises(ValueError, match=r"of 4 examples; pass int64 \[4\]"):
-                weights(logits, (y, numbers))
-        for numbers in (torch.tensor([0, 1, -1, 1]), torch.tensor([0, 1, 2, 1])):
-            with pytest.raises(ValueError, match=r"pass \w+ in 0\.\.1"):
-                weights(logits, (y, numbers))
-
-
-def test_class_weights_of_tokens_are_torchs():
-    weights, logits, y = hyper.ClassWeights(3), torch.randn(2, 3, 2), torch.tensor([[0, -100], [2, 1]])
-    weights.weights.assign([1.0, 2.0, 6.0])
-    expected = F.cross_entropy(logits, y, weight=torch.tensor([1.0, 2.0, 6.0]) / 3, reduction="none")
-    torch.testing.assert_close(weights(logits, y), expected[y != -100])
-    ignoring = hyper.SourceWeights(2, nn.CrossEntropyLoss(ignore_index=0))
-    found = ignoring.losses(logits, (y.clamp(min=0), torch.tensor([0, 1])))
-    torch.testing.assert_close(found[1], F.cross_entropy(logits[1:], y[1:]))
+@pytest.mark.parametrize(
+    ("sources", "message"),
+    [
+        (torch.tensor([[0], [1], [0], [1]]), r"of 4 examples; pass int64 \[4\]"),
+        (torch.tensor([0.0, 1.0, 0.0, 1.0]), r"of 4 examples; pass int64 \[4\]"),
+        ([0, 1, 0, 1], r"of 4 examples; pass int64 \[4\]"),
+        (torch.tensor([0, 1, -1, 1]), r"pass numbers in 0\.\.1"),
+        (torch.tensor([0, 1, 2, 1]), r"pass numbers in 0\.\.1"),
+    ],
+)
+def test_each_example_needs_a_valid_source(sources, message):
+    with pytest.raises(ValueError, match=message):
+        hyper.SourceWeights(2)(torch.randn(4, 3), (torch.tensor([0, 1, 2, 0]), sources))
 
 
 @pytest.mark.parametrize("ahead", [False, True])
-def test_what_acts_on_training_alone_is_off_where_unseen_data_judge_also_if_it_does_not_learn(ahead):
+def test_training_only_modules_are_off_when_held_out_data_judge(ahead):
     mixup, decay = hyper.Mixup(1.0), hyper.LabelSmoothing(0.1)
     model = partnets.partition(nn.Sequential(mixup, hyper.InputMask(4), nn.Linear(4, 2), decay), (0.5, 0.5))
     psi = [decay] if ahead else [model[1]]
@@ -399,17 +295,7 @@ def test_what_acts_on_training_alone_is_off_where_unseen_data_judge_also_if_it_d
     assert seen and not any(seen) and mixup.training
 
 
-@pytest.mark.parametrize("examples", [None, 4])
-def test_weights_of_examples_stay_of_single_precision(examples):
-    weights, logits = hyper.ExampleWeights(examples).bfloat16(), torch.randn(4, 3, dtype=torch.bfloat16)
-    y = torch.tensor([0, 2, 1, 0])
-    loss = weights(logits, y if examples is None else (y, torch.arange(4)))
-    loss.sum().backward()
-    assert all(one.dtype == one.grad.dtype == torch.float32 for one in weights.parameters())
-    assert loss.dtype == torch.float32 and all(0 < value < 1 for value in weights.values().values())
-
-
-def test_what_was_mixed_is_known_where_the_model_is_compiled():
+def test_mixup_works_in_a_compiled_model():
     mixup, x, y = hyper.Mixup(1.0), torch.randn(8, 5), torch.arange(8) % 3
     model = torch.compile(nn.Sequential(mixup, nn.Linear(5, 3)), backend="eager")
     for step in range(2):
@@ -421,8 +307,8 @@ def test_what_was_mixed_is_known_where_the_model_is_compiled():
         assert torch.equal(loss, mixup.loss(output, y))
 
 
-@pytest.mark.parametrize("make", [hyper.LabelSmoothing, lambda: hyper.ClassWeights(3), hyper.Mixup])
-def test_what_acts_in_the_loss_alone_is_told_of_where_the_loss_is_another(make):
+@pytest.mark.parametrize("make", [hyper.LabelSmoothing, lambda: hyper.SourceWeights(3), hyper.Mixup])
+def test_a_training_loss_that_is_not_the_trainers_loss_gets_a_warning(make):
     acts, x, y = make(), torch.randn(60, 5), torch.arange(60) % 3
     is_mixup = isinstance(acts, hyper.Mixup)
     network = nn.Sequential(*([acts, nn.Linear(5, 3)] if is_mixup else [nn.Linear(5, 3), acts]))
@@ -439,79 +325,44 @@ def test_what_acts_in_the_loss_alone_is_told_of_where_the_loss_is_another(make):
 @pytest.mark.parametrize("ignored", [-100, 255, 1])
 @pytest.mark.parametrize("own", [False, True])
 @pytest.mark.parametrize("tokens", [False, True])
-@pytest.mark.parametrize(
-    "make", [partial(hyper.SourceWeights, 2), partial(hyper.ExampleWeights, 6), hyper.ExampleWeights]
-)
-def test_examples_that_do_not_count_change_neither_the_losses_nor_the_weights_of_others(make, tokens, own, ignored):
+def test_ignored_examples_change_neither_losses_nor_weights_of_others(tokens, own, ignored):
     if own and ignored == 1:
         pytest.skip("the class that a custom loss ignores cannot be detected")
     torch.manual_seed(0)
     inside = partial(F.cross_entropy, ignore_index=ignored, reduction="none")
-    weights = make(loss=(lambda *each: inside(*each)) if own else nn.CrossEntropyLoss(ignore_index=ignored))
-    with torch.no_grad():
-        for parameter in weights.parameters():
-            parameter.add_(torch.randn_like(parameter))
-    logits, y = torch.randn(6, 3), torch.tensor([0, ignored, 2, 2, ignored, 0])
-    more = torch.tensor([0, 1, 0, 1, 0, 1]) if isinstance(weights, hyper.SourceWeights) else torch.arange(6)
+    weights = hyper.SourceWeights(
+        2, (lambda *each: inside(*each)) if own else nn.CrossEntropyLoss(ignore_index=ignored)
+    )
+    weights.weights.assign([0.5, 2.0])
+    logits, y, source = torch.randn(6, 3), torch.tensor([0, ignored, 2, 2, ignored, 0]), torch.arange(6) % 2
     counted = y != ignored
     if tokens:
         logits, y = logits[..., None].repeat(1, 1, 4), y[:, None].repeat(1, 4)
         y[counted, 2:] = ignored
-    alone = isinstance(weights, hyper.ExampleWeights) and weights.scores is None
-    found = weights(logits, y if alone else (y, more))
-    fewer = y[counted] if alone else (y[counted], more[counted])
-    torch.testing.assert_close(found, weights(logits[counted], fewer))
-    torch.testing.assert_close(partnets.data.batch.mean(weights, logits, y if alone else (y, more)), found.mean())
-    nothing = torch.full_like(y, ignored)
-    loss = partnets.data.batch.mean(weights, logits.requires_grad_(), nothing if alone else (nothing, more))
+    found = weights(logits, (y, source))
+    torch.testing.assert_close(found, weights(logits[counted], (y[counted], source[counted])))
+    torch.testing.assert_close(partnets.data.batch.mean(weights, logits, (y, source)), found.mean())
+    loss = partnets.data.batch.mean(weights, logits.requires_grad_(), (torch.full_like(y, ignored), source))
     assert loss == 0
     loss.backward()
-    assert not logits.grad.any() and not any(one.grad is not None and one.grad.any() for one in weights.parameters())
+    assert not logits.grad.any() and not weights.weights.raw.grad.any()
 
 
-@pytest.mark.parametrize("training", [False, True])
-@pytest.mark.parametrize("make", [hyper.LabelSmoothing, partial(hyper.ClassWeights, 3)])
-def test_the_mean_of_a_training_loss_is_over_the_labels_that_count(make, training):
-    """Check losses on which callers call .mean(), as in transformers' compute_loss_func."""
-    loss, logits, y = make().train(training), torch.randn(4, 3, 6), torch.randint(3, (4, 6))
-    y[:, 2:] = -100
-    found = loss(logits, y).mean()
-    torch.testing.assert_close(found, loss(logits[..., :2], y[:, :2]).mean())
-    if not training:
-        torch.testing.assert_close(found, F.cross_entropy(logits, y))
+def test_a_custom_training_loss_leaves_out_ignored_examples():
+    class Halved(hyper.TrainingLoss):
+        def trained(self, output, y):
+            return self.losses(output, y) / 2
+
+    logits, y = torch.randn(4, 3), torch.tensor([0, -100, 2, 1])
+    halved, kept = Halved(), [0, 2, 3]
+    expected = F.cross_entropy(logits[kept], y[kept], reduction="none")
+    torch.testing.assert_close(halved(logits, y), expected / 2)
+    torch.testing.assert_close(halved.plain(logits, y), expected)
+    assert torch.equal(halved.eval()(logits, y), F.cross_entropy(logits, y)) and halved(logits) is logits
 
 
-def test_a_penalty_inside_of_an_activation_checkpoint_counts_once():
-    class Net(nn.Module):
-        def __init__(self, checkpoints):
-            super().__init__()
-            self.first, self.last, self.penalty = nn.Linear(5, 8), nn.Linear(8, 3), hyper.ActivationPenalty(0.1)
-            self.checkpoints = checkpoints
-
-        def forward(self, x):
-            def part(h):
-                return self.penalty(torch.tanh(h))
-
-            h = self.first(x)
-            if not self.checkpoints:
-                return self.last(part(h))
-            is_reentrant = self.checkpoints == "reentrant"
-            return self.last(torch.utils.checkpoint.checkpoint(part, h, use_reentrant=is_reentrant))
-
-    batch = torch.randn(8, 5), torch.randint(3, (8,))
-
-    def learned(checkpoints):
-        torch.manual_seed(0)
-        net = partnets.partition(Net(checkpoints), (0.6, 0.4), defaults="seed")
-        partnets.step_weights(net, optim.SGD(net), 1, batch, lambda b: F.cross_entropy(net(b[0]), b[1]))
-        return [parameter.detach() for parameter in net.parameters()]
-
-    assert all(map(torch.equal, learned(None), learned("not reentrant")))
-    with pytest.raises(RuntimeError, match=r"would be lost.* need use_reentrant=False"):
-        learned("reentrant")
-
-
-def test_mixup_deploys_as_what_it_is_in_evaluation():
-    model = partnets.partition(nn.Sequential(hyper.Mixup(), nn.Linear(5, 3)), (0.6, 0.4))
-    x = torch.randn(4, 5)
-    torch.testing.assert_close(partnets.finalize(model, "deploy")(x), model.eval()(x))
+def test_labels_as_sources_are_torchs_class_weights():
+    weights, logits, y = hyper.SourceWeights(3), torch.randn(6, 3), torch.tensor([0, 1, 2, 0, 2, 1])
+    weights.weights.assign([1.0, 2.0, 6.0])
+    expected = F.cross_entropy(logits, y, weight=torch.tensor([1.0, 2.0, 6.0]))
+    torch.testing.assert_close(weights(logits, (y, y)).mean(), expected)

@@ -40,7 +40,7 @@ def test_a_program_that_was_exported_inside_of_a_subnetwork_has_the_models_param
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("make", [hyper.Affine, hyper.ImmerAffine, hyper.ColourJitter])
+@pytest.mark.parametrize("make", [hyper.Affine, hyper.ColourJitter])
 def test_an_augmentation_is_exported_for_batches_of_any_size(make):
     network = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(3 * 64, 5))
     model = hyper.Averaged(make(), network, samples=2).eval()

@@ -116,12 +116,12 @@ def test_labels_that_are_wrong_are_smoothed_and_others_are_not():
 def test_examples_with_wrong_labels_weigh_less():
     (x, y, _), test = classes(0.6)
     examples = [(x[i], (y[i], torch.tensor(i))) for i in range(len(x))]
-    weights = hyper.ExampleWeights(len(x))
+    weights = hyper.SourceWeights(len(x))
     chunked = partnets.chunk(examples, PROPORTIONS)
     model = trained(weights, examples, lambda output, y: hyper.expected_error(output, y[0]), [weights], lr=0.3)
     judged = torch.tensor([i for k in (1, 2) for i in chunked.indices(k)])  # the last chunk trains only w_3
     wrong = (y != (x[:, 0] + x[:, 1] > 0).long())[judged]
-    found = weights.scores.detach().sigmoid()[judged]
+    found = weights.weights().detach()[judged]
     assert found[wrong].mean() < 0.5 * found[~wrong].mean()
     plain = trained(F.cross_entropy, (x, y))
     assert partnets.accuracy(model, test) > partnets.accuracy(plain, test) + 0.02

@@ -71,6 +71,10 @@ class Tuned(nn.Module):
         return [self.smoothing.smoothing.raw, self.decay.decay.raw, self.temperature.temperature.raw]
 
 
+class Detaching(hyper.SourceWeights):
+    detaches = True
+
+
 class Temperature(hyper.Hyperparameter):
     def __init__(self):
         super().__init__()
@@ -562,11 +566,11 @@ def test_what_a_step_cannot_take_is_refused_before_it():
         partnets.step_lookahead(model, optimizer, of_psi, {2: (batch, [batch])}, loss, loss)
     with pytest.raises(ValueError, match="1 parameters that are not in the model"):
         partnets.step_hyper(model, of_psi, {2: batch}, loss)
-    weights = hyper.ExampleWeights()
+    weights = Detaching(2)
     model = partnets.partition(nn.Sequential(nn.Linear(4, 3), weights), PROPORTIONS)
     of_psi = torch.optim.SGD(weights.parameters(), lr=1.0)
     by = partnets.Lookahead(exact=False)
-    with pytest.raises(ValueError, match=r"ExampleWeights detaches the values.*exact=True"):
+    with pytest.raises(ValueError, match=r"Detaching detaches the values.*exact=True"):
         partnets.step_lookahead(model, optim.Adam(model), of_psi, {2: (batch, [batch])}, loss, loss, by=by)
 
 

@@ -231,8 +231,8 @@ def test_settings_that_change_nothing_are_refused():
     with pytest.raises(ValueError, match=r"changes nothing in 3 training steps; leave it out of hyper"):
         tuned(names=["dropout", hyper.WeightDecay(other)])
     unused = pytest.raises(ValueError, match=r"changes nothing in 3 training steps; leave it out of hyper")
-    with pytest.warns(UserWarning, match=r"ClassWeights \(0\) acts only in the training loss"), unused:
-        tuned(names=[hyper.ClassWeights(3)])
+    with pytest.warns(UserWarning, match=r"SourceWeights \(0\) acts only in the training loss"), unused:
+        tuned(names=[hyper.SourceWeights(3)])
 
 
 @pytest.mark.parametrize("names", [["weight_decay"], ["penalty"]])

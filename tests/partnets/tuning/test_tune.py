@@ -341,9 +341,8 @@ def test_widths_stay_in_their_ranges():
 
 
 @pytest.mark.cases(usual=1)
-@pytest.mark.parametrize("kind", [hyper.Affine, hyper.ImmerAffine])
-def test_widths_begin_positive_and_in_short_trainings_narrow(kind):
-    long, short = (tuned(*pictures(), [kind()], steps=steps) for steps in (160, 20))
+def test_widths_begin_positive_and_in_short_trainings_narrow():
+    long, short = (tuned(*pictures(), [hyper.Affine()], steps=steps) for steps in (160, 20))
     assert long.schedule["rotation"][0] == pytest.approx(72.0) and min(long.schedule["rotation"]) > 0
     assert short.schedule["rotation"][0] == pytest.approx(72.0 * 15 / 110)
     note = "Widths of augmentations learn in so few steps only a little"

@@ -1,4 +1,4 @@
-"""ObservationNoise: regression with a Gaussian likelihood of learned standard deviation."""
+"""Temperature, ObservationNoise and losses: calibrated predictions at the end of a network."""
 
 from __future__ import annotations
 
@@ -10,7 +10,54 @@ from torch import Tensor, nn
 
 from partnets.hyper.hyperparameter import Hyperparameter
 from partnets.hyper.learned import Learned
-from partnets.hyper.ranges import positive
+from partnets.hyper.ranges import Range, positive
+from partnets.hyper.tracing import traced
+from partnets.utils.likelihood import IGNORED
+
+
+class Temperature(Hyperparameter):
+    """A layer that divides logits by T (Guo et al. 2017), learned from held-out data.
+
+    Put it at the end of a classifier. It learns directly, as it affects predictions.
+
+    Args:
+        temperature: the initial T.
+        range: range of T.
+
+    Shapes:
+        logits [batch, classes, ...]; returns the same shape.
+
+    Raises:
+        ValueError: temperature is outside the range.
+
+    Example:
+        >>> import torch
+        >>> Temperature(2.0)(torch.tensor([[2.0, 4.0]]))
+        tensor([[1., 2.]], grad_fn=<DivBackward0>)
+    """
+
+    per_example = True
+
+    def __init__(self, temperature: float = 1.0, *, range: Range = positive) -> None:
+        super().__init__()
+        range.check("temperature", temperature)
+        self.temperature = Learned(temperature, range)
+
+    def forward(self, logits: Tensor) -> Tensor:
+        return logits / self.temperature(logits)
+
+    def to_ordinary(self) -> nn.Module:
+        """Return a module that divides by the learned T."""
+        return traced(_Quotient(self.temperature().detach()))
+
+
+class _Quotient(nn.Module):
+    def __init__(self, temperature: Tensor) -> None:
+        super().__init__()
+        self.register_buffer("temperature", temperature)
+
+    def forward(self, logits: Tensor) -> Tensor:
+        return logits / self.temperature
 
 
 class Gaussian(NamedTuple):
@@ -86,3 +133,26 @@ def gaussian_nll(output: Gaussian, y: Tensor) -> Tensor:
         raise ValueError(f"y is {list(y.shape)} and the prediction {list(output.mean.shape)}; give them one shape.")
     nll = ((y - output.mean).square() / output.variance + output.variance.log() + math.log(2 * math.pi)) / 2
     return nll.flatten(1).sum(1).mean() if nll.dim() > 1 else nll.mean()
+
+
+def expected_error(logits: Tensor, labels: Tensor) -> Tensor:
+    """Return the mean of 1 - p(y | x), a `hyper_loss` for held-out data that may have wrong labels.
+
+    If labels are replaced uniformly at random, this loss changes only by a factor and a constant, so its minimum and
+    the direction of its gradient stay the same (Ghosh, Kumar and Sastry 2017). The likelihood, in contrast, is then
+    highest for a network that is as uncertain as the labels are.
+
+    Args:
+        logits: [batch, classes].
+        labels: int64 [batch]; -100 is ignored.
+
+    Returns:
+        A scalar in [0, 1].
+
+    Example:
+        >>> import torch
+        >>> expected_error(torch.zeros(3, 4), torch.tensor([0, 1, 2]))
+        tensor(0.7500)
+    """
+    counts = labels != IGNORED
+    return 1 - logits[counts].softmax(1).gather(1, labels[counts][:, None]).mean()
