@@ -5,9 +5,9 @@ import math
 import pytest
 import torch
 
-from partnets.tuning.guessing import guessed_nats
-from partnets.tuning.search import MAIN, best_end, choose, design, plan, weights
-from partnets.tuning.settings import Setting
+from partnets.tuning.loss import guessed_nats
+from partnets.tuning.search import best_end, choose, design, plan, weights
+from partnets.tuning.settings import MAIN, Setting
 
 
 def setting(name="decay", **options):
