@@ -25,8 +25,7 @@ PUBLIC = {
         partition partitions per_subnetwork reassign register single_chunk subnetwork tune without_rule""",
     "partnets.training.callbacks": "Callback every record_loss_matrix subnetwork_metrics",
     "partnets.data": """Data Normalise ToFloat cifar10 digits load mnist moments tiny_imagenet""",
-    "partnets.distributed": """DDP OptimizerState Packing SharedChunks Trainer all_reduce_packed check_agreement draw
-        fully_shard load save share""",
+    "partnets.distributed": "DDP OptimizerState Trainer fully_shard load save share",
     "partnets.hyper": """Affine Averaged ColourJitter ConcreteDropout Hyperparameter ImmerAffine InputMask Learned Range
         SchwobelAffine Submodule clamped hyperparameters interval positive probability real""",
     "partnets.integrations.lightning": "PartitionedModule",
