@@ -41,6 +41,7 @@ def half(name, sharded, scheme, folder, saves):
     return learn(model, call, optimizer, range(STEPS // 2, STEPS))
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("name", "sharded", "scheme"),
     [("SGD", False, "weight"), ("Adam", True, "weight"), ("Adam", True, "nested"), ("NAdam", True, "nested")],
@@ -71,6 +72,7 @@ def fit(folder, before, after, sharded):
     return learned(one), one.best.step, torch.tensor(one.best.lml)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(("before", "sharded"), [(3, True), (6, True), (6, False)])  # L_ML is evaluated after 4 steps
 def test_a_trainer_goes_on_from_two_ranks_in_one_process_and_the_other_way_round(before, sharded, two_ranks, tmp_path):
     expected = fit(tmp_path / "one", before, 12 - before, sharded)
@@ -153,6 +155,7 @@ def nested_trainer(measure):
     return partnets.Trainer(model, partnets.chunk((x, torch.arange(60) % 3), (0.6, 0.4)), batch_size=8)
 
 
+@pytest.mark.full
 def test_nested_channels_of_another_number_are_refused_before_anything_is_written(alone, tmp_path):
     saved, other = nested_trainer("weights"), nested_trainer("units")
     before = [parameter.clone() for parameter in other.model.parameters()]
@@ -173,6 +176,7 @@ def with_norm(seed=0):
     return partnets.partition(layers, (0.6, 0.4), defaults="seed", seed=seed)
 
 
+@pytest.mark.full
 def test_a_model_alone_keeps_its_partitions_its_chunks_and_that_its_statistics_are_fresh(alone, tmp_path):
     x, model = torch.randn(60, 4), with_norm()
     chunks, others = (partnets.chunk((x, torch.arange(60) % 3), (0.6, 0.4), seed=seed) for seed in (0, 1))

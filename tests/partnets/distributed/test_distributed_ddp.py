@@ -28,6 +28,7 @@ def bytes_sent(scheme):
     return sent, sum(parameter.nbytes for parameter in model.parameters()), [p.nbytes for p in psi]
 
 
+@pytest.mark.cases(usual=1)
 @pytest.mark.parametrize("scheme", ["weight", "nested"])
 def test_the_bytes_sent_are_those_of_the_partition_that_learns(scheme, two_ranks):
     (sent, whole, psi), other = two_ranks(bytes_sent, scheme)

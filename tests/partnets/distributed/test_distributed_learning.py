@@ -292,6 +292,7 @@ CASES = {
 }
 
 
+@pytest.mark.cases(usual=16)
 @pytest.mark.parametrize("case", CASES)
 def test_two_ranks_learn_what_one_process_learns_from_the_joint_batches(case, two_ranks):
     function, *arguments = CASES[case]
@@ -305,6 +306,7 @@ def test_two_ranks_learn_what_one_process_learns_from_the_joint_batches(case, tw
         torch.testing.assert_close(first, second, rtol=0, atol=0)
 
 
+@pytest.mark.full
 def test_ranks_whose_number_divides_no_16_share_what_the_audit_takes(three_ranks):
     expected = trained(4, {"batch_size": 24})
     for found in three_ranks(trained, 4, {"batch_size": 24}):
@@ -354,5 +356,6 @@ def from_meta():
             torch.testing.assert_close(made(x), model(x))
 
 
+@pytest.mark.full
 def test_a_model_made_on_the_meta_device_is_sharded_and_loaded(two_ranks):
     two_ranks(from_meta)

@@ -57,6 +57,7 @@ def test_averages_are_over_augmentations_that_come_first():
             result.averaged(2)
 
 
+@pytest.mark.full
 def test_a_note_says_if_augmented_copies_predict_better():
     images, labels = torch.randn(60, 1, 6, 6), torch.randint(2, (60,))
     noisy = nn.Sequential(nn.Flatten(), nn.Linear(36, 64), nn.ReLU(), nn.Linear(64, 2))
@@ -111,6 +112,7 @@ def test_widths_stay_in_their_ranges():
     assert max(result.schedule["contrast"] + result.schedule["brightness"]) == pytest.approx(0.7, rel=1e-2)
 
 
+@pytest.mark.cases(usual=1)
 @pytest.mark.parametrize("kind", [hyper.Affine, hyper.ImmerAffine])
 def test_widths_begin_positive_and_in_short_trainings_narrow(kind):
     long, short = (tuned(*pictures(), [kind()], steps=steps) for steps in (160, 20))
@@ -238,6 +240,7 @@ def losses_of(kind):
     return overconfident(2), (x, y), functools.partial(F.cross_entropy, reduction="sum")
 
 
+@pytest.mark.cases(usual=1)
 @pytest.mark.parametrize("kind", ["classes", "several labels", "tokens"])
 def test_unseen_data_judge_at_the_best_temperature_where_widths_learn(kind):
     model, data, loss = losses_of(kind)
@@ -259,6 +262,7 @@ def test_unseen_data_judge_at_the_best_temperature_where_widths_learn(kind):
     assert -result.lml in [nats for _, _, nats, _ in seen]
 
 
+@pytest.mark.cases(usual=1)
 @pytest.mark.parametrize(
     ("tuned", "loss"),
     [

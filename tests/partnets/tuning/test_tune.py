@@ -94,6 +94,7 @@ PICTURES = dict(zip(("network", "data"), pictures(), strict=True)) | {"names": [
 THREE = {"proportions": (0.8, 0.1, 0.1)}
 
 
+@pytest.mark.cases(usual=4)
 @pytest.mark.parametrize(
     ("options", "tenths"),
     [
@@ -174,6 +175,7 @@ LEARNING = {"network": nn.Sequential(MASK, classifier(), TEMPERATURE)}
 OWN_NOISE = Rows(X, Y, functools.partial(numpy.random.default_rng().normal, scale=1e-4))
 
 
+@pytest.mark.cases(usual=8)
 @pytest.mark.parametrize(
     ("first", "other"),
     [
@@ -380,6 +382,7 @@ def test_a_schedule_scales_the_learning_rate_in_every_training():
     assert "learning_rate" in tuned(**options | {"scheduler": lambda one: later(one, lambda step: step // 5)}).values
 
 
+@pytest.mark.cases(usual=1)
 @pytest.mark.parametrize(
     ("names", "proportions"),
     [
@@ -427,6 +430,7 @@ def test_a_search_that_learns_nothing_leaves_the_values_as_they_are():
     assert result.steps == 20 and not any("of the search apart" in note for note in result.notes)
 
 
+@pytest.mark.cases(usual=1)
 @pytest.mark.parametrize(
     ("loss", "names"),
     [
