@@ -11,7 +11,7 @@ import transformers
 from ownership import same
 
 import partnets
-from partnets.integrations.hugging_face import PartitionedTrainer, PartitionedTrainerMixin
+from partnets.integrations.hugging_face import PartitionedTrainer
 from partnets.subnetworks import statistics
 
 pytestmark = pytest.mark.filterwarnings("ignore:Failed to load image Python extension")
@@ -223,7 +223,7 @@ def test_smoothed_labels_are_the_weights_alone(name, tmp_path):
     assert trainer.evaluate()["eval_lml"] == pytest.approx(mean, rel=1e-5)
 
 
-class OfPairs(PartitionedTrainerMixin, transformers.Seq2SeqTrainer):
+class OfPairs(PartitionedTrainer, transformers.Seq2SeqTrainer):
     pass
 
 
@@ -244,11 +244,6 @@ def test_every_example_of_a_chunk_counts_once_whatever_the_batches(batch_size, o
         return model(**batch).logits.transpose(1, 2), batch["labels"]
 
     assert trainer.evaluate()["eval_lml"] == pytest.approx(partnets.lml(model, chunks, forward=forward) / 3, rel=1e-5)
-
-
-def test_labels_that_are_not_found_are_told_of(tmp_path):
-    with pytest.raises(ValueError, match="no loss for examples of a chunk; their labels are expected under 'target'"):
-        normalised(tmp_path, label_names=["target"]).evaluate()
 
 
 class Regularised(torch.nn.Module):

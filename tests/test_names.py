@@ -25,10 +25,9 @@ PUBLIC = {
         partition partitions per_subnetwork reassign register single_chunk subnetwork tune without_rule""",
     "partnets.training.callbacks": "Callback every record_loss_matrix subnetwork_metrics",
     "partnets.data": """Data Normalise ToFloat digits moments""",
-    "partnets.distributed": """DDP OptimizerState Packing SharedChunks Trainer all_reduce_packed check_agreement draw
-        fully_shard load save share""",
     "partnets.hyper": """Affine Averaged ColourJitter ConcreteDropout Hyperparameter InputMask Learned Range Submodule
         hyperparameters interval positive probability real""",
+    "partnets.distributed": "DDP OptimizerState Trainer fully_shard load save share",
     "partnets.integrations.lightning": "PartitionedModule",
     "partnets.training.loggers": "CSV TensorBoard",
     "partnets.optim": "SGD Adam AdamW PartitionedOptimizer PerPartition decays",

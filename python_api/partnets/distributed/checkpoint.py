@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import secrets
 import shutil
-from collections.abc import Collection
 from os import PathLike
 from pathlib import Path
 
 import torch.distributed.checkpoint as dcp
+from torch import nn
 
 import partnets
-from partnets.distributed.collectives import check_same_file, gathered, on_rank_0, own_rank
-from partnets.distributed.optimizer_state import OptimizerState
+from partnets.distributed.ranks import check_same_file, gathered, on_rank_0, own_rank
 from partnets.evaluation.same_chunks import remember_chunks
+from partnets.optim import PartitionedOptimizer
 from partnets.training import checkpoint
 from partnets.training.best_model import Best, copies
-from partnets.utils import sealed
 
 # REST has a Trainer's checkpoint without the entries LARGE, which are as large as the model, and their folder's name.
 REST = "trainer.pt"
@@ -25,11 +24,73 @@ LARGE = ("model", "optimizer", "best")
 PART = "dcp."
 
 
+class OptimizerState:
+    """The state of a partitioned optimiser under its parameters' names, for torch.distributed.checkpoint.
+
+    It corresponds to torch.distributed.checkpoint.state_dict for torch's optimisers: names, unlike indices, do not
+    depend on the order of parameters, and moments before the first step are zeros, into which they can be loaded.
+
+    Args:
+        model: the optimiser's model.
+        optimizer: one of partnets.optim.
+
+    Example:
+        >>> import tempfile, torch, torch.distributed as dist
+        >>> dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+        >>> def parts():
+        ...     model = partnets.partition(nn.Sequential(nn.Linear(4, 3)), (0.5, 0.5))
+        ...     return model, partnets.optim.Adam(model)
+        >>> model, optimizer = parts()
+        >>> with partnets.subnetwork(model, active=1, update=1):
+        ...     model(torch.ones(2, 4)).sum().backward()
+        >>> optimizer.step(update=1)
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     _ = dcp.save({"model": model, "optimizer": OptimizerState(model, optimizer)}, checkpoint_id=folder)
+        ...     model, optimizer = parts()
+        ...     dcp.load({"model": model, "optimizer": OptimizerState(model, optimizer)}, checkpoint_id=folder)
+        >>> optimizer.state[model[0].bias]["step"]
+        tensor([1, 0])
+        >>> dist.destroy_process_group()
+    """
+
+    def __init__(self, model: nn.Module, optimizer: PartitionedOptimizer) -> None:
+        self.optimizer = optimizer
+        self._names = {parameter: name for name, parameter in model.named_parameters()}
+
+    def state_dict(self) -> dict:
+        """Return {'state': {name: {moment: tensor, ...}}, 'groups': [settings, with names under 'params']}."""
+        names = [self._names[parameter] for parameter in self.optimizer.parameters()]
+        states = self.optimizer.whole_states()
+        groups = self.optimizer.state_dict()["param_groups"]
+        groups = [group | {"params": [names[i] for i in group["params"]]} for group in groups]
+        return {"state": {self._names[parameter]: state for parameter, state in states.items()}, "groups": groups}
+
+    def load_state_dict(self, state_dict: dict) -> None:
+        """Load a result of `state_dict`.
+
+        Raises:
+            ValueError: as for the optimiser's load_state_dict, or the groups have other parameters than this one's.
+        """
+        names = [self._names[parameter] for parameter in self.optimizer.parameters()]
+        if [name for group in state_dict["groups"] for name in group["params"]] != names:
+            raise ValueError(
+                "the saved optimiser's groups have other parameters than this one's; construct it with the same groups."
+            )
+        numbers = {name: i for i, name in enumerate(names)}
+        state, groups = {}, []
+        for group, saved in zip(self.optimizer.param_groups, state_dict["groups"], strict=True):
+            groups.append(saved | {"params": [numbers[name] for name in saved["params"]]})
+            for parameter in group["params"]:
+                name = self._names[parameter]
+                state[numbers[name]] = self.optimizer.of_whole(parameter, saved, state_dict["state"][name])
+        self.optimizer.load_state_dict({"state": state, "param_groups": groups})
+
+
 def save(trainer: partnets.Trainer, folder: str | PathLike) -> None:
     """Write a checkpoint, each rank its part. All ranks must call it; a process without a group is one rank.
 
     If the folder has a checkpoint, it is valid until all ranks have written the new one, so there must be space for
-    both. The next save deletes the files of a killed one and leaves other files unchanged.
+    both. A save that finishes deletes the files of earlier and of killed ones and leaves other files unchanged.
 
     Args:
         trainer: a Trainer of partnets or partnets.distributed; its model may be sharded by fully_shard.
@@ -56,11 +117,15 @@ def save(trainer: partnets.Trainer, folder: str | PathLike) -> None:
         >>> dist.destroy_process_group()
     """
     folder, noises = Path(folder), gathered(checkpoint.random_state(trainer))
-    part, old = PART + gathered(secrets.token_hex(8))[0], _large_files(folder)
-    on_rank_0(lambda: _delete({*folder.glob(PART + "*")}.difference(old)))
+    part = PART + gathered(secrets.token_hex(8))[0]
     dcp.save(_large(trainer), checkpoint_id=folder / part)
-    on_rank_0(lambda: checkpoint.save(trainer, folder / REST, noises, without=LARGE, part=part))
-    on_rank_0(lambda: _delete(old))
+
+    def finish() -> None:
+        checkpoint.save(trainer, folder / REST, noises, without=LARGE, part=part)
+        for old in {*folder.glob(PART + "*")} - {folder / part}:
+            shutil.rmtree(old, ignore_errors=True)
+
+    on_rank_0(finish)
 
 
 def load(trainer: partnets.Trainer, folder: str | PathLike) -> None:
@@ -80,8 +145,6 @@ def load(trainer: partnets.Trainer, folder: str | PathLike) -> None:
             f"{folder} has no {REST}: a save into it was never finished; load another folder, or save again."
         ) from error
     rest = checkpoint.read(trainer, folder / REST, own_rank(), without=LARGE)
-    if "part" not in rest:
-        raise ValueError(f"{folder / REST} was written by Trainer.save; pass it to the load method of a Trainer.")
     part, large = folder / rest["part"], _large(trainer)
     dcp.FileSystemReader(part).read_metadata()  # dcp.load would hide a missing file behind an error of all ranks
     dcp.load(large, checkpoint_id=part)
@@ -92,25 +155,6 @@ def load(trainer: partnets.Trainer, folder: str | PathLike) -> None:
         trainer.best = Best(**large["best"])
         if not trainer.best.step:
             trainer.best.state.clear()
-
-
-def _large_files(folder: Path) -> list[Path]:
-    """Return the folder of LARGE of the checkpoint in a folder, as a list; empty without a checkpoint."""
-    try:
-        part = sealed.load(folder / REST, "checkpoint").get("part")
-    except FileNotFoundError:
-        return []
-    except (OSError, ValueError):  # REST is damaged: keep all until the new checkpoint is written
-        return [*folder.glob(PART + "*")]
-    return [one for one in folder.glob(PART + "*") if one.name == part]
-
-
-def _delete(paths: Collection[Path]) -> None:
-    for path in paths:
-        if path.is_dir():
-            shutil.rmtree(path, ignore_errors=True)
-        else:
-            path.unlink(missing_ok=True)
 
 
 def _large(trainer: partnets.Trainer) -> dict:

@@ -6,20 +6,15 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from partnets.distributed.consistency import check_agreement, check_outside, partitions
 from partnets.distributed.packing import Packing, all_reduce_packed
+from partnets.distributed.ranks import check_agreement, check_outside, partitions
 from partnets.subnetworks.state import DEFAULTS, ESTIMATED, LEARNED, MAP, ROWS, STORED, state_of
 
 # torch's attribute for the names of buffers that it leaves alone. It would send those of rank 0 in every forward pass,
 # and write them into the other ranks' inside of partnets.subnetwork.
 _IGNORED = "_ddp_params_and_buffers_to_ignore"
-# Options of DistributedDataParallel that callers must leave out, and why.
-TAKEN = {
-    **dict.fromkeys(
-        ("find_unused_parameters", "gradient_as_bucket_view", "static_graph"), "DDP sets it itself; leave it out"
-    ),
-    "mixed_precision": "it needs the communication hook, which DDP uses itself; leave it out, and use torch.autocast",
-}
+# Options of DistributedDataParallel that callers must leave out; the last one needs another communication hook.
+SET = {"find_unused_parameters": True, "gradient_as_bucket_view": True, "static_graph": False, "mixed_precision": None}
 
 
 class DDP(nn.parallel.DistributedDataParallel):
@@ -28,8 +23,8 @@ class DDP(nn.parallel.DistributedDataParallel):
     A step of partition k sends the gradient of w_k, and a step of ψ that of ψ, each with a few numbers that identify
     it; torch adds an int32 for each parameter tensor, to record which were used. partnets.subnetwork accepts the
     wrapped model and this one; optimisers take the wrapped model. All ranks must run the same subnetworks in the same
-    order, with k drawn as by partnets.distributed.draw. If ranks train different partitions with gradients of the same
-    size, the backward pass raises ValueError on all ranks; with different sizes it fails as in torch. Gradients of
+    order, with k drawn from generators in the same state. If ranks train different partitions with gradients of the
+    same size, the backward pass raises ValueError on all ranks; with different sizes it fails as in torch. Gradients of
     several batches, such as with no_sync, follow torch's rules.
 
     Args:
@@ -39,7 +34,7 @@ class DDP(nn.parallel.DistributedDataParallel):
             another communication hook: use torch.autocast.
 
     Attributes:
-        packing: the Packing; its `bytes` counts the bytes of gradients that this rank has sent.
+        packing: the communication hook's state; packing.bytes counts the bytes of gradients that this rank has sent.
 
     Raises:
         ValueError: one of these options is passed, or the ranks' partitions differ; and the errors of
@@ -58,17 +53,17 @@ class DDP(nn.parallel.DistributedDataParallel):
     """
 
     def __init__(self, module: nn.Module, **options) -> None:
-        for name, why in TAKEN.items():
-            if options.get(name) is not None:
-                raise ValueError(f"{name}={options[name]!r} cannot be passed: {why}.")
+        if passed := [name for name in SET if options.get(name) is not None]:
+            raise ValueError(
+                f"{', '.join(passed)} cannot be passed, as DDP sets it itself; leave it out, and use torch.autocast for"
+                " mixed precision."
+            )
         check_outside(module)
         check_agreement(partitions(module), options.get("process_group"))
         apart, given = _apart(module), getattr(module, _IGNORED, None)
         setattr(module, _IGNORED, [*(given or ()), *apart])
         try:
-            super().__init__(
-                module, find_unused_parameters=True, gradient_as_bucket_view=True, static_graph=False, **options
-            )
+            super().__init__(module, **options | SET)
         finally:
             delattr(module, _IGNORED) if given is None else setattr(module, _IGNORED, given)
         for name, buffer in apart.items():

@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed import fsdp
 
-from partnets.distributed.consistency import check_agreement, check_outside, partitions
+from partnets.distributed.ranks import check_agreement, check_outside, partitions
 from partnets.hyper import hyperparameters
 from partnets.subnetworks.state import ROWS, partitioned_modules, state_of
 from partnets.subnetworks.switch import watch

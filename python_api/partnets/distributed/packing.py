@@ -23,31 +23,16 @@ class Packing:
 
     Attributes:
         bytes: the bytes of gradients that this rank has passed to all-reduce.
-        has_travelled: whether a recorded gradient has been sent; the next `expect` then belongs to another backward
-            pass.
-
-    Args:
-        model: a partitioned model.
-        group: the process group of the ranks; all ranks if None.
-
-    Example:
-        >>> import partnets
-        >>> model = partnets.Linear(4, 3, proportions=(0.5, 0.25, 0.25), bias=False, seed=0)
-        >>> packing = Packing(model)
-        >>> with partnets.subnetwork(model, active=2, update=2):
-        ...     packing.expect()
-        >>> [partition.sizes()[k - 1] for _, partition, k in packing.travelling(model.weight, torch.ones(3, 4))]
-        [3]
     """
 
-    def __init__(self, model: nn.Module, group: dist.ProcessGroup | None = None) -> None:
+    def __init__(self, model: nn.Module, group: dist.ProcessGroup | None) -> None:
         self.group, self.bytes = group, 0
         self._parameters = list(model.parameters())
         self._owners = {owner.parameter: owner for owner in partitioned_parameters(model)}
-        self._learning: dict[nn.Parameter, set[int]] = {}
         self._last = max((owner.state.count for owner in self._owners.values()), default=0)
+        self._learning: dict[nn.Parameter, set[int]] = {}
         self._reductions: list[tuple[Future[Tensor], Tensor]] = []
-        self.has_travelled = False
+        self._has_sent = False
 
     def expect(self) -> None:
         """Record the entries that get a gradient in the next backward pass: partition `update` of each module, and ψ.
@@ -55,15 +40,46 @@ class Packing:
         Earlier records are kept until a gradient is sent, as several forward passes may precede one backward pass, or
         a backward pass may follow others inside no_sync.
         """
-        if self.has_travelled:
+        if self._has_sent:
             self._learning.clear()
             self._reductions.clear()  # left by a backward pass that was interrupted
-            self.has_travelled = False
+            self._has_sent = False
         for parameter in self._parameters:
             if parameter.requires_grad and (learning := _learning(self._owners.get(parameter))):
                 self._learning.setdefault(parameter, set()).update(learning)
 
-    def travelling(self, parameter: nn.Parameter, grad: Tensor) -> Iterator[tuple[Tensor, Partition | None, int]]:
+    def reduce(self, bucket: dist.GradBucket) -> Future[Tensor]:
+        """Average the trained gradients of a bucket over ranks in a packed buffer."""
+        self._has_sent = True
+        parameters, buffer = bucket.parameters(), bucket.buffer()
+        pairs = zip(parameters, bucket.gradients(), strict=True)
+        parts = [part for parameter, grad in pairs for part in self._sent(parameter, _in_place(grad, parameter))]
+        if not parts:
+            done: Future[Tensor] = Future()
+            done.set_result(buffer)
+            return done
+        pieces = [view.reshape(-1) if some is None else gather_entries(view, some, k) for view, some, k in parts]
+        self.bytes += sum(piece.nbytes for piece in pieces)
+        pieces.append(self._who_learns(parameters, buffer))
+        packed = torch.cat(pieces).div_(dist.get_world_size(self.group))
+        *means, who_learns = packed.split([len(piece) for piece in pieces])  # views, which the reduction fills in place
+
+        def unpack(future: Future) -> Tensor:
+            future.value()
+            for (view, partition, k), mean in zip(parts, means, strict=True):
+                if partition is None:
+                    view.copy_(mean.view_as(view))
+                else:
+                    scatter_entries(view, partition, k, mean)
+            return buffer
+
+        reduction = dist.all_reduce(packed, group=self.group, async_op=True).get_future().then(unpack)
+        if not self._reductions:  # raised in a reduction's callback, it would become a RuntimeError with a traceback
+            torch.autograd.Variable._execution_engine.queue_callback(self._check)
+        self._reductions.append((reduction, who_learns))
+        return reduction
+
+    def _sent(self, parameter: nn.Parameter, grad: Tensor) -> Iterator[tuple[Tensor, Partition | None, int]]:
         """Yield views of a parameter's gradient with the Partition and k of the entries to send; None sends all."""
         owner = self._owners.get(parameter)
         for k in sorted(self._learning.get(parameter, ())):
@@ -74,7 +90,7 @@ class Packing:
             else:
                 yield grad, owner.partition, k
 
-    def who_learns(self, parameters: list[nn.Parameter], like: Tensor) -> Tensor:
+    def _who_learns(self, parameters: list[nn.Parameter], like: Tensor) -> Tensor:
         """Return flags of ψ, w_1, ..., w_C that learn, then flags of those that do not, as 1 or 0: [2 (1 + C)].
 
         In the mean over ranks, both flags are above 0 only where ranks differ, in every dtype and for any number of
@@ -86,18 +102,8 @@ class Packing:
             found[0, k], found[1, k] = 1, 0
         return found.flatten()
 
-    def compare(self, reduction: Future[Tensor], who_learns: Tensor) -> None:
-        """Let the backward pass raise ValueError at its end, on all ranks, unless all ranks train the same.
-
-        Args:
-            reduction: a bucket's reduction, after which who_learns is the mean over ranks.
-            who_learns: the result of the method who_learns.
-        """
-        if not self._reductions:  # raised in a reduction's callback, it would become a RuntimeError with a traceback
-            torch.autograd.Variable._execution_engine.queue_callback(self._check)
-        self._reductions.append((reduction, who_learns))
-
     def _check(self) -> None:
+        """Raise ValueError at the end of a backward pass, on all ranks, unless all ranks train the same."""
         reductions, self._reductions = self._reductions, []
         for reduction, _ in reductions:
             reduction.wait()
@@ -106,7 +112,7 @@ class Packing:
             names = ", ".join(f"w_{k}" if k else "ψ" for k in different)
             raise ValueError(
                 f"{names} learned in this backward pass on some ranks and not on others, so their gradients are mixed;"
-                " choose the same subnetwork on all ranks, as partnets.distributed.draw does."
+                " choose the same subnetwork on all ranks, by generators with the same seed."
             )
 
 
@@ -130,17 +136,6 @@ def _vector_gradient(owner: PartitionedParameter, grad: Tensor, k: int) -> Tenso
     return state.grads.setdefault(owner.name, {}).setdefault(k, torch.zeros_like(owner.parameter, requires_grad=False))
 
 
-def _take(view: Tensor, partition: Partition | None, k: int) -> Tensor:
-    return view.reshape(-1) if partition is None else gather_entries(view, partition, k)
-
-
-def _put(view: Tensor, partition: Partition | None, k: int, values: Tensor) -> None:
-    if partition is None:
-        view.copy_(values.view_as(view))
-    else:
-        scatter_entries(view, partition, k, values)
-
-
 def _in_place(grad: Tensor, parameter: nn.Parameter) -> Tensor:
     """View a bucket's gradient with the parameter's strides, which the bucket does not record."""
     strides = parameter.stride()
@@ -150,30 +145,5 @@ def _in_place(grad: Tensor, parameter: nn.Parameter) -> Tensor:
 
 
 def all_reduce_packed(packing: Packing, bucket: dist.GradBucket) -> Future[Tensor]:
-    """Average trained gradients over ranks in a packed buffer; a communication hook for DistributedDataParallel."""
-    packing.has_travelled = True
-    parts = [
-        part
-        for parameter, grad in zip(bucket.parameters(), bucket.gradients(), strict=True)
-        for part in packing.travelling(parameter, _in_place(grad, parameter))
-    ]
-    buffer = bucket.buffer()
-    if not parts:
-        done: Future[Tensor] = Future()
-        done.set_result(buffer)
-        return done
-    pieces = [_take(view, partition, k) for view, partition, k in parts]
-    packing.bytes += sum(piece.nbytes for piece in pieces)
-    pieces.append(packing.who_learns(bucket.parameters(), buffer))
-    packed = torch.cat(pieces).div_(dist.get_world_size(packing.group))
-    *means, who_learns = packed.split([len(piece) for piece in pieces])  # views, which the reduction fills in place
-
-    def unpack(future: Future) -> Tensor:
-        future.value()
-        for (view, partition, k), mean in zip(parts, means, strict=True):
-            _put(view, partition, k, mean)
-        return buffer
-
-    reduction = dist.all_reduce(packed, group=packing.group, async_op=True).get_future().then(unpack)
-    packing.compare(reduction, who_learns)
-    return reduction
+    """Reduce a bucket; a communication hook for DistributedDataParallel."""
+    return packing.reduce(bucket)

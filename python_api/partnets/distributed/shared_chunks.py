@@ -9,7 +9,7 @@ from partnets.data.chunks import Chunks
 
 
 class SharedChunks(Chunks):
-    """Chunks with sample and sample_upto that return this rank's part of the joint batch; construct them by share.
+    """Chunks with sample and sample_upto that return this rank's part of the joint batch.
 
     Every rank draws the indices of the whole batch and fetches its part. With generators in the same state, any number
     of ranks together see the examples that one process would see.

@@ -8,12 +8,12 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
+from torch.utils._pytree import tree_leaves
 
 import partnets
 from partnets.data.chunks import Chunks
-from partnets.distributed.collectives import averaged, check_same_file, gathered, on_all_ranks, on_rank_0
-from partnets.distributed.consistency import check_agreement, settings
 from partnets.distributed.ddp import DDP
+from partnets.distributed.ranks import averaged, check_agreement, check_same_file, gathered, on_all_ranks, on_rank_0
 from partnets.distributed.shared_chunks import share
 from partnets.training import checkpoint
 from partnets.training.start import check_finite
@@ -61,7 +61,7 @@ class Trainer(partnets.Trainer):
             )
         facts = {"the seed": self.seed, "the chunks": chunks.order, "the examples": checkpoint.digest(chunks)}
         facts |= {"lml_every": self.lml_every, "patience": self.patience}
-        check_agreement(facts | checkpoint.configuration(self) | settings(self))
+        check_agreement(facts | checkpoint.configuration(self) | _settings(self))
         ranks, parts = self.chunks.ranks, [*self._parts.values(), *self._hyper_parts.values()]
         for name in ("batch_size", "hyper_batch_size"):
             if (size := getattr(self, name)) % ranks:
@@ -123,3 +123,17 @@ class Trainer(partnets.Trainer):
             raise ValueError(
                 f"no rank has the whole model, which is sharded; use partnets.distributed.{function}(trainer, folder)."
             )
+
+
+def _settings(trainer: Trainer) -> dict[str, object]:
+    """Return settings of optimisers and schedulers, except functions and other objects, which cannot be compared."""
+    found: dict[str, dict] = {}
+    for name in ("optimizer", "hyper_optimizer"):
+        for i, group in enumerate(getattr(getattr(trainer, name), "param_groups", ())):
+            found[f"{name}.param_groups.{i}"] = {**group, "params": None}
+    for name in ("scheduler", "hyper_scheduler"):
+        if (scheduler := getattr(trainer, name)) is not None:
+            found[name] = scheduler.state_dict()
+    plain = bool | int | float | str | Tensor | None
+    pairs = [(f"{at}.{key}", value) for at, settings in found.items() for key, value in settings.items()]
+    return {at: value for at, value in pairs if all(isinstance(leaf, plain) for leaf in tree_leaves(value))}

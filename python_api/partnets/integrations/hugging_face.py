@@ -6,16 +6,17 @@ import copy
 import math
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils.data import Dataset, default_collate
+from torch.utils.data import default_collate
 
 from partnets.convert import merge
 from partnets.data.chunks import Chunks
+from partnets.data.fetching import batches
 from partnets.data.loader import Draw, Loader
 from partnets.evaluation.metrics import check_counts
 from partnets.evaluation.running_statistics import estimate_statistics
@@ -31,7 +32,7 @@ from partnets.training.lookahead import Technique, step_lookahead, steps_ahead
 from partnets.training.start import check_leaks, check_learns
 from partnets.training.step import step_hyper, still_modules, weights_learning
 from partnets.utils import sealed
-from partnets.utils.modules import device_of
+from partnets.utils.modules import device_of, evaluating
 from partnets.utils.random_state import preserved
 
 try:
@@ -44,17 +45,12 @@ except ImportError as error:
 
 # transformers' names of optimisers that partnets.optim.AdamW replaces.
 ADAMW = {"adamw_torch", "adamw_torch_fused"}
-
 # The file of the partitioned model, its chunks, and the state of ψ's optimizer.
 PARTITIONED = "partitioned.pt"
 
 
-# To estimate BatchNorm's statistics, the model is called with batches as the data collator makes them.
-HOW = {"forward": lambda model, batch: (model(**batch), None)}
-
-
 class _StepsOnePartition:
-    """A mixin for loops that call step() without a partition: `update` is that of the last batch."""
+    """A mixin for optimisers of loops that call step() without a partition: `update` is that of the last batch."""
 
     update: int
 
@@ -62,10 +58,38 @@ class _StepsOnePartition:
         return super().step(self.update, closure)
 
 
-class PartitionedTrainerMixin:
-    """A mixin to put before transformers.Trainer, or a subclass of it, in the bases; see PartitionedTrainer."""
+class PartitionedTrainer(transformers.Trainer):
+    """A transformers.Trainer for a partitioned model in one process, without a validation set.
 
-    _judges = False
+    A training step is a step of ψ (Eq. 4) and one of w_k (Eq. 3), as in partnets.Trainer; transformers clips the
+    gradient of w_k, steps and schedules. Batches are drawn by partnets.Loader and collated by the data collator.
+    Checkpoints and save_model contain a model of torch's layers for from_pretrained and, in partitioned.pt, the
+    partitioned model, from which resume_from_checkpoint resumes to the same bits. With metric_for_best_model="lml" and
+    greater_is_better=True, load_best_model_at_end selects by L_ML. Label smoothing applies only to the weights. A
+    compute_loss_func applies to ψ and L_ML too, so it should be a negative log-likelihood. For another of
+    transformers' trainers, derive a class from this one and from that.
+
+    Args:
+        model: a model of transformers with partitioned layers and modules of partnets.hyper.
+        train_dataset: partnets.Chunks, as many chunks as the model has partitions.
+        eval_dataset: Chunks for L_ML, or another dataset for transformers' evaluation; train_dataset if None.
+        hyper_optimizer: a function of the parameters of ψ that returns their optimizer, such as
+            functools.partial(torch.optim.Adam, lr=0.05); Adam with a learning rate of 1e-3 if None.
+        hyper_gradient: how ψ learns, as for partnets.Trainer.
+        audit: as for partnets.Trainer.
+        optimizers: as for transformers.Trainer, with an optimiser of partnets.optim.
+        others: further arguments of transformers.Trainer.
+
+    Raises:
+        ImportError: transformers is not installed; at import of this module.
+        ValueError: train_dataset is not Chunks or differs in C from the model, the optimiser is not of partnets.optim,
+            the arguments ask for gradient accumulation, fp16, a train_sampling_strategy other than "random", or several
+            processes or GPUs, or model_init is given. When training starts: the audit finds a leak.
+
+    Example:
+        >>> from partnets.integrations.hugging_face import PartitionedTrainer
+        >>> PartitionedTrainer(model, arguments, train_dataset=chunks).train()  # doctest: +SKIP
+    """
 
     def __init__(
         self,
@@ -87,32 +111,7 @@ class PartitionedTrainerMixin:
         super().__init__(*args, eval_dataset=chunks if eval_dataset is None else eval_dataset, **options)
         check_counts(self.model, chunks)
         check_learns(self.model, self.compute_loss_func)
-        several = {
-            "gradient_accumulation_steps": self.args.gradient_accumulation_steps,
-            "the number of processes": self.args.world_size,
-            "the number of GPUs": max(self.args.n_gpu, 1),
-        }
-        for name, value in several.items():
-            if value != 1:
-                raise ValueError(f"{name} is {value}, but each batch trains another partition; train with 1.")
-        cure = "pass one of partnets.optim as optimizers=(optimizer, None)."
-        optim = getattr(self.args.optim, "value", self.args.optim)
-        if optim not in ADAMW and self.optimizer is None:
-            raise ValueError(f"optim is {optim}; {cure}")
-        if self.args.optim_args and self.optimizer is None:
-            raise ValueError(f"optim_args={self.args.optim_args!r} are for an optimiser of transformers; {cure}")
-        if self.optimizer_cls_and_kwargs is not None:
-            name = self.optimizer_cls_and_kwargs[0].__name__
-            raise ValueError(f"optimizer_cls_and_kwargs has {name}, which steps all partitions at once; {cure}")
-        strategy = getattr(self.args, "train_sampling_strategy", "random")  # absent in transformers 5.0
-        if strategy != "random":
-            raise ValueError(
-                f"train_sampling_strategy is {strategy}, but partnets.Loader draws at random; leave it 'random'."
-            )
-        if self.args.fp16:
-            raise ValueError(
-                "fp16=True scales gradients, but a step of ψ does not unscale them; train with bf16 or float32."
-            )
+        self._check_arguments()
         if self.optimizer is not None:
             self.optimizer = _stepping(self.optimizer)
         make = hyper_optimizer or (lambda parameters: torch.optim.Adam(parameters, lr=1e-3))
@@ -126,7 +125,34 @@ class PartitionedTrainerMixin:
             warnings.warn(
                 "the model's loss is a squared error, not a negative log-likelihood, so L_ML has no unit and the size"
                 " of ψ's gradient is arbitrary; pass a compute_loss_func that returns a negative log-likelihood.",
-                stacklevel=3,
+                stacklevel=2,
+            )
+
+    def _check_arguments(self) -> None:
+        args, cure = self.args, "pass one of partnets.optim as optimizers=(optimizer, None)."
+        optim, given = getattr(args.optim, "value", args.optim), self.optimizer_cls_and_kwargs
+        strategy = getattr(args, "train_sampling_strategy", "random")  # absent in transformers 5.0
+        several = {
+            "gradient_accumulation_steps": args.gradient_accumulation_steps,
+            "the number of processes": args.world_size,
+            "the number of GPUs": max(args.n_gpu, 1),
+        }
+        for name, value in several.items():
+            if value != 1:
+                raise ValueError(f"{name} is {value}, but each batch trains another partition; train with 1.")
+        if optim not in ADAMW and self.optimizer is None:
+            raise ValueError(f"optim is {optim}; {cure}")
+        if args.optim_args and self.optimizer is None:
+            raise ValueError(f"optim_args={args.optim_args!r} are for an optimiser of transformers; {cure}")
+        if given is not None:
+            raise ValueError(f"optimizer_cls_and_kwargs has {given[0].__name__}, which steps all partitions; {cure}")
+        if strategy != "random":
+            raise ValueError(
+                f"train_sampling_strategy is {strategy}, but partnets.Loader draws at random; leave it 'random'."
+            )
+        if args.fp16:
+            raise ValueError(
+                "fp16=True scales gradients, but a step of ψ does not unscale them; train with bf16 or float32."
             )
 
     def ordinary_model(self) -> nn.Module:
@@ -184,12 +210,6 @@ class PartitionedTrainerMixin:
 
     def training_step(self, model: nn.Module, inputs: Draw, num_items_in_batch=None) -> Tensor:
         """Take a step of ψ and compute the gradient of w_k, which transformers' loop clips and steps."""
-
-        def compute(batch: Any) -> Tensor:
-            still = [module for module in self.model.modules() if not module.training]
-            with _in_evaluation(still):  # transformers' training_step sets the whole model to training mode
-                return super(PartitionedTrainerMixin, self).training_step(model, batch)  # includes the backward pass
-
         self.model.train()
         for module in self._still:
             module.eval()
@@ -199,20 +219,19 @@ class PartitionedTrainerMixin:
         k, batch, hyper_k, hyper_batch = inputs
         optimizer = getattr(self.optimizer, "optimizer", self.optimizer)  # inside accelerate's wrapper, if any
         if hyper_k is not None:
-            batches = {hyper_k: hyper_batch}
+            steps, batches = (self.model, optimizer, self.hyper_optimizer), {hyper_k: hyper_batch}
             if self._steps_ahead:
                 how = {"by": self.hyper_gradient, "clip": self.args.max_grad_norm or None}
-                losses = self._computed, self._judged
-                loss = step_lookahead(self.model, optimizer, self.hyper_optimizer, batches, *losses, **how)
+                loss = step_lookahead(*steps, batches, self._computed, self._judged, **how)
             else:
-                with self._plain_loss():
-                    loss = step_hyper(self.model, self.hyper_optimizer, batches, compute)
+                loss = step_hyper(*steps[::2], batches, self._judged, backward=self.accelerator.backward)
             self._hyper_losses.append(loss)
             self.hyper_optimizer.zero_grad()  # otherwise the loop's clipping would include ψ's gradient
         with weights_learning(self.model, k):
-            loss = compute(batch)
+            loss = self._computed(batch)
+            self.accelerator.backward(loss)
         optimizer.update = k
-        return loss
+        return loss.detach()
 
     def _computed(self, batch: Any) -> Tensor:
         """Return the loss as transformers' training_step computes it, without a backward pass."""
@@ -220,12 +239,21 @@ class PartitionedTrainerMixin:
             return self.compute_loss(self.model, self._prepare_inputs(batch))
 
     def _judged(self, batch: Any) -> Tensor:
-        with self._plain_loss():
+        """Return the loss without label smoothing, which only regularises the weights."""
+        with self._without_smoothing():
             return self._computed(batch)
 
     def _audited(self, batch: Any) -> tuple[Tensor, Tensor]:
         loss = self.compute_loss(self.model, self._prepare_inputs(batch))
         return loss, loss
+
+    @contextmanager
+    def _without_smoothing(self) -> Iterator[None]:
+        smoother, self.label_smoother = self.label_smoother, None
+        try:
+            yield
+        finally:
+            self.label_smoother = smoother
 
     def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
         """Return transformers' loss as a mean over this batch, plus the terms of hyper.Penalty modules.
@@ -236,23 +264,6 @@ class PartitionedTrainerMixin:
             loss, outputs = super().compute_loss(model, inputs, return_outputs=True)
         loss = with_terms(loss, found)
         return (loss, outputs) if return_outputs else loss
-
-    def _plain_loss(self) -> AbstractContextManager:
-        """Disable label smoothing in the context, as it only regularises the weights."""
-        return _set(self, label_smoother=None)
-
-    def _mean_loss(self, chunk: Dataset, ignore_keys: list[str] | None) -> float:
-        """Return the mean loss of all examples of a chunk, including those that training's options would drop."""
-        whole = _set(self.args, dataloader_drop_last=False, prediction_loss_only=True)
-        with whole, _set(self, compute_metrics=None, _judges=True), self._plain_loss():
-            metrics = self.predict(chunk, ignore_keys).metrics
-        if "test_loss" not in metrics:
-            raise ValueError(
-                f"the model gives no loss for examples of a chunk; their labels are expected under"
-                f" {', '.join(map(repr, self.label_names))}: add all of these to the examples, or pass label_names= to"
-                " the arguments."
-            )
-        return metrics["test_loss"]
 
     def log(self, logs: dict[str, float], *args, **options) -> None:
         """Log as transformers does; add the mean loss of ψ's steps and the present ψ to a training loss."""
@@ -276,29 +287,38 @@ class PartitionedTrainerMixin:
             data = self.eval_dataset[data]
         if not isinstance(data, Chunks):
             return super().evaluate(eval_dataset, ignore_keys, metric_key_prefix, **options)
-        lml = 0.0
         check_same_chunks(self.model, data)
-        with preserved(device_of(self.model)):
-            for k in range(2, data.count + 1):
-                torch.manual_seed(self.args.seed)  # the same noise in each evaluation
-                with subnetwork(self.model, active=k - 1):
-                    lml -= data.sizes[k - 1] * self._mean_loss(data[k], ignore_keys)
         values = {f"{metric_key_prefix}_{name}": value for name, value in self.values().items()}
-        metrics = {f"{metric_key_prefix}_lml": lml} | values
+        metrics = {f"{metric_key_prefix}_lml": self._lml(self._collated(data))} | values
         self.log(metrics)
         self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
         return metrics
 
+    @torch.no_grad()
+    def _lml(self, chunks: Chunks) -> float:
+        self._estimate_statistics()
+        found, size = 0.0, self.args.eval_batch_size
+        with preserved(device_of(self.model)), evaluating(self.model):
+            for k in range(2, chunks.count + 1):
+                torch.manual_seed(self.args.seed)  # the same noise in each evaluation
+                with subnetwork(self.model, active=k - 1):
+                    for i, batch in enumerate(batches(chunks[k], size, collate=chunks.collate)):
+                        found -= min(size, chunks.sizes[k - 1] - i * size) * self._judged(batch).item()
+        return found
+
     def evaluation_loop(self, *args, **options):
         """Run transformers' loop for evaluate and predict, after estimating BatchNorm's statistics."""
-        estimate_statistics(self.model, self._collated(self.train_dataset), **HOW)
-        if self._judges:  # by Seq2SeqTrainer's gather_function an incomplete last batch would count as a full one
-            self.gather_function = self.accelerator.gather_for_metrics
+        self._estimate_statistics()
         return super().evaluation_loop(*args, **options)
+
+    def _estimate_statistics(self) -> None:
+        """Estimate BatchNorm's statistics with batches as the data collator makes them."""
+        chunks = self._collated(self.train_dataset)
+        estimate_statistics(self.model, chunks, forward=lambda model, batch: (model(**batch), None))
 
     def _save(self, output_dir: str | None = None, state_dict: dict | None = None) -> None:
         """Save ordinary_model() for from_pretrained, and the partitioned model, to resume from."""
-        estimate_statistics(self.model, self._collated(self.train_dataset), **HOW)
+        self._estimate_statistics()
         partitioned, self.model = self.model, self.ordinary_model()
         try:
             super()._save(output_dir)
@@ -315,77 +335,18 @@ class PartitionedTrainerMixin:
         if not path.exists():
             raise ValueError(f"{path} does not exist; resume from a checkpoint that a PartitionedTrainer saved.")
         states = sealed.load(path, f"{PARTITIONED} of a checkpoint; pass one that a PartitionedTrainer saved.")
-        order, sizes = self.train_dataset.order, self.train_dataset.sizes
+        chunks = self.train_dataset
+        if not torch.equal(states["order"], chunks.order) or states["sizes"] != chunks.sizes:
+            raise_other_chunks(path)
         try:
-            same = torch.equal(states.get("order", order), order) and states.get("sizes", sizes) == sizes
-            if same and self.hyper_optimizer is not None:
+            if self.hyper_optimizer is not None:
                 self.hyper_optimizer.load_state_dict(states["hyper_optimizer"])
-            if same:
-                self.model.load_state_dict(states["model"])
+            self.model.load_state_dict(states["model"])
         except Exception as error:  # each part raises other types
             raise ValueError(f"{path} does not fit this trainer: {error}") from error
-        if not same:
-            raise_other_chunks(path)
 
     def _load_best_model(self) -> None:
         self._load_from_checkpoint(self.state.best_model_checkpoint)
-
-
-class PartitionedTrainer(PartitionedTrainerMixin, transformers.Trainer):
-    """A transformers.Trainer for a partitioned model in one process, without a validation set.
-
-    A training step is a step of ψ (Eq. 4) and one of w_k (Eq. 3), as in partnets.Trainer; transformers clips the
-    gradient of w_k, steps and schedules. Batches are drawn by partnets.Loader and collated by the data collator.
-    Checkpoints and save_model contain a model of torch's layers for from_pretrained and, in partitioned.pt, the
-    partitioned model, from which resume_from_checkpoint resumes to the same bits. With metric_for_best_model="lml" and
-    greater_is_better=True, load_best_model_at_end selects by L_ML. Label smoothing applies only to the weights. A
-    compute_loss_func applies to ψ and L_ML too, so it should be a negative log-likelihood.
-
-    Args:
-        model: a model of transformers with partitioned layers and modules of partnets.hyper.
-        train_dataset: partnets.Chunks, as many chunks as the model has partitions.
-        eval_dataset: Chunks for L_ML, or another dataset for transformers' evaluation; train_dataset if None.
-        hyper_optimizer: a function of the parameters of ψ that returns their optimizer, such as
-            functools.partial(torch.optim.Adam, lr=0.05); Adam with a learning rate of 1e-3 if None.
-        hyper_gradient: how ψ learns, as for partnets.Trainer.
-        audit: as for partnets.Trainer.
-        optimizers: as for transformers.Trainer, with an optimiser of partnets.optim.
-        others: further arguments of transformers.Trainer.
-
-    Raises:
-        ImportError: transformers is not installed; at import of this module.
-        ValueError: train_dataset is not Chunks or differs in C from the model, the optimiser is not of partnets.optim,
-            the arguments ask for gradient accumulation, fp16, a train_sampling_strategy other than "random", or several
-            processes or GPUs, or model_init is given. When training starts: the audit finds a leak. In evaluation: the
-            model gives no loss for examples of a chunk.
-
-    Example:
-        >>> from partnets.integrations.hugging_face import PartitionedTrainer
-        >>> PartitionedTrainer(model, arguments, train_dataset=chunks).train()  # doctest: +SKIP
-    """
-
-
-@contextmanager
-def _set(owner: Any, **values: Any) -> Iterator[None]:
-    """Set an object's attributes in the context."""
-    before = {name: getattr(owner, name) for name in values}
-    try:
-        vars(owner).update(values)
-        yield
-    finally:
-        vars(owner).update(before)
-
-
-@contextmanager
-def _in_evaluation(modules: list[nn.Module]) -> Iterator[None]:
-    """Keep modules in evaluation mode in the context, even if train() is called on a module that contains them."""
-    try:
-        for module in modules:
-            module.__dict__["train"] = lambda mode=True, module=module: module
-        yield
-    finally:
-        for module in modules:
-            module.__dict__.pop("train", None)
 
 
 def _stepping(optimizer: PartitionedOptimizer) -> PartitionedOptimizer:

@@ -52,9 +52,7 @@ class PartitionedModule(LightningModule):
         ValueError: the loader or the optimisers are not as above, the model and the chunks differ in C, training uses
             several processes, gradients are scaled (precision="16-mixed") with `clip` or looking ahead, or
             partnets.audit finds a leak, unless the class has audit = False; when training starts.
-        RuntimeError: on_train_start, or in a resumed training on_save_checkpoint or on_load_checkpoint, was overridden
-            without a call of super(); before the first step. An override of training_step stepped no optimiser and
-            computed no gradient; after the first batch.
+        RuntimeError: on_train_start was overridden without a call of super(); before the first step.
 
     Example:
         >>> import partnets, torch
@@ -82,7 +80,7 @@ class PartitionedModule(LightningModule):
     def __init__(self) -> None:
         super().__init__()
         self.automatic_optimization = False
-        self._checked, self._noise, self._start = False, None, 0
+        self._checked, self._noise = False, None
 
     def training_loss(self, batch: Any) -> Tensor:
         """Return the mean negative log-likelihood of a batch's examples in nats, by the active subnetwork."""
@@ -124,30 +122,16 @@ class PartitionedModule(LightningModule):
 
     def on_train_start(self) -> None:
         """Check the model, the loader and the optimisers, and restore the random states of a resumed checkpoint."""
-        loader, checkpoint = self.trainer.train_dataloader, self.trainer.ckpt_path
+        loader = self.trainer.train_dataloader
         self._check(loader, self.trainer.optimizers)
-        if checkpoint is not None and self._noise is None:
-            raise RuntimeError(
-                f"there are no random states of {checkpoint}: training would not resume to the same bits; let"
-                f" on_save_checkpoint and on_load_checkpoint of {type(self).__name__} call super()'s."
-            )
         check_same_chunks(self, loader.chunks)
         if self.audit:
             with self._without_logs():
                 check_leaks(self, loader.chunks, loader.dataset.batch_size, lambda batch: (self._computed(batch),) * 2)
         remember_chunks(self, loader.chunks)
-        if checkpoint is not None:
+        if self.trainer.ckpt_path is not None and self._noise is not None:
             random_state.set_state(self._noise, self.device)
-        self._checked, self._start = True, self.trainer.global_step
-
-    def on_train_batch_end(self, outputs: Any, batch: Draw, batch_idx: int) -> None:
-        """Raise if training_step neither stepped nor computed a gradient; it may accumulate gradients to step later."""
-        if self.trainer.global_step == self._start and all(p.grad is None for p in self.parameters()):
-            raise RuntimeError(
-                f"{type(self).training_step.__qualname__} stepped no optimiser and computed no gradient, so nothing is"
-                " learned: define training_loss(batch) instead, call super().training_step(draw, batch_idx), or step"
-                " the optimisers of self.optimizers()."
-            )
+        self._checked = True
 
     def estimate_statistics(self) -> None:
         """Call partnets.estimate_statistics on the chunks of the training's Loader."""
@@ -208,16 +192,9 @@ class PartitionedModule(LightningModule):
                 f"ψ looks {steps} steps ahead, but the loader has batches for {loader.steps_ahead}; pass"
                 f" partnets.Loader(steps_ahead={steps})."
             )
-        if getattr(self.trainer.precision_plugin, "scaler", None) is None:
-            return
         # Lightning's plugin unscales within the optimiser's step, and raises if gradients are unscaled already.
-        if self.clip is not None:
+        if getattr(self.trainer.precision_plugin, "scaler", None) is not None and (self.clip is not None or steps):
             raise ValueError(
-                f"clip={self.clip} would apply to gradients scaled by the GradScaler of precision='16-mixed'; pass"
-                " precision='bf16-mixed', or set clip = None."
-            )
-        if steps:
-            raise ValueError(
-                "ψ looks ahead, by a gradient that the GradScaler of precision='16-mixed' does not scale; pass"
-                " precision='bf16-mixed'."
+                f"clip={self.clip} and {steps} steps ahead need gradients that the GradScaler of precision='16-mixed'"
+                " has not scaled; pass precision='bf16-mixed', or set clip = None and let no ψ look ahead."
             )

@@ -216,8 +216,8 @@ def step_lookahead(
             parameters in hyper_optimizer to these. None uses the settings of the modules' classes.
         weights: the weight of each chunk's loss, by k; equal weights with a sum of 1 if None.
         clip: as for partnets.step_weights; the steps ahead are clipped too.
-        averaged: partnets.distributed.averaged if each rank has a part of the batches; the losses must then use the
-            model without DDP.
+        averaged: partnets.distributed.ranks.averaged if each rank has a part of the batches; the losses must then use
+            the model without DDP.
 
     Returns:
         The sum of the weighted losses over all ranks, detached, at the present weights if some of ψ learns directly,

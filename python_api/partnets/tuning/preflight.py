@@ -6,6 +6,7 @@ import dataclasses
 import warnings
 
 import torch
+from torch import Tensor
 
 from partnets.hyper.augmentation import Augmentation
 from partnets.training.step import parameters_of
@@ -16,6 +17,8 @@ from partnets.utils.targets import described
 
 # Number of steps, and of examples in each, in which a setting must have an effect.
 STEPS, EXAMPLES = 3, 16
+# The norm to which gradients are clipped if they should keep theirs, as clipping also clears those of other partitions.
+LARGE = 1e9
 
 
 def try_steps(problem: Problem, planned: Plan) -> Problem:
@@ -50,30 +53,25 @@ def try_steps(problem: Problem, planned: Plan) -> Problem:
 
 
 def _without_unused(problem: Problem) -> Problem:
-    """Return the problem without settings that have no effect.
-
-    Raises:
-        ValueError: a setting without effect is not one of several dropout rates.
-    """
+    """Return the problem without dropout rates that have no effect; raise for other settings without effect."""
     # At middle values, as numbers of one module may need each other, such as the number and the length of holes.
     middle = [0.5] * len(problem.settings)
     before, unused = _trained(problem, middle), []
     for i, setting in enumerate(problem.settings):
         if setting.name == "weight_decay":  # the optimizer has it, and its effect may be too small in a few steps
             continue
+        changed = [*middle[:i], 0.0, *middle[i + 1 :]]
         if setting.name == "learning_rate" and problem.scheduler is not None:
-            if _scheduled(problem, middle) == _scheduled(problem, [*middle[:i], 0.0, *middle[i + 1 :]]):
+            if _scheduled(problem, middle) == _scheduled(problem, changed):
                 raise ValueError(
                     "learning_rate changes nothing, as the scheduler sets it; leave it out of hyper, or pass a"
                     " scheduler that scales the rate of the optimizer."
                 )
-            continue
-        after = _trained(problem, [*middle[:i], 0.0, *middle[i + 1 :]])
-        if all(torch.equal(one, other) for one, other in zip(before, after, strict=True)):
+        elif all(map(torch.equal, before, _trained(problem, changed))):
             unused.append(setting)
     kept = [setting for setting in problem.settings if setting not in unused]
-    of_all = [setting for setting in unused if setting.group != "dropout"]
-    if of_all or (unused and not any(setting.group == "dropout" for setting in kept)):
+    others = [setting for setting in unused if setting.group != "dropout"]
+    if others or (unused and not any(setting.group == "dropout" for setting in kept)):
         raise ValueError(
             f"{', '.join(setting.name for setting in unused)} changes nothing in {STEPS} training steps; leave it out"
             " of hyper, or put its module where the network, the loss or the optimizer uses it."
@@ -87,12 +85,28 @@ def _scheduled(problem: Problem, positions: list[float]) -> list[list[float]]:
     return rates(problem.scheduler(training.optimizer), problem.steps)
 
 
-def _trained(problem: Problem, positions: list[float]) -> list[torch.Tensor]:
+def _trained(problem: Problem, positions: list[float]) -> list[Tensor]:
     """Return a network's weights after a few steps, and their last gradients, as small steps may be rounded away."""
-    problem = dataclasses.replace(problem, scheduler=None)  # a scheduler may start at a rate of 0
+    # A scheduler may start at a rate of 0.
+    problem = dataclasses.replace(problem, scheduler=None, clip=problem.clip or LARGE)
     size = min(EXAMPLES, problem.batch_size, problem.chunks.sizes[0])
-    options = {"batch_size": size, "steps": STEPS + 1, "seed": 0, "unseen": 1, "judgements": 1, "masked": True}
+    options = {"batch_size": size, "steps": STEPS + 1, "seed": 0, "unseen": 1, "judgements": 1}
     training = Training(problem, positions, **options)
     training.run(STEPS)
     weights = list(parameters_of(training.optimizer))
     return [weight.detach() for weight in weights] + [weight.grad for weight in weights if weight.grad is not None]
+
+
+def signature(problem: Problem) -> Tensor:
+    """Return the norms of weights and gradients after a few steps, which identify the code of network and functions.
+
+    The result is empty if they differ between two calls, such as by random numbers of a data set's own generator.
+    """
+    positions = [0.5] * len(problem.settings)
+    once, again = (torch.stack([one.double().norm().cpu() for one in _trained(problem, positions)]) for _ in range(2))
+    return once if is_same(once, again) else once[:0]
+
+
+def is_same(one: Tensor, other: Tensor) -> bool:
+    """Return whether two signatures are equal up to rounding on another device."""
+    return one.shape == other.shape and torch.allclose(one, other, rtol=1e-3, equal_nan=True)

@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 from torch import nn
 
 from partnets.convert.deploying import deployed
 from partnets.hyper import Averaged
 from partnets.utils.checks import check_at_least
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 
 @dataclass(frozen=True)
@@ -25,16 +20,25 @@ class Trial:
         values: the value of each setting.
         nats: the loss of unseen data at each tenth of the training, in nats.
         batch_size: the mean batch size.
+        cost: its cost, in trainings of `steps` full batches.
+        counted: the number of targets in each judgement.
         weight: its weight in the choice, in [0, 1]. The weights of a factor and of the untuned training have a sum of
             1; with several factors, the untuned training shows its smallest weight.
-        cost: its cost, in trainings of `steps` full batches.
+        guessed: the nats of the best constant prediction, if known; only of the training at the chosen values.
+        averaged: the nats at the end, averaged over augmented copies; likewise.
+        fitted: the nats per target by which it predicts its training examples better than a constant, if known; only of
+            the untuned training.
     """
 
     values: dict[str, float]
     nats: list[float]
     batch_size: float
-    weight: float
     cost: float
+    counted: int
+    weight: float = 1.0
+    guessed: float | None = None
+    averaged: float | None = None
+    fitted: float | None = None
 
     @property
     def late(self) -> float:
@@ -59,11 +63,11 @@ class Tuned:
         history: the trainings of the search; the first one is untuned.
         confirmed: the training at the chosen values.
         cost: the cost of all trainings and judgements, in trainings of `steps` full batches.
-        augmentation: the learned augmentation in front of the network, or None.
         notes: sentences about the limits of the result, such as few unseen examples.
+        augmentation: the learned augmentation in front of the network, or None.
 
     Example:
-        >>> trial = Trial({"dropout": 0.5}, [3.0, 2.0], 8, 1.0, 0.25)
+        >>> trial = Trial({"dropout": 0.5}, [3.0, 2.0], batch_size=8, cost=0.25, counted=10)
         >>> print(Tuned({"dropout": 0.5}, nn.Identity(), -2.0, 10, 100, {}, [trial], trial, 1.5, ["Few."]).report())
         dropout 0.5
         L_ML -2.0 nats of 10 unseen targets, 100 steps in the final training, cost of 1.50 trainings
@@ -99,10 +103,10 @@ class Tuned:
             ValueError: no augmentation in front of the network was learned.
 
         Example:
-            >>> import torch, partnets
+            >>> import partnets, torch
             >>> from partnets import hyper
-            >>> network = nn.Sequential(nn.Flatten(), nn.Linear(36, 2))
             >>> data = torch.rand(40, 1, 6, 6), torch.randint(2, (40,))
+            >>> network = nn.Sequential(nn.Flatten(), nn.Linear(36, 2))
             >>> result = partnets.tune(network, data, hyper.Affine(), steps=4)
             >>> result.averaged()(data[0]).shape
             torch.Size([40, 2])
@@ -121,7 +125,8 @@ class Tuned:
 
         L_ML of a training in the search is the mean over its second half, which determines its weight.
         """
-        lines = [f"{name} {value:.4g}{self._begun(name)}" for name, value in self.values.items()]
+        starts = {name: f", at the start {values[0]:.4g}" for name, values in self.schedule.items()}
+        lines = [f"{name} {value:.4g}{starts.get(name, '')}" for name, value in self.values.items()]
         lines.append(
             f"L_ML {self.lml:.1f} nats of {self.counted} unseen targets, {self.steps} steps in the final training, cost"
             f" of {self.cost:.2f} trainings"
@@ -134,33 +139,3 @@ class Tuned:
             widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
             lines += ["  ".join(map(str.rjust, row, widths)) for row in rows]
         return "\n".join([*lines, *self.notes])
-
-    def _begun(self, name: str) -> str:
-        return f", at the start {self.schedule[name][0]:.4g}" if name in self.schedule else ""
-
-    def plot(self, path: str | os.PathLike | None = None) -> Figure:
-        """Draw L_ML over the steps of each training in the search, and of the one at the chosen values.
-
-        Args:
-            path: a file to write the figure to; its suffix selects the format.
-
-        Raises:
-            ImportError: matplotlib is not installed.
-        """
-        from partnets.training.plots import new_figure
-
-        figure = new_figure()
-        axes = figure.add_subplot()
-        for number, trial in enumerate(self.history, start=1):
-            label = f"{number}: " + ", ".join(f"{name} {value:.2g}" for name, value in list(trial.values.items())[:3])
-            axes.plot(_tenths(trial), [-nats for nats in trial.nats], marker=".", label=label)
-        axes.plot(_tenths(self.confirmed), [-nats for nats in self.confirmed.nats], color="black", label="chosen")
-        axes.set(xlabel="share of the steps", ylabel="L_ML [nats]")
-        axes.legend(fontsize="small")
-        if path is not None:
-            figure.savefig(path)
-        return figure
-
-
-def _tenths(trial: Trial) -> list[float]:
-    return [(i + 1) / len(trial.nats) for i in range(len(trial.nats))]

@@ -9,14 +9,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from partnets.tuning.settings import Setting
+from partnets.tuning.settings import MAIN, Setting
 
 # Number of judgements of a training by unseen data.
 JUDGEMENTS = 10
 # The share of a search's cost for judgements, and the number of unseen examples that judge regardless, if available.
 JUDGED, FEWEST = 0.25, 100
-# The factor of most settings.
-MAIN = "regularisers"
 # Largest distance of a design's points from its ladder, as a fraction of the ladder.
 JITTER = 0.25
 # A training ends early only if its last loss exceeds its lowest by more nats than this.
@@ -65,8 +63,6 @@ def plan(
     as many steps as the final training: with fewer steps, little regularisation always looks best.
 
     Args:
-        settings: the settings to search.
-        budget: more than 1.
         batch_size, steps: those of the final training.
         unseen: the number of unseen examples.
         learning: the share that gradient descent of hyperparameters adds to the cost of the training at the chosen
@@ -75,11 +71,6 @@ def plan(
 
     Raises:
         ValueError: the budget is too small.
-
-    Example:
-        >>> decay = Setting("weight_decay", 1e-6, 1.0, lambda training, value: None, logarithmic=True)
-        >>> plan([decay], 2.0, batch_size=64, steps=1000, unseen=50)
-        Plan(levels={'regularisers': 3}, member_batch=7.79..., confirm_batch=32.0, unseen=50)
     """
     confirming = min(1.0, (budget - 1) / (1 + learning + bool(settings)))
     searching = budget - 1 - confirming * (1 + learning)
@@ -116,12 +107,6 @@ def design(settings: Sequence[Setting], levels: Mapping[str, int], seed: int) ->
 
     Returns:
         Positions in the ranges, [members, settings], and the factor of each row; the first row is untuned.
-
-    Example:
-        >>> decay = Setting("weight_decay", 1e-6, 1.0, lambda training, value: None, logarithmic=True)
-        >>> points, factors = design([decay], {"regularisers": 3}, seed=0)
-        >>> points.shape, factors
-        (torch.Size([4, 1]), ['', 'regularisers', 'regularisers', 'regularisers'])
     """
     untuned = torch.tensor([setting.position for setting in settings], device="cpu")
     engine = torch.quasirandom.SobolEngine(len(settings), scramble=True, seed=seed)
@@ -143,12 +128,6 @@ def design(settings: Sequence[Setting], levels: Mapping[str, int], seed: int) ->
     return torch.stack(rows), factors
 
 
-def smoothed(judged: Tensor) -> Tensor:
-    """Return the mean of each judgement and its neighbours, [..., judgements]."""
-    padded = torch.cat([judged[..., :1], judged, judged[..., -1:]], -1)
-    return (padded[..., :-2] + padded[..., 1:-1] + padded[..., 2:]) / 3
-
-
 def choose(points: Tensor, factors: Sequence[str], judged: Tensor) -> tuple[Tensor, Tensor]:
     """Choose values by the judgements of trainings at different values.
 
@@ -166,11 +145,6 @@ def choose(points: Tensor, factors: Sequence[str], judged: Tensor) -> tuple[Tens
 
     Raises:
         FloatingPointError: no training has a finite loss.
-
-    Example:
-        >>> points, judged = torch.tensor([[0.0], [1.0]]), torch.tensor([[50.0] * 10, [50.0] * 10])
-        >>> choose(points, ["", "regularisers"], judged)[0]
-        tensor([0.5000])
     """
     if not _late(judged).isfinite().any():
         raise FloatingPointError(
@@ -195,19 +169,12 @@ def _late(judged: Tensor) -> Tensor:
 
 
 def weights(judged: Tensor) -> Tensor:
-    """Return the weight of each training, [members], with a sum of 1.
+    """Return the weight of each training, [members], with a sum of 1, by its nats, [members, judgements].
 
     The weight is exp(-nats / T), with the mean nats over the second half of a training. For T = 1 it is a posterior
     under a uniform prior, as L_ML estimates the log marginal likelihood. T is the standard deviation of a judgement's
     noise, if that exceeds 1, because the lowest of a few noisy numbers is not the best training. The first half is
     ignored, as it favours little regularisation.
-
-    Args:
-        judged: nats of unseen data, [members, judgements].
-
-    Example:
-        >>> weights(torch.tensor([[10.0] * 4, [12.0] * 4]))
-        tensor([0.8808, 0.1192], dtype=torch.float64)
     """
     nats = _late(judged)
     nats = nats.masked_fill(~nats.isfinite(), math.inf) / _noise(judged)
@@ -223,24 +190,22 @@ def _noise(judged: Tensor) -> float:
     return max(1.0, float(changes.std(1).median()) / math.sqrt(2)) if known else 1.0
 
 
+def _smoothed(judged: Tensor) -> Tensor:
+    """Return the mean of each judgement and its neighbours, [..., judgements]."""
+    padded = torch.cat([judged[..., :1], judged, judged[..., -1:]], -1)
+    return (padded[..., :-2] + padded[..., 1:-1] + padded[..., 2:]) / 3
+
+
 def no_better(guessed: float | None, judged: Sequence[Sequence[float]]) -> bool:
-    """Return whether no training is clearly better than the best constant prediction.
+    """Return whether no training is clearly better than the best constant prediction, with `guessed` nats if known.
 
     The search is then uninformative about values for a network that learns: the heaviest regularisation comes closest
     to the constant prediction.
-
-    Args:
-        guessed: nats of that prediction, or None if unknown.
-        judged: nats of each training at each judgement.
-
-    Example:
-        >>> no_better(69.3, [[70.0, 69.5, 69.2, 69.1]]), no_better(69.3, [[70.0, 60.0, 50.0, 45.0]])
-        (True, False)
     """
     if guessed is None:
         return False
     nats = torch.tensor(judged, dtype=torch.float64, device="cpu")
-    return not bool((smoothed(nats) < guessed - max(CLEAR, _noise(nats))).any())
+    return not bool((_smoothed(nats) < guessed - max(CLEAR, _noise(nats))).any())
 
 
 def best_end(judged: Sequence[float]) -> int:
@@ -249,12 +214,8 @@ def best_end(judged: Sequence[float]) -> int:
     This is the last one, unless its loss exceeds the lowest by more than CLEAR nats. In that case it is the mean number
     of a judgement, weighted by exp(-nats) times a prior of WHOLE for the last one: the lowest of ten noisy losses often
     comes too early.
-
-    Example:
-        >>> best_end([90.0, 50.0, 40.0, 50.0, 80.0, 90.0]), best_end([9.0, 5.0, 4.0, 4.2, 4.1, 4.0])
-        (3, 6)
     """
-    nats = smoothed(torch.tensor(list(judged), dtype=torch.float64, device="cpu"))
+    nats = _smoothed(torch.tensor(list(judged), dtype=torch.float64, device="cpu"))
     if not nats[-1] - nats.min() > CLEAR:
         return len(judged)
     prior = torch.full_like(nats, (1 - WHOLE) / (len(judged) - 1))

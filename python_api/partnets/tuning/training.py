@@ -6,7 +6,7 @@ import copy
 import functools
 import math
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -28,10 +28,9 @@ from partnets.hyper.penalty import penalised
 from partnets.optim.entrywise import arguments
 from partnets.subnetworks.context import subnetwork
 from partnets.training.step import clip_gradient, parameters_of, step_weights
-from partnets.tuning.guessing import guessed_nats
+from partnets.tuning.loss import AtTemperatures, best_temperature, divided, guessed_nats, has_temperature
 from partnets.tuning.problem import Problem
 from partnets.tuning.search import JUDGEMENTS
-from partnets.tuning.temperature import AtTemperatures, best, divided, has_temperature
 from partnets.utils import random_state
 from partnets.utils.modules import evaluating, frozen, to_device, training
 from partnets.utils.targets import token_cross_entropy
@@ -50,54 +49,34 @@ START = 0.4
 ESTIMATED = 512, 2048
 # Batch size of judgements.
 BATCH = 256
+# The attributes of a training that change, besides its modules, optimizers and generator.
+PROGRESS = ("noise", "done", "judged", "temperature", "counted", "schedule", "examples")
 
 
 def due(steps: int, judgements: int = JUDGEMENTS) -> list[int]:
-    """Return the steps after which unseen data judge a training.
-
-    Example:
-        >>> due(25, 5), due(2)
-        ([5, 10, 15, 20, 25], [1, 2])
-    """
+    """Return the steps after which unseen data judge a training."""
     return sorted({math.ceil(steps * i / judgements) for i in range(1, judgements + 1)})
+
+
+def learning_steps(steps: int) -> tuple[int, int]:
+    """Return the number of training steps per update of modules that learn, and the number of updates."""
+    every = max(1, min(EVERY, int((1 - FIRST) * steps / UPDATES)))
+    return every, math.ceil((1 - FIRST) * steps / every)
 
 
 def learning_cost(problem: Problem) -> float:
     """Return the cost of learning by gradient descent, as a share of a training's cost."""
     if not problem.direct:
         return 0.0
+    copies = COPIES if _augmenting(problem.network, problem.direct) else 1
     # Without gradients of the weights, a step costs a third less.
-    every = learning_steps(problem.steps)[0]
-    return 2 / 3 * _copies(_augmenting(problem.network, problem.direct)) * (1 - FIRST) / every
+    return 2 / 3 * copies * (1 - FIRST) / learning_steps(problem.steps)[0]
 
 
-def learning_steps(steps: int) -> tuple[int, int]:
-    """Return the number of training steps per update of modules that learn, and the number of updates.
-
-    Example:
-        >>> learning_steps(1200), learning_steps(100)
-        ((4, 225), (1, 75))
-    """
-    every = max(1, min(EVERY, int((1 - FIRST) * steps / UPDATES)))
-    return every, math.ceil((1 - FIRST) * steps / every)
-
-
-def _augmenting(network: nn.Module, learning: list[Hyperparameter]) -> list[InTraining]:
+def _augmenting(network: nn.Module, paths: list[str]) -> list[InTraining]:
     """Return the InTraining modules around augmentations that learn."""
+    learning = [network.get_submodule(path) for path in paths]
     return [module for module in network.modules() if isinstance(module, InTraining) and module.module in learning]
-
-
-def _simple(module: nn.Module) -> dict[str, Any]:
-    """Return the attributes of a module that are numbers or text, such as a step counter."""
-    return {name: value for name, value in vars(module).items() if isinstance(value, bool | int | float | str)}
-
-
-def _kept(parameter: nn.Parameter) -> Tensor:
-    return parameter.detach().to("cpu", copy=True)
-
-
-def _copies(augmenting: list[InTraining]) -> int:
-    return COPIES if augmenting else 1
 
 
 class Training:
@@ -117,15 +96,13 @@ class Training:
             schedule, augmentations are switched off.
         unseen: the number of unseen examples that judge it; all if None.
         judgements: the number of judgements, evenly spaced, the last one at the end.
-        masked: as in partnets.step_weights.
 
     Attributes:
         network, optimizer, loss: copies for this training, with the settings applied.
         done: the number of steps so far.
         judged: the loss of unseen data in nats at each judgement so far.
-        tempered: whether unseen data judge logits divided by their best temperature. They do if augmentations learn,
-            which would otherwise learn to make an overconfident network less confident.
-        temperature: that of the last judgement, or 1.
+        temperature: the best one at the last judgement, or 1. It divides logits that unseen data judge, if
+            augmentations learn, which would otherwise learn to make an overconfident network less confident.
         schedule: for each parameter that learns by gradient descent, its values at the start and at each judgement,
             [1 + judgements, ...], by its name.
         examples: the number of examples processed so far, unseen data included, in units of a training step's cost.
@@ -145,30 +122,29 @@ class Training:
         schedule: Mapping[str, Tensor] | None = None,
         unseen: int | None = None,
         judgements: int = JUDGEMENTS,
-        masked: bool | None = None,
     ) -> None:
         self.problem, self.batch_size, self.steps, self.seed = problem, batch_size, steps, seed
-        self.masked = masked
         self.chunks = problem.everything if everything else problem.chunks
-        self.done, self.judged, self.temperature, self.examples, self.counted = 0, [], 1.0, 0.0, 0
         self.due, self.unseen = due(steps, judgements), unseen
         # The final training may have fewer steps, but follows the schedule at full length.
         self.times = [0, *due(problem.steps, judgements)]
+        self.noise, self.done, self.judged, self.temperature, self.counted, self.examples = None, 0, [], 1.0, 0, 0.0
         self.network, self.loss = copy.deepcopy((problem.network, problem.loss))
-        self.network.to(problem.device).train()
-        paths = {module: path for path, module in problem.network.named_modules()}
-        self.learning = [self.network.get_submodule(paths[module]) for module in problem.direct]
-        own = {parameter for module in self.learning for parameter in module.parameters()}
-        direct = {name: parameter for name, parameter in self.network.named_parameters() if parameter in own}
-        self.augmenting = _augmenting(self.network, self.learning)
-        silent = [] if learns or schedule else self.augmenting
-        for module in [*map(self.network.get_submodule, problem.still), *silent]:
-            module.eval()
+        self.network.to(problem.device)
+        if not (self.network[-1] if problem.outside else self.network).training:
+            self.network.train()  # otherwise modules in evaluation mode stay so, such as a frozen backbone
         psi = set(hyperparameters(self.network))
         for parameter in psi:
             parameter.requires_grad_(False)
-        self.repeated = {direct[name]: values.to(problem.device) for name, values in (schedule or {}).items()}
         weights = [p for p in self.network.parameters() if p.requires_grad and p not in psi]
+        self.learning = [self.network.get_submodule(path) for path in problem.direct]
+        own = {parameter for module in self.learning for parameter in module.parameters()}
+        learning = {name: parameter for name, parameter in self.network.named_parameters() if parameter in own}
+        self.augmenting = _augmenting(self.network, problem.direct)
+        if not (learns or schedule):
+            for module in self.augmenting:
+                module.eval()
+        self.repeated = {learning[name]: values.to(problem.device) for name, values in (schedule or {}).items()}
         self.partitioned = self.chunks.count > 2
         if self.partitioned:
             self.network = partition(self.network, self.chunks.proportions, defaults="stored", seed=seed)
@@ -181,8 +157,7 @@ class Training:
         self.judge = problem.judge
         # Without augmentations, temperatures did not improve a training, and slightly worsened it with noisy labels.
         self.tempered = learns and bool(self.augmenting) and has_temperature(problem.loss)
-        self.direct = direct if learns else {}
-        self.direct_optimizer = None
+        self.direct, self.direct_optimizer = learning if learns else {}, None
         self.every, updates = learning_steps(steps)
         if self.direct:
             self.limits = [self._put_starts(position) for position in (0.0, 1.0)]
@@ -190,10 +165,9 @@ class Training:
             for parameter in self.direct.values():
                 parameter.requires_grad_()
             self.direct_optimizer = torch.optim.Adam(self._direct_groups(updates))
-        # On the CPU, as after loading an interrupted search.
-        self.schedule = {name: [_kept(parameter)] for name, parameter in self.direct.items()}
+        self.schedule: dict[str, list[Tensor]] = {}
+        self._record_direct()
         self.generator = torch.Generator().manual_seed(seed)
-        self.noise: dict | None = None
 
     @property
     def is_judged(self) -> bool:
@@ -221,15 +195,15 @@ class Training:
                 if self.is_judged and self.done in self.due:
                     if self.direct:
                         self.estimate_norms(ESTIMATED[0])
-                    nats, self.temperature = self._nats()
+                    nats, self.temperature, self.counted = self._nats(self._unseen())
                     self.judged.append(nats)
-                    for name, parameter in self.direct.items():
-                        self.schedule[name].append(_kept(parameter))
+                    self._record_direct()
             if self.repeated and self.done == self.steps:
                 self.estimate_norms(ESTIMATED[1])
             self.noise = random_state.get_state(device)
 
     def _step(self) -> bool:
+        """Take a training step; return whether its loss was finite."""
         self._repeat_schedule()
         k = 1
         if self.partitioned:
@@ -238,8 +212,7 @@ class Training:
         size = max(1, math.floor((self.done + 1) * self.batch_size) - math.floor(self.done * self.batch_size))
         batch = to_device(self.chunks.sample_upto(k, size, self.generator), self.problem.device)
         if self.partitioned:
-            options = {"clip": self.problem.clip, "masked": self.masked}
-            loss = step_weights(self.network, self.optimizer, k, batch, self._loss, **options)
+            loss = step_weights(self.network, self.optimizer, k, batch, self._loss, clip=self.problem.clip)
         else:
             loss = self._step_weights(batch)
         if self.scheduler:
@@ -279,6 +252,11 @@ class Training:
             start.put(self, start.value(position))
         return [parameter.detach().clone() for parameter in self.direct.values()]
 
+    def _record_direct(self) -> None:
+        for name, parameter in self.direct.items():
+            # On the CPU, as after loading an interrupted search.
+            self.schedule.setdefault(name, []).append(parameter.detach().to("cpu", copy=True))
+
     def _direct_groups(self, updates: int) -> list[dict]:
         """Return the parameters that learn by gradient descent, with their learning rates.
 
@@ -298,11 +276,15 @@ class Training:
         k = 2
         if self.partitioned:
             k = draw_k([0.0, *self.chunks.proportions[1:]], self.generator)
-        size, copies = max(1, round(self.batch_size)), _copies(self.augmenting)
+        size, copies = max(1, round(self.batch_size)), COPIES if self.augmenting else 1
         batch = to_device(self.chunks.sample(k, size, self.generator), self.problem.device)
         self.direct_optimizer.zero_grad()
-        unseen = subnetwork(self.network, active=k - 1) if self.partitioned else nullcontext()
-        with unseen, frozen(parameters_of(self.optimizer)), evaluating(self.network), training(*self.learning):
+        with (
+            self._subnetwork(k - 1),
+            frozen(parameters_of(self.optimizer)),
+            evaluating(self.network),
+            training(*self.learning),
+        ):
             output, y = self._averaged(self.network, batch, copies)
             mean(self.judge, divided(output, self.temperature), y).backward()
         self.direct_optimizer.step()
@@ -311,6 +293,9 @@ class Training:
                 # Equal limits belong to a number without a range.
                 parameter.copy_(torch.where(least == most, parameter, parameter.clamp(least, most)))
         self.examples += 2 / 3 * copies * size
+
+    def _subnetwork(self, active: int) -> AbstractContextManager:
+        return subnetwork(self.network, active=active) if self.partitioned else nullcontext()
 
     def _averaged(self, network: nn.Module, batch: Any, copies: int) -> tuple[Any, Any]:
         """Return the outputs, averaged over augmented copies as in hyper.Averaged, and the targets of a batch.
@@ -350,12 +335,6 @@ class Training:
         for norm, momentum in zip(norms, momenta, strict=True):
             norm.momentum = momentum
 
-    def averaged_nats(self, copies: int) -> float:
-        """Return the loss of unseen data in nats, with predictions averaged over augmented copies."""
-        with random_state.preserved(self.problem.device):
-            torch.manual_seed(self.seed)
-            return self._nats(copies)[0]
-
     @torch.no_grad()
     def _repeat_schedule(self) -> None:
         """Set parameters to their values at this step of another training."""
@@ -364,39 +343,24 @@ class Training:
         for parameter, values in self.repeated.items():
             parameter.copy_(torch.lerp(values[after - 1], values[after], (self.done + 1 - start) / (end - start)))
 
+    def averaged_nats(self, copies: int) -> float:
+        """Return the loss of unseen data in nats, with predictions averaged over augmented copies."""
+        with random_state.preserved(self.problem.device):
+            torch.manual_seed(self.seed)
+            return self._nats(self._unseen(), copies)[0]
+
     def fitted(self) -> float | None:
         """Return the nats per target by which training examples are predicted better than by a guess, or None."""
-        counted, number = self.counted, sum(len(unseen) for _, unseen in self._unseen())
+        number = sum(len(unseen) for _, unseen in self._unseen())
         own = [(2, Subset(self.chunks[1], range(min(number, self.chunks.sizes[0]))))]
         with random_state.preserved(self.problem.device):
-            nats, _ = self._nats(judging=own)
-        guessed = self.guessed_nats(own)
-        self.counted, count = counted, self.counted
+            nats, _, count = self._nats(own)
+        guessed = self._guessed_nats(own)
         return None if guessed is None else (guessed - nats) / count
 
-    def _nats(self, copies: int = 0, judging: Iterable[tuple[int, Subset]] | None = None) -> tuple[float, float]:
-        """Return the loss of unseen data in nats, and the temperature that divided the logits.
-
-        A squared error counts as n / 2 log(error) for n numbers. In a partitioned network, subnetwork k - 1 predicts
-        chunk k (Eq. 2). `judging`: other pairs of k and examples.
-        """
-        how = {"batch_size": BATCH, "forward": self.problem.forward}
-        forward = functools.partial(self._averaged, copies=copies) if copies else self.problem.forward
-        forward = AtTemperatures(forward, self.judge) if self.tempered else forward
-        judging_by = how | {"forward": forward, "collate": self.chunks.collate, "loading": {}}
-        found, count = 0.0, 0
-        with fresh_statistics(self.network, self.chunks, **how) if self.partitioned else nullcontext():
-            for k, unseen in self._unseen() if judging is None else judging:
-                with subnetwork(self.network, active=k - 1) if self.partitioned else nullcontext():
-                    loss, counted = total_loss(self.network, unseen, self.judge, **judging_by)
-                found, count = found + loss, count + counted
-                self.examples += max(1, copies) * len(unseen) / 3  # a forward pass is a third of a step
-        self.counted = count
-        if not math.isfinite(found):
-            return math.inf, 1.0
-        if self.problem.squared:
-            return count * self.problem.squared / 2 * math.log(max(found / count, 1e-30)), 1.0
-        return best([found, *forward.nats]) if self.tempered else (found, 1.0)
+    def guessed_nats(self) -> float | None:
+        """Return the loss of unseen data in nats by the best constant prediction, or None if unknown."""
+        return self._guessed_nats(self._unseen())
 
     def _unseen(self) -> Iterator[tuple[int, Subset]]:
         """Yield each unseen chunk's number and the part of it that judges."""
@@ -405,18 +369,37 @@ class Training:
         for k in range(2, chunks.count + 1):
             yield k, Subset(chunks[k], range(max(1, round(share * len(chunks[k])))))
 
-    @torch.no_grad()
-    def guessed_nats(self, judging: Iterable[tuple[int, Subset]] | None = None) -> float | None:
-        """Return the loss in nats of the best constant prediction of the same unseen data.
+    def _nats(self, judging: Iterable[tuple[int, Subset]], copies: int = 0) -> tuple[float, float, int]:
+        """Return the loss of examples in nats, the temperature that divided the logits, and the number of targets.
 
-        None if unknown: see partnets.tuning.guessing. `judging`: other pairs of k and examples.
+        A squared error counts as n / 2 log(error) for n numbers. In a partitioned network, subnetwork k - 1 predicts
+        chunk k (Eq. 2). `judging` has pairs of k and examples.
         """
+        how = {"batch_size": BATCH, "forward": self.problem.forward}
+        forward = functools.partial(self._averaged, copies=copies) if copies else self.problem.forward
+        forward = AtTemperatures(forward, self.judge) if self.tempered else forward
+        judging_by = how | {"forward": forward, "collate": self.chunks.collate, "loading": {}}
+        found, count = 0.0, 0
+        with fresh_statistics(self.network, self.chunks, **how) if self.partitioned else nullcontext():
+            for k, examples in judging:
+                with self._subnetwork(k - 1):
+                    loss, counted = total_loss(self.network, examples, self.judge, **judging_by)
+                found, count = found + loss, count + counted
+                self.examples += max(1, copies) * len(examples) / 3  # a forward pass is a third of a step
+        if not math.isfinite(found):
+            return math.inf, 1.0, count
+        if self.problem.squared:
+            return count * self.problem.squared / 2 * math.log(max(found / count, 1e-30)), 1.0, count
+        return *(best_temperature([found, *forward.nats]) if self.tempered else (found, 1.0)), count
+
+    @torch.no_grad()
+    def _guessed_nats(self, judging: Iterable[tuple[int, Subset]]) -> float | None:
         judged = []
         with random_state.preserved(self.problem.device), evaluating(self.network):
-            for _, unseen in self._unseen() if judging is None else judging:
-                for batch in batches(unseen, BATCH, collate=self.chunks.collate):
+            for _, examples in judging:
+                for batch in batches(examples, BATCH, collate=self.chunks.collate):
                     judged.append(self.problem.forward(self.network, to_device(batch, self.problem.device)))
-                self.examples += len(unseen) / 3
+                self.examples += len(examples) / 3
         return guessed_nats(self.judge, judged)
 
     def deployed(self) -> nn.Module:
@@ -440,44 +423,39 @@ class Training:
             parameter.grad = None
         return network.eval()
 
-    def state(self) -> dict:
-        """Return the state for a bitwise equal continuation."""
-        return {
-            "network": self.network.state_dict(),
-            "attributes": [_simple(module) for module in self._modules()],
-            "optimizer": self.optimizer.state_dict(),
-            "scheduler": self.scheduler.state_dict() if self.scheduler else None,
-            "direct_optimizer": self.direct_optimizer.state_dict() if self.direct_optimizer else None,
-            "generator": self.generator.get_state(),
-            "noise": self.noise,
-            "done": self.done,
-            "judged": self.judged,
-            "temperature": self.temperature,
-            "counted": self.counted,
-            "schedule": self.schedule,
-            "examples": self.examples,
+    def _stateful(self) -> dict[str, Any]:
+        every = {
+            "network": self.network,
+            "optimizer": self.optimizer,
+            "scheduler": self.scheduler,
+            "direct_optimizer": self.direct_optimizer,
         }
+        return {name: one for name, one in every.items() if one is not None}
 
     def _modules(self) -> list[nn.Module]:
         """Return the modules of the network and of the loss."""
         return [*self.network.modules(), *(self.loss.modules() if isinstance(self.loss, nn.Module) else ())]
 
+    def state(self) -> dict:
+        """Return the state for a bitwise equal continuation; of modules, also attributes such as a step counter."""
+        plain = bool | int | float | str
+        return {
+            **{name: one.state_dict() for name, one in self._stateful().items()},
+            "attributes": [
+                {n: v for n, v in vars(module).items() if isinstance(v, plain)} for module in self._modules()
+            ],
+            "generator": self.generator.get_state(),
+            "progress": {name: getattr(self, name) for name in PROGRESS},
+        }
+
     def load_state(self, state: dict) -> None:
         """Continue from a state."""
-        self.network.load_state_dict(state["network"])
+        for name, one in self._stateful().items():
+            one.load_state_dict(state[name])
         for module, attributes in zip(self._modules(), state["attributes"], strict=True):
-            for name, value in attributes.items():
-                setattr(module, name, value)
-        self.optimizer.load_state_dict(state["optimizer"])
-        if self.scheduler:
-            self.scheduler.load_state_dict(state["scheduler"])
-        if self.direct_optimizer:
-            self.direct_optimizer.load_state_dict(state["direct_optimizer"])
+            vars(module).update(attributes)
         self.generator.set_state(state["generator"])
-        self.noise, self.done = state["noise"], state["done"]
-        self.judged, self.temperature = list(state["judged"]), state["temperature"]
-        self.counted, self.examples = state["counted"], state["examples"]
-        self.schedule = {name: list(values) for name, values in state["schedule"].items()}
+        vars(self).update(state["progress"])
 
 
 def partitioned_optimizer(factory: Any, network: nn.Module) -> torch.optim.Optimizer:

@@ -1,4 +1,4 @@
-"""A model without noise, steps of all its partitions and of ψ, and a trainer."""
+"""Models without noise and their trainings, on each rank of a group or, without a group, in one process."""
 
 import torch
 import torch.distributed as dist
@@ -16,6 +16,10 @@ OPTIMIZERS = {
     "Adam": lambda model: optim.Adam(model, lr=0.02),
     "NAdam": lambda model: optim.PerPartition(torch.optim.NAdam, model, lr=0.02),
 }
+
+
+def mesh(*shape, names=None):
+    return dist.init_device_mesh("cpu", shape or (dist.get_world_size(),), mesh_dim_names=names)
 
 
 def network(scheme="weight"):
@@ -37,18 +41,15 @@ def network(scheme="weight"):
     return partnets.partition(model, PROPORTIONS, seed=3, scheme=scheme, **example).double()
 
 
-def batch(step):
-    generator = torch.Generator().manual_seed(step)
-    return torch.randn(8, 192, generator=generator, dtype=torch.float64), torch.randint(4, (8,), generator=generator)
-
-
 def mine(tensor):
     """Return this rank's part of the joint batch, or all of it without a process group."""
     return tensor.chunk(dist.get_world_size())[dist.get_rank()] if dist.is_initialized() else tensor
 
 
 def loss(model, step):
-    x, y = batch(step)
+    generator = torch.Generator().manual_seed(step)
+    x = torch.randn(8, 192, generator=generator, dtype=torch.float64)
+    y = torch.randint(4, (8,), generator=generator)
     # Evaluation mode, because the mask's noise would differ on each rank.
     return F.cross_entropy(model.eval()(mine(x)), mine(y))
 
@@ -57,7 +58,7 @@ def learn(model, call, optimizer, steps=range(STEPS)):
     """Take steps of all partitions and of ψ in turn, and return the weights; `call` is the model or its wrapper."""
     psi = torch.optim.SGD(hyper.hyperparameters(model), lr=0.5)
     for step in steps:
-        k = distributed.draw((1, 1, 1), seed=0, step=step)
+        k = 1 + step * step % 7 % 3
         optimizer.zero_grad()
         with partnets.subnetwork(model, active=k, update=k):
             loss(call, step).backward()
@@ -85,14 +86,16 @@ def examples():
     return x, (x[:, 0] > 0).long()
 
 
-def trainer(kind, *, dropout=0.0, sharded=False, **options):
+def trainer(*, dropout=0.0, sharded=False, **options):
+    """Return a Trainer, on ranks one of partnets.distributed."""
     torch.manual_seed(0)
     extractor = hyper.Submodule(nn.Linear(6, 5))  # ψ without noise
     model = nn.Sequential(extractor, nn.Linear(5, 8), nn.Dropout(dropout), nn.LayerNorm(8), nn.Linear(8, 2))
     model = partnets.partition(model, (0.6, 0.2, 0.2)).double()
     options = {"hyper": extractor, "batch_size": 16, "lml_every": 4, "keep_best": True} | options
     if sharded:
-        distributed.fully_shard(model, mesh=dist.init_device_mesh("cpu", (dist.get_world_size(),)))
+        distributed.fully_shard(model, mesh=mesh())
+    kind = distributed.Trainer if dist.is_initialized() else partnets.Trainer
     return kind(model, partnets.chunk(examples(), (0.6, 0.2, 0.2)), **options)
 
 

@@ -33,7 +33,6 @@ def bert():
 
 ADAPTERS = {
     "LoRA": peft.LoraConfig,
-    "rank-stabilised": lambda **options: peft.LoraConfig(use_rslora=True, **options),
     "LoHa": lambda **options: peft.LoHaConfig(
         r=options["r"], target_modules=options["target_modules"], alpha=options["lora_alpha"]
     ),
@@ -54,26 +53,6 @@ def divided(model, ids, scheme):
 
 def loss_of(model):
     return lambda ids: model(input_ids=ids, labels=ids).loss
-
-
-@pytest.mark.full
-@pytest.mark.parametrize("scheme", ["weight", "nested"])
-@pytest.mark.parametrize("make", [gpt2, bert])
-def test_the_adapters_alone_are_divided_and_learn(make, scheme):
-    model, ids = adapted(make)
-    with torch.no_grad():
-        expected = model.eval()(input_ids=ids).logits
-    before = {name: p.detach().clone() for name, p in model.named_parameters()}
-    divided(model, ids, scheme)
-    assert all(".lora_" in name for name in partnets.partitions(model))
-    for k in (1, 2, 3):  # all equal the base initially
-        with partnets.subnetwork(model, k), torch.no_grad():
-            torch.testing.assert_close(model(input_ids=ids).logits, expected)
-    optimizer = optim.Adam(model, lr=1e-2)
-    for step in range(6):
-        partnets.step_weights(model, optimizer, step % 3 + 1, ids, loss_of(model.train()))
-    for name, parameter in model.named_parameters():
-        assert torch.equal(parameter, before[name]) == (".lora_" not in name), name
 
 
 class Linear4bit(nn.Linear):
@@ -98,26 +77,37 @@ def quantised(model):
     return model
 
 
-@pytest.mark.full
+def quantised_bert():
+    model, options = bert()
+    return quantised(model), options
+
+
+@pytest.mark.cases(usual=2)
 @pytest.mark.parametrize("scheme", ["weight", "nested"])
-def test_a_quantised_base_stays_as_it_is(scheme):
-    model, ids = adapted(lambda: (quantised(bert()[0]), bert()[1]))
-    base = {name: value.clone() for name, value in model.state_dict().items() if ".lora_" not in name}
+@pytest.mark.parametrize("make", [gpt2, bert, quantised_bert])
+def test_only_the_adapters_are_divided_and_learn_from_the_base_on(make, scheme, tmp_path):
+    model, ids = adapted(make)
     with torch.no_grad():
         expected = model.eval()(input_ids=ids).logits
+    before = {name: value.clone() for name, value in model.state_dict().items()}
     divided(model, ids, scheme)
-    with partnets.subnetwork(model, 1), torch.no_grad():
-        torch.testing.assert_close(model(input_ids=ids).logits, expected)
-    loss, optimizer = loss_of(model.train()), optim.Adam(model, lr=1e-2)
-    for step in range(3):
-        partnets.step_weights(model, optimizer, step + 1, ids, loss)
-    assert not partnets.audit(model, ids, forward=lambda model, ids: (model(input_ids=ids).logits, None))
+    assert all(".lora_" in name for name in partnets.partitions(model))
+    for k in (1, 2, 3):  # all equal the base initially
+        with partnets.subnetwork(model, k), torch.no_grad():
+            torch.testing.assert_close(model(input_ids=ids).logits, expected)
+    optimizer = optim.Adam(model, lr=1e-2)
+    for step in range(6):
+        partnets.step_weights(model, optimizer, step % 3 + 1, ids, loss_of(model.train()))
+    if make is quantised_bert:
+        assert not partnets.audit(model, ids, forward=lambda model, ids: (model(input_ids=ids).logits, None))
     found = model.state_dict()
-    assert all(torch.equal(found[name], value) for name, value in base.items())
+    for name, value in before.items():
+        assert torch.equal(found[name], value) == (".lora_" not in name), name
+    anew = partnets.finalize(model, "retrain").eval()
     with torch.no_grad():
-        after = model.eval()(input_ids=ids).logits
-        torch.testing.assert_close(partnets.merge(model).eval()(input_ids=ids).logits, after)
-    assert not torch.equal(after, expected)
+        torch.testing.assert_close(anew(input_ids=ids).logits, expected)
+    lora_a = next(p for name, p in anew.named_parameters() if "lora_A" in name)
+    assert lora_a.requires_grad and lora_a.any()
 
 
 @pytest.mark.full
@@ -129,6 +119,8 @@ def test_they_are_merged_into_the_base_and_saved_as_peft_saves(scheme, tmp_path)
     for step in range(6):
         partnets.step_weights(model, optimizer, step % 3 + 1, ids, loss_of(model.train()))
     model.eval()
+    torch.manual_seed(0)
+    base, _ = gpt2()
     with torch.no_grad():
         for k in (1, 3):
             with partnets.subnetwork(model, k):
@@ -136,41 +128,19 @@ def test_they_are_merged_into_the_base_and_saved_as_peft_saves(scheme, tmp_path)
             merged = partnets.merge(model, active=k)
             torch.testing.assert_close(merged(input_ids=ids).logits, expected, rtol=1e-4, atol=1e-5)
         merged.save_pretrained(tmp_path)
-        loaded = peft.PeftModel.from_pretrained(gpt2_again(), tmp_path).eval()
+        loaded = peft.PeftModel.from_pretrained(base, tmp_path).eval()
         torch.testing.assert_close(loaded(input_ids=ids).logits, expected, rtol=1e-4, atol=1e-5)
         whole = merged.merge_and_unload()
         torch.testing.assert_close(whole(input_ids=ids).logits, expected, rtol=1e-4, atol=1e-5)
     assert not isinstance(whole, peft.PeftModel)
 
 
-@pytest.mark.cases(usual=1)
-@pytest.mark.parametrize("scheme", ["weight", "nested"])
-def test_adapters_that_start_anew_start_at_the_base(scheme):
-    model, ids = adapted()
-    with torch.no_grad():
-        expected = model.eval()(input_ids=ids).logits
-    divided(model, ids, scheme)
-    optimizer = optim.Adam(model, lr=1e-2)
-    partnets.step_weights(model, optimizer, 3, ids, loss_of(model.train()))
-    anew = partnets.finalize(model, "retrain").eval()
-    with torch.no_grad():
-        torch.testing.assert_close(anew(input_ids=ids).logits, expected)
-    lora_a = next(p for name, p in anew.named_parameters() if "lora_A" in name)
-    assert lora_a.requires_grad and lora_a.any()
-
-
-def gpt2_again():
-    torch.manual_seed(0)
-    return gpt2()[0]
-
-
 def test_other_adapters_are_divided():
     model, ids = adapted(bert, "LoHa")
     divided(model, ids, "weight")
-    optimizer = optim.Adam(model, lr=1e-2)
     learning = [parameter for parameter in model.parameters() if parameter.requires_grad]
     before = [parameter.detach().clone() for parameter in learning]
-    partnets.step_weights(model, optimizer, 2, ids, loss_of(model))
+    partnets.step_weights(model, optim.Adam(model, lr=1e-2), 2, ids, loss_of(model))
     assert learning and not all(map(torch.equal, before, learning))
 
 
