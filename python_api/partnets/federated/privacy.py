@@ -10,8 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from partnets.federated.update import names_of, norm
-from partnets.federated.vectors import HYPER, Vectors
+from partnets.federated.vectors import HYPER, Vectors, norm
 from partnets.utils.checks import check_at_least
 
 # The smallest noise multiplier for which epsilon uses privacy loss distributions: below it they exceed any memory.
@@ -27,9 +26,9 @@ class Privacy:
     trusted; the mean of n clients then has noise of z max_norm / n, instead of z max_norm / sqrt(n) with local privacy.
 
     The guarantee is for a whole client: whether its update counts or is 0, given that participation is known. Noise is
-    drawn at each call from the operating system's cryptographic randomness, so there is no seed to search for, and
-    rounds cannot be repeated bit for bit. Not covered are the rounding of noise to floating point, and the server's
-    reports besides the model, such as L_ML, counts and losses.
+    drawn at each call from the operating system's cryptographic randomness, so rounds cannot be repeated bit for bit.
+    Not covered are the rounding of noise to floating point, and the server's reports besides the model, such as L_ML,
+    counts and losses.
 
     Args:
         max_norm: the Euclidean norm to which the change of each vector of weights is clipped.
@@ -44,7 +43,7 @@ class Privacy:
         >>> from torch import nn
         >>> vectors = Vectors(partnets.partition(nn.Linear(4, 3), (0.5, 0.5)))
         >>> privacy = Privacy(max_norm=1.0, noise_multiplier=10.0)
-        >>> privacy.shortened({"w1.float32": torch.tensor([3.0, 4.0])})
+        >>> privacy.clipped({"w1.float32": torch.tensor([3.0, 4.0])})
         {'w1.float32': tensor([0.6000, 0.8000], dtype=torch.float64)}
         >>> round(privacy.epsilon(vectors, rounds=20, delta=1e-5), 1)
         2.6
@@ -62,7 +61,7 @@ class Privacy:
         if not 0 <= self.noise_multiplier < math.inf:
             raise ValueError(f"noise_multiplier={self.noise_multiplier}; pass a finite number, 0 or more.")
 
-    def shortened(self, vectors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    def clipped(self, vectors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Clip each vector to its bound separately, in double precision.
 
         Vectors that are not finite become 0: an error would reveal that the client diverged.
@@ -89,7 +88,7 @@ class Privacy:
         not have been drawn give no reduction.
 
         Args:
-            vectors: the Vectors of the server or of a client.
+            vectors: the attribute `vectors` of the server or of a client.
             rounds: the largest number of rounds in which a client takes part.
             delta: δ, in (0, 1); less than one over the number of clients.
 
@@ -108,7 +107,7 @@ class Privacy:
             from dp_accounting.rdp import RdpAccountant
         except ImportError as error:
             raise ImportError("Privacy.epsilon needs dp-accounting: pip install 'partkernels[federated]'.") from error
-        sent = max(sum(map(len, names_of(vectors, chunk))) for chunk in range(1, vectors.count + 1))
+        sent = max(sum(map(len, vectors.sent_by(chunk))) for chunk in range(1, vectors.count + 1))
         multiplier = self.noise_multiplier / math.sqrt(sent * rounds)
         # Privacy loss distributions are exact, but with little noise they are too long for any memory.
         accountant = PLDAccountant() if multiplier >= LITTLE else RdpAccountant()
@@ -116,8 +115,8 @@ class Privacy:
         return float(accountant.get_epsilon(delta))
 
     def _bound(self, name: str) -> float:
-        own = name.startswith(f"{HYPER}.") and self.hyper_max_norm is not None
-        return self.hyper_max_norm if own else self.max_norm
+        is_hyper = name.startswith(f"{HYPER}.") and self.hyper_max_norm is not None
+        return self.hyper_max_norm if is_hyper else self.max_norm
 
 
 def _normal(count: int) -> Tensor:
