@@ -42,23 +42,13 @@ class _Anew(torch.autograd.Function):
 
 
 class _HyperNorm(HyperLayer):
-    """The base of all norms, with a weight and a bias for each example.
+    """The base of all norms, with a weight and a bias for each example; W_hyper and b_hyper start at 1.
 
-    Args:
-        *args, **kwargs: the arguments of torch's layer.
-        hyper: the stn.HyperVector λ that the layer reads.
-
-    Attributes:
-        weight, hyper_weight, bias, hyper_bias: shaped like torch's weight and bias; W_hyper and b_hyper start at 1.
-        weight_scale, bias_scale: V and C, a row for each entry, or for the first dimension of normalized_shape.
-
-    Raises:
-        ValueError: each example has its own λ, and x has another number of examples.
+    V and C have a row for each entry of a parameter, or for its first dimension.
     """
 
     def forward(self, input: Tensor) -> Tensor:
-        features = self.features(input)
-        input, hyper = self.given(input, features)
+        hyper = self.hyper_of(input, self.features(input))
         if not is_each(hyper):
             return self.normalised(input, self.merged("weight", hyper), self.merged("bias", hyper))
         names = [prefix + name + suffix for name in self.names() for prefix, suffix in PARTS]
@@ -97,9 +87,7 @@ class _HyperNorm(HyperLayer):
 
 
 class HyperLayerNorm(_HyperNorm, nn.LayerNorm):
-    __doc__ = "torch.nn.LayerNorm as a best response.\n" + (_HyperNorm.__doc__ or "").partition("\n")[2]
-
-    ordinary = nn.LayerNorm
+    """A best response in place of torch.nn.LayerNorm."""
 
     def features(self, x):
         return -len(self.normalized_shape)
@@ -109,9 +97,8 @@ class HyperLayerNorm(_HyperNorm, nn.LayerNorm):
 
 
 class HyperRMSNorm(_HyperNorm, nn.RMSNorm):
-    __doc__ = "torch.nn.RMSNorm as a best response.\n" + (_HyperNorm.__doc__ or "").partition("\n")[2]
+    """A best response in place of torch.nn.RMSNorm."""
 
-    ordinary = nn.RMSNorm
     responding = ("weight",)
 
     def features(self, x):
@@ -122,9 +109,7 @@ class HyperRMSNorm(_HyperNorm, nn.RMSNorm):
 
 
 class HyperGroupNorm(_HyperNorm, nn.GroupNorm):
-    __doc__ = "torch.nn.GroupNorm as a best response.\n" + (_HyperNorm.__doc__ or "").partition("\n")[2]
-
-    ordinary = nn.GroupNorm
+    """A best response in place of torch.nn.GroupNorm."""
 
     def normalised(self, x, weight, bias):
         return F.group_norm(x, self.num_groups, weight, bias, self.eps)
@@ -151,18 +136,12 @@ class _HyperBatchNorm(_HyperNorm):
 
 
 class HyperBatchNorm1d(_HyperBatchNorm, nn.BatchNorm1d):
-    __doc__ = "torch.nn.BatchNorm1d as a best response.\n" + (_HyperNorm.__doc__ or "").partition("\n")[2]
-
-    ordinary = nn.BatchNorm1d
+    """A best response in place of torch.nn.BatchNorm1d."""
 
 
 class HyperBatchNorm2d(_HyperBatchNorm, nn.BatchNorm2d):
-    __doc__ = "torch.nn.BatchNorm2d as a best response.\n" + (_HyperNorm.__doc__ or "").partition("\n")[2]
-
-    ordinary = nn.BatchNorm2d
+    """A best response in place of torch.nn.BatchNorm2d."""
 
 
 class HyperBatchNorm3d(_HyperBatchNorm, nn.BatchNorm3d):
-    __doc__ = "torch.nn.BatchNorm3d as a best response.\n" + (_HyperNorm.__doc__ or "").partition("\n")[2]
-
-    ordinary = nn.BatchNorm3d
+    """A best response in place of torch.nn.BatchNorm3d."""
