@@ -46,10 +46,7 @@ class _HyperRecurrent(HyperLayer):
 
     @property
     def _flat_weights(self) -> list[Tensor]:
-        names = [name for name in self._flat_weights_names if name in self._parameters]
-        if "vector" not in vars(self):  # under construction
-            return [self._parameters[name] for name in names]
-        return [self.merged(name, self.vector.input()) for name in names]
+        return [self.merged(name, self.vector.input()) for name in self.names()]
 
     @_flat_weights.setter
     def _flat_weights(self, values) -> None:
