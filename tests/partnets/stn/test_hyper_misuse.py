@@ -31,10 +31,10 @@ def weight_elsewhere():
     return nn.Sequential(nn.Linear(4, 2), hyper.WeightDecay([nn.Linear(4, 2)], 0.1))
 
 
-def of(model, **options):
+def of(model, data=DATA, **options):
     """Return a trainer of a model that is converted with its hyperparameters."""
     stn.convert(model, hypers(model), **options)
-    return trainer(*partnets.held_out(model, DATA, validation=0.25))
+    return trainer(*partnets.held_out(model, data, validation=0.25))
 
 
 @pytest.mark.parametrize(
@@ -117,29 +117,24 @@ def test_hyperparameters_that_few_batches_or_only_evaluations_read_may_learn():
     of(nn.Sequential(nn.Linear(4, 2), Temperature())).fit(2)
 
 
+class Distances(nn.Module):
+    """A model with a table of distances [length, length, ...]."""
+
+    def __init__(self):
+        super().__init__()
+        self.bias, self.head, self.dropout = nn.Embedding(9, 4), nn.Linear(4, 2), hyper.Dropout(0.2)
+
+    def forward(self, x):
+        places = torch.arange(x.shape[1])
+        return self.head(self.dropout(x + self.bias((places[:, None] - places).abs()).mean(0)).mean(1))
+
+
 def test_a_table_whose_size_is_that_of_the_batch_is_found_before_training():
-    """Check a table of distances [length, length, ...] with a length that equals the batch size."""
-
-    class Distances(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.bias, self.head, self.dropout = nn.Embedding(9, 4), nn.Linear(4, 2), hyper.Dropout(0.2)
-
-        def forward(self, x):
-            places = torch.arange(x.shape[1])
-            distances = self.bias((places[:, None] - places).abs())
-            return self.head(self.dropout(x + distances.mean(0)).mean(1))
-
-    for skip in ((), ("bias",)):
-        model, data = Distances(), (torch.randn(40, 8, 4), torch.randint(2, (40,)))
-        stn.convert(model, model.dropout, skip=skip)
-        training = trainer(*partnets.held_out(model, data, validation=0.25))  # batches of 8
-        if skip:
-            training.fit(2)
-            continue
-        with pytest.raises(ValueError, match=r"HyperEmbedding\(9, 4, hyper=1\) is \[8, 8\], but each of 2 examples"):
-            training.fit(2)
-        assert training.steps == 0
+    data = torch.randn(40, 8, 4), torch.randint(2, (40,))
+    made = [of(Distances(), data, skip=skip) for skip in ((), ("bias",))]  # with batches of 8
+    with pytest.raises(ValueError, match=r"HyperEmbedding\(9, 4, hyper=1\) is \[8, 8\], but each of 2 examples"):
+        made[0].fit(2)
+    assert made[0].steps == 0 and len(made[1].fit(2).steps["k"]) == 2
 
 
 def read_weight(layer, dropout, x):
