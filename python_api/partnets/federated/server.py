@@ -22,7 +22,6 @@ from partnets.training import validation
 from partnets.training.settings import settings_of, warn_of_others
 from partnets.training.step import parameters_of
 from partnets.utils import sealed
-from partnets.utils.checks import check_at_least
 
 FORMAT = 2
 EXPECTED = f"file of a federated server, of format {FORMAT}; pass a file that Server.save wrote."
@@ -334,27 +333,16 @@ class Server:
                 f"{path} was saved by a server with another {', '.join(different)}; construct this server with the"
                 " same."
             )
-        try:
-            self._check_saved(saved)
-            history = [Round(**each) for each in saved["history"]]
-        except Exception as error:  # a damaged file may fail anywhere
-            raise ValueError(f"{path} is damaged or not of this program, and nothing has changed. {error}") from error
+        validation.check(self, {name: saved[name] for name in ("optimizer", "hyper_optimizer")}, 0)
         optimizers = {"optimizer": self.optimizer, "hyper_optimizer": self.hyper_optimizer}
         before = settings_of(optimizers)
         self.load_values(saved["values"])
         self.optimizer.load_state_dict(saved["optimizer"])
         if self.hyper_optimizer is not None:
             self.hyper_optimizer.load_state_dict(saved["hyper_optimizer"])
-        self.rounds, self.pinned, self.history = saved["rounds"], saved["pinned"], history
+        self.rounds, self.pinned = saved["rounds"], saved["pinned"]
+        self.history = [Round(**each) for each in saved["history"]]
         warn_of_others(before, settings_of(optimizers), path, stacklevel=2)
-
-    def _check_saved(self, saved: dict[str, Any]) -> None:
-        check_at_least(0, rounds=saved["rounds"])
-        for sender, (client, chunk) in saved["pinned"].items():
-            check_at_least(0, sender=sender, client=client)
-            check_at_least(1, chunk=chunk)
-        self.vectors.check(saved["values"], self.vectors.lengths)
-        validation.check(self, {name: saved[name] for name in ("optimizer", "hyper_optimizer")}, 0)
 
     def _configuration(self) -> dict[str, Any]:
         return {

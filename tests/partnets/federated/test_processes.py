@@ -69,10 +69,15 @@ class Network:
     def run(self, **config):
         """Run the app to its end; return whether it was completed, which the exit status of `flwr` does not tell."""
         told = " ".join(f"{name.replace('_', '-')}={json.dumps(value)}" for name, value in config.items())
-        # Streaming the log waits for the end of the run. Polling would take longer, since each poll starts a process.
+        # Streaming the log waits for nearly the end of the run; polling alone would start many processes.
         self.flwr("run", ".", "here", "--run-config", told, "--stream")
+        self.wait(lambda: self.status().startswith("finished"), "the run is finished")
+        return self.status() == "finished:completed"
+
+    def status(self):
+        """Return the status of the latest run."""
         found = json.loads(self.flwr("list", "here", "--format", "json").stdout)["runs"]
-        return max(found, key=lambda each: each["pending-at"])["status"] == "finished:completed"
+        return max(found, key=lambda each: each["pending-at"])["status"]
 
     def wait(self, condition, what):
         end = time.monotonic() + LONG

@@ -5,7 +5,6 @@ import dataclasses
 import functools
 import math
 import random
-import threading
 
 import pytest
 import torch
@@ -89,16 +88,6 @@ def test_a_round_that_is_repeated_gives_the_same_bits_and_leaves_the_random_stat
     again, elsewhere = one.train(values, round=2), other.train(values, round=2)
     for update in (again, elsewhere):
         assert same(first.values, update.values) and same(first.gradients, update.gradients)
-
-
-@pytest.mark.full
-def test_many_clients_take_turns_with_one_model():
-    base = client(0)
-    values = base.vectors.read()
-    for number in (2, 1, 3):
-        own = client(number).train(values, round=1)
-        turn = base.with_data(load_data(number), CHUNKS[number], number).train(values, round=1)
-        assert same(own.values, turn.values) and same(own.gradients, turn.gradients)
 
 
 @pytest.mark.full
@@ -415,10 +404,9 @@ def test_a_file_of_another_server_changes_nothing(tmp_path):
     with pytest.raises(ValueError, match="damaged"):
         other.load(path)
     saved = {"format": 2, "configuration": other._configuration(), "rounds": -1}
-    empty = {name: {} for name in ("pinned", "history", "values", "optimizer", "hyper_optimizer")}
-    for entries in ({}, saved, saved | empty):
+    for entries in ({}, saved):
         sealed.save(entries, path)
-        with pytest.raises(ValueError, match=r"is not a file of a federated server|nothing has changed"):
+        with pytest.raises(ValueError, match="is not a file of a federated server"):
             other.load(path)
     assert same(before, other.values()) and other.rounds == 0
 
@@ -509,34 +497,11 @@ def test_wrong_use_is_an_error_that_names_the_cure(make, error, message):
         make()
 
 
-def test_the_audit_can_be_left_out():
-    assert client(0, make=leaking, audit=False).train(client(0, make=leaking).vectors.read(), 1).values
-
-
 def test_psi_that_reaches_only_the_loss_is_named():
     model, psi = unused()
     one = Client(model, load_data(1), 2, hyper=psi, loss=lambda y, t: F.cross_entropy(y, t) + psi.gains().sum())
     with pytest.raises(ValueError, match=r"0\.gains\.raw reaches the loss, but not"):
         one.train(one.vectors.read(), 1)
-
-
-def test_threads_take_turns_with_what_they_draw():
-    updates = {}
-    clients = [client(number, make=make_noisy, epochs=3) for number in range(4)]
-    values = clients[0].vectors.read()
-    expected = [one.train(values, 1) for one in clients]
-
-    def work(number):
-        updates[number] = clients[number].train(values, 1)
-
-    threads = [threading.Thread(target=work, args=(number,)) for number in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    for number, update in updates.items():
-        assert same(update.values, expected[number].values)
-    assert len(updates) == 4
 
 
 def test_a_long_reason_keeps_its_end():
