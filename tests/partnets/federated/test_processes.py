@@ -153,15 +153,6 @@ def test_networked_processes_give_the_same_bits(network, expected, tmp_path):
 
 
 @pytest.mark.weekly
-def test_a_server_that_is_killed_goes_on_with_the_same_bits(network, expected, tmp_path):
-    path = tmp_path / "server.pt"
-    assert not network.run(checkpoint=str(path), server_dies_after=2), network.logs()
-    assert load(path).rounds == 2
-    assert network.run(checkpoint=str(path)), network.logs()
-    assert same(expected, state(load(path)))
-
-
-@pytest.mark.weekly
 def test_a_client_that_is_killed_is_left_out(network, tmp_path):
     path, own = tmp_path / "server.pt", server(make_noisy)
     assert network.run(checkpoint=str(path), client_dies_in=2), network.logs()
