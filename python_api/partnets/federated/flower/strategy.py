@@ -84,8 +84,7 @@ class PartitionedFedAvg(Strategy):
         self.checkpoint, self.seed = None if checkpoint is None else Path(checkpoint), seed
         self._asked: set[int] = set()
         self._empty = 0  # successive rounds without contributors
-        self._resumed = self.checkpoint is not None and self.checkpoint.exists()
-        if self._resumed:
+        if self._has_checkpoint():
             server.load(self.checkpoint)
             log(INFO, "Resuming after round %d from %s", server.rounds, checkpoint)
         elif self.checkpoint is not None and not self.checkpoint.parent.is_dir():
@@ -115,7 +114,7 @@ class PartitionedFedAvg(Strategy):
         """Run the rounds as Flower's Strategy.start does, after those of the checkpoint.
 
         Args:
-            initial_arrays: the initial model; the server's model if None. A loaded checkpoint takes precedence.
+            initial_arrays: the initial model; the server's model if None. A checkpoint takes precedence.
             num_rounds: the total number of rounds, including those in the checkpoint.
             grid, timeout, train_config: as for Flower's Strategy.start.
             evaluate_config: not used.
@@ -134,7 +133,7 @@ class PartitionedFedAvg(Strategy):
                 f"min_nodes={self.min_nodes}, but the grid has {grid.clients}; lower min_nodes, or pass more clients."
             )
         self.server.hyper_values()  # a user-defined class of ψ may raise here, before any round
-        if initial_arrays is not None and not self._resumed:
+        if initial_arrays is not None and not self._has_checkpoint():
             self.server.load_values(read_values(initial_arrays, self.server.vectors))
         done, self._empty = self.server.rounds, 0
         left, arrays = max(num_rounds - done, 0), to_record(self.server.values())
@@ -151,6 +150,9 @@ class PartitionedFedAvg(Strategy):
         if left:
             self._check_some_learned(left)
         return result
+
+    def _has_checkpoint(self) -> bool:
+        return self.checkpoint is not None and self.checkpoint.exists()
 
     def _check_some_learned(self, rounds: int) -> None:
         """Raise if no node contributed in these rounds."""
