@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 import partkernels as pk
 import partnets
-from partnets import federated, hyper, optim
+from partnets import hyper, optim
 
 PROPORTIONS = (0.6, 0.2, 0.2)
 
@@ -128,7 +128,7 @@ def without_a_model_there() -> list[Tensor]:
         network = nn.Sequential(nn.Linear(4, 6), nn.Dropout(0.1), nn.Linear(6, 3))
         data = torch.randn(40, 4), torch.arange(40) % 3
     chunks = partnets.chunk(data, PROPORTIONS, stratify=data[1])
-    found = federated.dirichlet(data[1], 4, 1.0)
+    found = []
     for options in ({}, {"num_workers": 1}):
         found += [draw.batch[0] for draw in partnets.Loader(chunks, batch_size=4, steps=3, **options)]
     tuned = partnets.tune(network, data, ["dropout", "weight_decay"], steps=10, batch_size=16)

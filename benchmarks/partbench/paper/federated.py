@@ -20,6 +20,7 @@ import partnets
 from partbench import models, quiet
 from partbench.baselines import AugerinoClient
 from partbench.datasets import load, subset
+from partbench.paper.dirichlet import dirichlet
 from partbench.paper.experiment import (
     Claim,
     Experiment,
@@ -213,9 +214,9 @@ class Federation:
 
     def _split(self) -> list[torch.Tensor]:
         if not self.rotated:
-            return federated.dirichlet(self.data.train[1], self.of.clients, self.of.alpha)
+            return dirichlet(self.data.train[1], self.of.clients, self.of.alpha)
         edges = torch.linspace(-math.pi, math.pi, BINS + 1)[1:-1]
-        return federated.dirichlet(torch.bucketize(self.data.angles, edges), self.of.clients, self.of.rotated_alpha)
+        return dirichlet(torch.bucketize(self.data.angles, edges), self.of.clients, self.of.rotated_alpha)
 
 
 @registered

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from functools import cache
 
 import torch
 from torch import Tensor, nn
 
 import partnets
-from partnets import federated, hyper
+from partnets import hyper
 from partnets.data import Data, Normalise, digits
 
 SIZE, SAMPLES = 16, 4
@@ -18,8 +17,8 @@ PROPORTIONS = (0.7, 0.2, 0.1)
 # Learning rates of the clients' SGD, the server's Adam, and Adam for the hyperparameters.
 LR, SERVER_LR, HYPER_LR = 0.1, 4e-3, 6e-2
 BATCH = 16
-# Images are sorted into ten bins by their rotation. Each client has a different mixture of bins, mostly one or two.
-BINS, ALPHA = 10, 0.1
+# Images are sorted by their rotation and cut into this many shards for each client (McMahan et al. 2017).
+SHARDS = 2
 # Initial half-widths, in the unit of each transformation; rotation in degrees.
 INITIAL = {"translate_x": 0.06, "translate_y": 0.06, "rotation": 7.0, "scale": 0.12, "stretch": 0.12, "shear": 0.12}
 
@@ -32,8 +31,10 @@ def data() -> Data:
 
 @cache
 def parts(clients: int) -> list[Tensor]:
-    edges = torch.linspace(-math.pi, math.pi, BINS + 1)[1:-1]
-    return federated.dirichlet(torch.bucketize(data().angles, edges), clients, ALPHA)
+    """Return the indices of each client's images, of two narrow ranges of rotations."""
+    shards = data().angles.argsort().tensor_split(SHARDS * clients)
+    dealt = torch.randperm(len(shards), generator=torch.Generator().manual_seed(0)).tolist()
+    return [torch.cat([shards[i] for i in dealt[client::clients]]) for client in range(clients)]
 
 
 def make_network() -> nn.Module:

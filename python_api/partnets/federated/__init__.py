@@ -13,11 +13,7 @@ partnets.federated.flower runs these rounds with Flower: in one process, in its 
 
 from partnets.federated.assignment import assign
 from partnets.federated.client import Client
-from partnets.federated.privacy import Privacy
-from partnets.federated.round import Round
+from partnets.federated.round import Round, Update
 from partnets.federated.server import Server
-from partnets.federated.splitting import dirichlet
-from partnets.federated.update import Update
-from partnets.federated.vectors import Vectors
 
-__all__ = ["Client", "Privacy", "Round", "Server", "Update", "Vectors", "assign", "dirichlet"]
+__all__ = ["Client", "Round", "Server", "Update", "assign"]

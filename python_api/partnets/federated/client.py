@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import copy
-import os
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -20,11 +18,8 @@ from partnets import optim
 from partnets.data.batch import Forward, Loss, call, mean, summed
 from partnets.data.examples import Collate, as_dataset
 from partnets.data.fetching import batches
-from partnets.evaluation import accuracy
-from partnets.evaluation.metrics import total_loss
 from partnets.evaluation.snapshot import Snapshot
-from partnets.federated.privacy import Privacy
-from partnets.federated.update import Update, names_of
+from partnets.federated.round import Update
 from partnets.federated.vectors import Vectors
 from partnets.hyper import penalties
 from partnets.hyper.hyperparameter import find_hyper
@@ -33,31 +28,12 @@ from partnets.training.start import AUDITED, check_learns, refuse_leaks, try_jud
 from partnets.training.step import check_reached, hyper_learning, step_weights, still_modules
 from partnets.utils import random_state
 from partnets.utils.checks import check_at_least
-from partnets.utils.likelihood import check_loss, ignored, ignores, plain
+from partnets.utils.likelihood import check_loss, plain
 from partnets.utils.modules import device_of, to_device
 from partnets.utils.seeds import derived
 
-_turn = threading.RLock()
-
-
-def taking_turns() -> threading.RLock:
-    """Return the lock that a client holds while it is constructed or computes, as threads share the random states.
-
-    Example:
-        >>> with taking_turns():
-        ...     pass
-    """
-    return _turn
-
-
-def _renew() -> None:
-    """Replace the lock in a forked child, where a lock that another thread held would never be released."""
-    global _turn
-    _turn = threading.RLock()
-
-
-if hasattr(os, "register_at_fork"):  # not on Windows
-    os.register_at_fork(after_in_child=_renew)
+# Held while a client is constructed from its data or computes: threads share the random states, and clients a model.
+TURN = threading.RLock()
 
 
 class Client:
@@ -86,7 +62,6 @@ class Client:
         hyper_batch_size: the number of examples for the gradient of ψ, drawn in each round; all examples if None.
         audit: whether to check, before the first round in this process, that no part of the model carries data of later
             chunks into earlier subnetworks, as partnets.audit does; this takes some passes.
-        privacy: hides updates from the server too. An update then has no losses and reports one example.
         forward, collate: as for partnets.Trainer and partnets.chunk.
         seed: an int in [0, 2**63), the same for all clients.
 
@@ -125,7 +100,6 @@ class Client:
         epochs: int = 1,
         hyper_batch_size: int | None = None,
         audit: bool = True,
-        privacy: Privacy | None = None,
         forward: Forward = call,
         collate: Collate = default_collate,
         seed: int = 0,
@@ -142,7 +116,7 @@ class Client:
         check_loss(self.hyper_loss)
         self.optimizer = partial(optim.SGD, lr=0.05) if optimizer is None else optimizer
         self.batch_size, self.epochs, self.hyper_batch_size = batch_size, epochs, hyper_batch_size
-        self.privacy, self.forward, self.collate, self.seed = privacy, forward, collate, seed
+        self.forward, self.collate, self.seed = forward, collate, seed
         self._still = still_modules(model)
         parameters = {path for path, _ in model.named_parameters(remove_duplicate=False)}
         self._held = Snapshot(model, without=parameters | self.vectors.paths())
@@ -189,89 +163,43 @@ class Client:
         check_at_least(1, round=round)
         self.vectors.check_learning()
         self.vectors.check(values, self.vectors.lengths)
-        with taking_turns():
-            return self._train(values, round)
-
-    def _train(self, values: Mapping[str, Tensor], round: int) -> Update:
-        vectors, names = self.vectors, names_of(self.vectors, self.chunk)
-        with self._drawing(f"client {self.number} in round {round}") as generator:
-            vectors.write(values)
-            self._begin()
-            self._try(round)
-            learned: dict[str, Tensor] = {}
-            losses: dict[int, float] = {}
-            for k in range(self.chunk, vectors.count + 1):
-                own = vectors.of_partition(k)
-                if not own:
-                    continue
-                losses[k] = self._learn(k, generator)
-                learned |= vectors.read(own)
-                vectors.write({name: values[name] for name in own})
-            vectors.write(learned)
-            hyper_loss, gradients = None, {}
-            if names[1]:
-                hyper_loss = self._judge(generator)
-                gradients = vectors.read_gradients(names[1])
-        examples = len(self.data)
-        if self.privacy is not None:
-            learned, gradients = self._hidden(learned, gradients, values)
-            examples, hyper_loss, losses = 1, None, {}
-        for found, expected in ((learned, names[0]), (gradients, names[1])):
-            try:
-                vectors.check(found, expected)
-            except ValueError as error:
-                raise RuntimeError(
-                    f"client {self.number} diverged in round {round}: {error} Remove examples that are not finite, or"
-                    " lower the learning rate of its optimiser."
-                ) from error
-        return Update(
-            self.number, self.chunk, round, examples, vectors.fingerprint, learned, gradients, hyper_loss, losses
-        )
-
-    def _hidden(
-        self, learned: Mapping[str, Tensor], gradients: Mapping[str, Tensor], values: Mapping[str, Tensor]
-    ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-        """Return the learned vectors and the gradients with privacy applied; the model keeps the exact ones."""
-        changes = {name: vector.double() - values[name].double() for name, vector in learned.items()}
-        hidden = self.privacy.noisy(self.privacy.shortened({**changes, **gradients}))
-        dtypes = self.vectors.dtypes
-        weights = {name: (values[name].double() + hidden[name]).to(dtypes[name]) for name in learned}
-        return weights, {name: hidden[name].to(dtypes[name]) for name in gradients}
-
-    def evaluate(self, values: Mapping[str, Tensor], data: Dataset | Sequence | None = None) -> dict[str, float]:
-        """Compute the mean loss in nats and the accuracy of the whole network on this client's or other examples.
-
-        There is no accuracy if the outputs are not logits, as in regression.
-
-        Returns:
-            "loss", "targets" and "accuracy"; targets is the number of examples, or tokens, in the means. Repeated calls
-            draw the same noise and give the same result.
-
-        Raises:
-            ValueError: values do not fit the model.
-        """
-        self.vectors.check(values, self.vectors.lengths)
-        data = self.data if data is None else as_dataset(data)
-        how = {"batch_size": self.batch_size, "forward": self.forward, "collate": self.collate}
-        with taking_turns(), self._drawing(f"client {self.number} evaluates"):
-            self.vectors.write(values)
-            self._begin()
-            total, targets = total_loss(self.model, data, self.hyper_loss, loading={}, **how)
-            found = {"loss": total / targets, "targets": targets}
-            with suppress(ValueError):  # without classes there is no accuracy
-                ignore_index = ignored(self.hyper_loss) if ignores(self.hyper_loss) else None
-                found["accuracy"] = accuracy(self.model, data, ignore_index=ignore_index, **how)
-            return found
-
-    @contextmanager
-    def _drawing(self, purpose: str) -> Iterator[torch.Generator]:
-        """Seed all random states in the context from the seed and the purpose, and the generator that it yields."""
-        device, drawn = device_of(self.model), derived(self.seed, purpose)
-        with random_state.preserved(device):
+        device, drawn = device_of(self.model), derived(self.seed, f"client {self.number} in round {round}")
+        with TURN, random_state.preserved(device):
             random_state.seed(drawn)
             if device.type != "cpu":
                 torch.get_device_module(device).manual_seed(drawn)
-            yield torch.Generator().manual_seed(drawn)
+            return self._train(values, round, torch.Generator().manual_seed(drawn))
+
+    def _train(self, values: Mapping[str, Tensor], round: int, generator: torch.Generator) -> Update:
+        vectors, (weights, of_hyper) = self.vectors, self.vectors.sent_by(self.chunk)
+        vectors.write(values)
+        self._begin()
+        self._try(round)
+        learned: dict[str, Tensor] = {}
+        losses: dict[int, float] = {}
+        for k in range(self.chunk, vectors.count + 1):
+            own = vectors.of_partition(k)
+            if not own:
+                continue
+            losses[k] = self._learn(k, generator)
+            learned |= vectors.read(own)
+            vectors.write({name: values[name] for name in own})
+        vectors.write(learned)
+        hyper_loss, gradients = None, {}
+        if of_hyper:
+            hyper_loss = self._judge(generator)
+            gradients = vectors.read_gradients(of_hyper)
+        try:
+            vectors.check(learned, weights)
+            vectors.check(gradients, of_hyper)
+        except ValueError as error:
+            raise RuntimeError(
+                f"client {self.number} diverged in round {round}: {error} Remove examples that are not finite, or lower"
+                " the learning rate of its optimiser."
+            ) from error
+        return Update(
+            self.number, self.chunk, round, len(self.data), vectors.fingerprint, learned, gradients, hyper_loss, losses
+        )
 
     def _begin(self) -> None:
         """Reset the model's state other than weights, and set all modules but those in evaluation mode to training."""

@@ -5,22 +5,28 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict
 from os import PathLike
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from partnets import optim
 from partnets.evaluation.snapshot import same
-from partnets.federated import checkpoint
-from partnets.federated.privacy import Privacy
-from partnets.federated.round import Round, shown
-from partnets.federated.update import Update, names_of, norm
-from partnets.federated.vectors import Vectors
+from partnets.federated.round import Round, Update, shown
+from partnets.federated.vectors import Vectors, norm
 from partnets.hyper.hyperparameter import find_hyper, values_by_path
 from partnets.optim.base import PartitionedOptimizer, check_partitioned
+from partnets.training import validation
+from partnets.training.settings import settings_of, warn_of_others
 from partnets.training.step import parameters_of
+from partnets.utils import sealed
 
+FORMAT = 2
+EXPECTED = f"file of a federated server, of format {FORMAT}; pass a file that Server.save wrote."
+# The entries of a file besides the format and the configuration.
+ENTRIES = {"rounds", "pinned", "history", "values", "optimizer", "hyper_optimizer"}
 # An upper bound of reported losses, so that no sum of them overflows.
 GREATEST_LOSS = 1e100
 
@@ -43,16 +49,14 @@ class Server:
             MNIST.
         weighting: "examples" weights clients in a mean by the number of examples that they report; "uniform" weights
             all clients equally, so that no client can claim millions of examples.
-        chunks: the required chunk of each client, by its number, as assign returns them. If None, each client keeps
-            the chunk that it first reports.
-        privacy: bounds each client's change and adds noise to the means; requires weighting="uniform".
         max_norm, hyper_max_norm: the largest Euclidean norms of an update's change of the weights, over all of its
             partitions, and of its gradient of ψ; updates above are refused. None sets no bound.
 
     Attributes:
         rounds: the number of completed rounds.
         history: the Round of each.
-        pinned: the client number and chunk of each sender that has contributed; others from it are refused.
+        pinned: the client number and chunk of each sender that has contributed. Updates of a sender with another number
+            or chunk are refused, and those of a client number with another chunk.
         vectors: the Vectors that are sent and received.
 
     Raises:
@@ -78,17 +82,11 @@ class Server:
         optimizer: PartitionedOptimizer | None = None,
         hyper_optimizer: torch.optim.Optimizer | None = None,
         weighting: str = "examples",
-        chunks: Sequence[int] | None = None,
-        privacy: Privacy | None = None,
         max_norm: float | None = None,
         hyper_max_norm: float | None = None,
     ) -> None:
         if weighting not in ("examples", "uniform"):
             raise ValueError(f"weighting={weighting!r}; pass 'examples' or 'uniform'.")
-        if privacy is not None and weighting != "uniform":
-            raise ValueError(
-                "privacy with weighting='examples' would reveal clients' numbers of examples; pass weighting='uniform'."
-            )
         for name, bound in (("max_norm", max_norm), ("hyper_max_norm", hyper_max_norm)):
             if bound is not None and not 0 < bound < math.inf:
                 raise ValueError(f"{name}={bound}; pass a finite number above 0, or None.")
@@ -100,13 +98,7 @@ class Server:
             hyper_optimizer = torch.optim.Adam(self.vectors.hyper, lr=3e-3)
         self.hyper_optimizer = hyper_optimizer
         self._check_optimizers({*self.vectors.hyper})
-        self.weighting, self.privacy = weighting, privacy
-        self.max_norm, self.hyper_max_norm = max_norm, hyper_max_norm
-        self.chunks = None if chunks is None else tuple(chunks)
-        if any(type(chunk) is not int or not 1 <= chunk <= self.vectors.count for chunk in self.chunks or ()):
-            raise ValueError(
-                f"chunks={chunks!r} of a model with C={self.vectors.count}; pass ints in 1..C, as assign returns."
-            )
+        self.weighting, self.max_norm, self.hyper_max_norm = weighting, max_norm, hyper_max_norm
         self.rounds, self.pinned = 0, {}
         self.history: list[Round] = []
         self._sent: dict[str, Tensor] | None = None  # the result of the last values(), until the step
@@ -121,8 +113,6 @@ class Server:
                 "hyper_optimizer has other parameters than hyper; construct it with hyper.parameters(), or leave both"
                 " out."
             )
-        if isinstance(self.hyper_optimizer, torch.optim.LBFGS):
-            raise ValueError("hyper_optimizer is LBFGS, which needs a closure; pass another, such as torch.optim.Adam.")
         if torch.float16 in self.vectors.dtypes.values() and not isinstance(self.optimizer, optim.SGD):
             raise ValueError(
                 "parameters are float16, in which Adam's squared gradients underflow; convert them to float32 or"
@@ -163,49 +153,52 @@ class Server:
 
     def why_refused(self, update: Update, sender: int) -> str | None:
         """Return the reason to refuse an update in the present round, or None if it fits."""
+        try:
+            self._check(update, sender)
+        except ValueError as error:
+            return str(error)
+        return None
+
+    def _check(self, update: Update, sender: int) -> None:
+        """Raise ValueError unless an update fits the present round."""
         count, number = self.vectors.count, self.rounds + 1
         integers = {"client": (update.client, 0), "chunk": (update.chunk, 1), "examples": (update.examples, 1)}
         for name, (value, least) in integers.items():
             if isinstance(value, bool) or not isinstance(value, int) or not least <= value < 1 << 53:
-                return f"{name}={value!r} is not an int of {least} or more"
+                raise ValueError(f"{name}={value!r} is not an int of {least} or more")
         if update.chunk > count:
-            return f"chunk={update.chunk}, but there are {count} chunks"
+            raise ValueError(f"chunk={update.chunk}, but there are {count} chunks")
         if update.round != number:
-            return f"it is of round {update.round!r}, but this is round {number}"
+            raise ValueError(f"it is of round {update.round!r}, but this is round {number}")
         if update.fingerprint != self.vectors.fingerprint:
-            return (
+            raise ValueError(
                 "its model has other modules, partitions, default values or frozen weights: use the same code and seeds"
             )
         own = update.client, update.chunk
         if (pinned := self.pinned.get(sender, own)) != own:
-            return "it is client {} of chunk {} now but was client {} of chunk {}".format(*own, *pinned)
-        if self.other_chunk(*own):
-            return "client {} with chunk {} is not among the server's chunks".format(*own)
-        weights, gradients = names_of(self.vectors, update.chunk)
-        try:
-            self.vectors.check(update.values, weights)
-            self.vectors.check(update.gradients, gradients)
-        except ValueError as error:
-            return str(error)
-        numbers = [*update.losses.values(), *([] if update.hyper_loss is None else [update.hyper_loss])]
-        if not all(isinstance(number, float) and abs(number) < GREATEST_LOSS for number in numbers):
-            return f"its losses {numbers} are not finite numbers"
-        own_losses = range(update.chunk, count + 1)
-        if (update.hyper_loss is not None and not gradients) or not update.losses.keys() <= {*own_losses}:
-            return "its losses are not those of its chunk"
-        changes = self._changes(update)
-        for what, vectors, bound in (
-            ("change of the weights", changes, self.max_norm),
-            ("gradient of ψ", update.gradients, self.hyper_max_norm),
-        ):
-            for name, vector in vectors.items():
-                # An infinite square would stay in Adam's moments. max_norm guards against large finite ones.
-                most = torch.finfo(self.vectors.dtypes[name]).max ** 0.5
-                if vector.numel() and not vector.abs().max() < most:
-                    return f"its {what} has {vector.abs().max():.3g} in {name}, whose square would overflow"
-            if bound is not None and not (length := norm(vectors)) <= bound:
-                return f"its {what} has a norm of {length:.3g}, above the bound of {bound}"
-        return None
+            raise ValueError("it is client {} of chunk {} now but was client {} of chunk {}".format(*own, *pinned))
+        if any(client == update.client and chunk != update.chunk for client, chunk in self.pinned.values()):
+            raise ValueError(f"client {update.client} is of chunk {update.chunk} now but was of another chunk")
+        weights, gradients = self.vectors.sent_by(update.chunk)
+        self.vectors.check(update.values, weights)
+        self.vectors.check(update.gradients, gradients)
+        reported = [*update.losses.values(), *([] if update.hyper_loss is None else [update.hyper_loss])]
+        if not all(isinstance(loss, float) and abs(loss) < GREATEST_LOSS for loss in reported):
+            raise ValueError(f"its losses {reported} are not finite numbers")
+        own_losses = {*range(update.chunk, count + 1)}
+        if (update.hyper_loss is not None and not gradients) or not update.losses.keys() <= own_losses:
+            raise ValueError("its losses are not those of its chunk")
+        self._check_size("change of the weights", self._changes(update), self.max_norm)
+        self._check_size("gradient of ψ", update.gradients, self.hyper_max_norm)
+
+    def _check_size(self, what: str, vectors: Mapping[str, Tensor], bound: float | None) -> None:
+        """Raise ValueError if a number's square overflows, which would stay in Adam's moments, or by the bound."""
+        for name, vector in vectors.items():
+            most = torch.finfo(self.vectors.dtypes[name]).max ** 0.5
+            if vector.numel() and not vector.abs().max() < most:
+                raise ValueError(f"its {what} has {vector.abs().max():.3g} in {name}, whose square would overflow")
+        if bound is not None and not (length := norm(vectors)) <= bound:
+            raise ValueError(f"its {what} has a norm of {length:.3g}, above the bound of {bound}")
 
     def _changes(self, update: Update) -> dict[str, Tensor]:
         """Return the change of the weights by a valid update, in double precision."""
@@ -244,7 +237,6 @@ class Server:
         refused |= {one: "it sent several updates in one round" for one, times in Counter(senders).items() if times > 1}
         accepted = {sender: update for sender, update in zip(senders, updates, strict=True) if sender not in refused}
         norms = {sender: norm(self._changes(update)) for sender, update in accepted.items()}
-        numbers = Counter(update.client for update in accepted.values())
         self.pinned |= {sender: (update.client, update.chunk) for sender, update in accepted.items()}
         # A fixed order, on which rounding depends: senders' numbers may differ between runs.
         accepted = [accepted[one] for one in sorted(accepted, key=lambda one: (accepted[one].client, one))]
@@ -279,7 +271,6 @@ class Server:
                 len(judges),
                 {sender: shown(why) for sender, why in refused.items()},
                 {sender: shown(why) for sender, why in (failed or {}).items()},
-                {client: times for client, times in numbers.items() if times > 1},
                 norms,
                 lml,
                 examples,
@@ -295,17 +286,14 @@ class Server:
         self.optimizer.zero_grad()
 
     def _mean(self, updates: Sequence[Update], vectors: Iterable[Mapping[str, Tensor]]) -> dict[str, Tensor]:
-        """Return each vector's weighted mean over updates, summed in double precision; with privacy, add noise."""
+        """Return each vector's weighted mean over updates, summed in double precision."""
         weights = [float(update.examples) if self.weighting == "examples" else 1.0 for update in updates]
         total = math.fsum(weights)
         found: dict[str, Tensor] = {}
         for weight, each in zip(weights, vectors, strict=True):
-            each = each if self.privacy is None else self.privacy.shortened(each)
             for name, vector in each.items():
                 part = vector.double() * (weight / total)
                 found[name] = found[name] + part if name in found else part
-        if self.privacy is not None:
-            found = self.privacy.noisy(found, 1 / len(updates))
         return {name: vector.to(self.vectors.dtypes[name]) for name, vector in found.items()}
 
     def hyper_values(self) -> dict[str, float]:
@@ -314,7 +302,15 @@ class Server:
 
     def save(self, path: str | PathLike) -> None:
         """Write all state that determines further rounds to a file, atomically."""
-        checkpoint.save(self, path)
+        state = {
+            "rounds": self.rounds,
+            "pinned": self.pinned,
+            "history": [asdict(each) for each in self.history],
+            "values": self.vectors.read(),
+            "optimizer": self.optimizer.state_dict(),
+            "hyper_optimizer": None if self.hyper_optimizer is None else self.hyper_optimizer.state_dict(),
+        }
+        sealed.save({"format": FORMAT, "configuration": self._configuration(), **state}, path)
 
     def load(self, path: str | PathLike) -> None:
         """Resume from a file that `save` wrote, with the same bits; no code from the file is run.
@@ -325,15 +321,37 @@ class Server:
             UserWarning: the file's settings, such as the learning rate, differ from those of this server.
 
         Raises:
-            ValueError: the file is invalid, or of a server with another model, ψ, chunks or optimisers; nothing has
-                changed.
+            ValueError: the file is invalid, or of a server with another model, ψ or optimisers; nothing has changed.
             OSError: the file does not exist or cannot be read.
         """
-        checkpoint.load(self, path)
+        saved = sealed.load(path, EXPECTED)
+        if saved.get("format") != FORMAT or ENTRIES - saved.keys() or not isinstance(saved.get("configuration"), dict):
+            raise ValueError(f"{path} is not a {EXPECTED}")
+        theirs = saved["configuration"]
+        if different := [name for name, value in self._configuration().items() if theirs.get(name) != value]:
+            raise ValueError(
+                f"{path} was saved by a server with another {', '.join(different)}; construct this server with the"
+                " same."
+            )
+        validation.check(self, {name: saved[name] for name in ("optimizer", "hyper_optimizer")}, 0)
+        optimizers = {"optimizer": self.optimizer, "hyper_optimizer": self.hyper_optimizer}
+        before = settings_of(optimizers)
+        self.load_values(saved["values"])
+        self.optimizer.load_state_dict(saved["optimizer"])
+        if self.hyper_optimizer is not None:
+            self.hyper_optimizer.load_state_dict(saved["hyper_optimizer"])
+        self.rounds, self.pinned = saved["rounds"], saved["pinned"]
+        self.history = [Round(**each) for each in saved["history"]]
+        warn_of_others(before, settings_of(optimizers), path, stacklevel=2)
 
-    def other_chunk(self, client: int, chunk: int) -> bool:
-        """Return whether `chunks` is given and does not have this chunk for this client."""
-        return self.chunks is not None and self.chunks[client : client + 1] != (chunk,)
+    def _configuration(self) -> dict[str, Any]:
+        return {
+            "fingerprint": self.vectors.fingerprint,
+            "hyper": list(self.hyper),
+            "optimizer": self.optimizer.kind,
+            "hyper_optimizer": type(self.hyper_optimizer).__name__,
+            "weighting": self.weighting,
+        }
 
 
 def _mean_losses(updates: Sequence[Update]) -> dict[int, float]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
@@ -59,8 +60,9 @@ class Vectors:
         _refuse_statistics(model)
         self.owners = owners(model)
         check_direct(found := find_hyper(model, hyper), "in a federation")
-        modules = found.values()
-        self.hyper = [*dict.fromkeys(one for module in modules for one in module.parameters() if one.requires_grad)]
+        every = (parameter for module in found.values() for parameter in module.parameters())
+        self.hyper = [*dict.fromkeys(parameter for parameter in every if parameter.requires_grad)]
+        # The parameters of each vector, each with its partition, or 0 for ψ.
         self._parts: dict[str, list[tuple[nn.Parameter, int]]] = {}
         for k in range(1, self.count + 1):
             for parameter, owner in self.owners.items():
@@ -86,9 +88,14 @@ class Vectors:
         """Return the names of the vectors of ψ; empty if no ψ is learned."""
         return [name for name in self._parts if name.startswith(f"{HYPER}.")]
 
-    def from_partition(self, k: int) -> list[str]:
-        """Return the names of the vectors of partitions k..C, which a client with chunk k may change."""
-        return [name for j in range(k, self.count + 1) for name in self.of_partition(j)]
+    def sent_by(self, chunk: int) -> tuple[list[str], list[str]]:
+        """Return the names of the weight vectors and of ψ's gradient vectors that a client with this chunk sends.
+
+        All subnetworks have seen the first chunk, so its clients send no gradient of ψ, unless the model has one
+        partition and ψ is learned on the training loss.
+        """
+        weights = [name for k in range(chunk, self.count + 1) for name in self.of_partition(k)]
+        return weights, self.of_hyper() if chunk > 1 or self.count == 1 else []
 
     def paths(self) -> set[str]:
         """Return the dotted names of the model's parameters and buffers that have entries of these vectors."""
@@ -202,20 +209,39 @@ class Vectors:
             yield parameter, k, piece.to(parameter.device)
 
     def _fingerprint(self) -> str:
-        state = self.model.state_dict() | dict(self.model.named_buffers())
         found = hashlib.blake2b(repr([self.count, self.lengths]).encode(), digest_size=16)
         for path, module in self.model.named_modules():
             # extra_repr of modules with parameters may contain their values.
             said = "" if [*module.parameters(recurse=False)] else module.extra_repr()
-            told = [path, type(module).__qualname__, ADDRESS.sub("", said), _settings(module)]
-            if (partitioned := state_of(module)) is not None:
-                told.append(partitioned.vectors)
-            found.update(repr(told).encode())
+            partitioned = state_of(module)
+            vectors = None if partitioned is None else partitioned.vectors
+            found.update(_text([path, type(module).__qualname__, said, _settings(module), vectors]))
+        state = self.model.state_dict() | dict(self.model.named_buffers())
         for name in sorted(state.keys() - self.paths()):
-            if name.rpartition(".")[2] != LEARNED:
-                found.update(name.encode())
-                _digest(state[name], found)
+            if name.rpartition(".")[2] == LEARNED:
+                continue
+            value = state[name]
+            found.update(name.encode())
+            if isinstance(value, Tensor):
+                found.update(f"{value.dtype} {list(value.shape)}".encode())
+                found.update(value.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy())
+            else:
+                found.update(_text(value))
         return found.hexdigest()
+
+
+def norm(vectors: Mapping[str, Tensor]) -> float:
+    """Return the Euclidean norm of all vectors, concatenated.
+
+    Example:
+        >>> norm({"w1.float32": torch.tensor([3.0]), "w2.float32": torch.tensor([4.0])})
+        5.0
+    """
+    return math.sqrt(sum(float(vector.double().square().sum()) for vector in vectors.values()))
+
+
+def _text(value: Any) -> bytes:
+    return ADDRESS.sub("", repr(value)).encode()
 
 
 def _settings(module: nn.Module) -> dict[str, Any]:
@@ -229,25 +255,6 @@ def _settings(module: nn.Module) -> dict[str, Any]:
         if not (name.startswith("_") or name == "training")
         and all(isinstance(part, plain) for part in (value if isinstance(value, tuple) else (value,)))
     }
-
-
-def _digest(value: Any, found: Any) -> None:
-    if isinstance(value, Tensor):
-        found.update(f"{value.dtype} {list(value.shape)}".encode())
-        found.update(value.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy())
-    elif isinstance(value, Mapping):
-        for name in sorted(value, key=str):
-            found.update(str(name).encode())
-            _digest(value[name], found)
-    elif isinstance(value, list | tuple):
-        for part in value:
-            _digest(part, found)
-    elif hasattr(value, "tobytes"):  # repr of a NumPy array omits the middle of long arrays
-        found.update(f"{value.dtype} {list(value.shape)}".encode() + value.tobytes())
-    elif value is None or isinstance(value, bool | int | float | complex | str | bytes):
-        found.update(repr(value).encode())
-    else:  # repr of other objects contains an address
-        found.update(type(value).__qualname__.encode())
 
 
 def _kind(parameter: nn.Parameter) -> str:

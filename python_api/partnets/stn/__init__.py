@@ -6,46 +6,11 @@ trainer.fit(3000)
 ordinary = stn.freeze(network)
 """
 
-from partnets.stn.attention import HyperMultiheadAttention
-from partnets.stn.conv import HyperConv1d, HyperConv2d, HyperConv3d
+from partnets.stn import layers, recurrent  # noqa: F401 - each registers its layers
 from partnets.stn.converting import convert, freeze
-from partnets.stn.embedding import HyperEmbedding
 from partnets.stn.layer import HyperLayer
-from partnets.stn.linear import HyperLinear
-from partnets.stn.norm import (
-    HyperBatchNorm1d,
-    HyperBatchNorm2d,
-    HyperBatchNorm3d,
-    HyperGroupNorm,
-    HyperLayerNorm,
-    HyperRMSNorm,
-)
-from partnets.stn.recurrent import HyperGRU, HyperLSTM, HyperRNN
 from partnets.stn.step import step_hyper, step_weights
 from partnets.stn.trainer import Trainer
 from partnets.stn.vector import HyperVector
 
-__all__ = [
-    "HyperBatchNorm1d",
-    "HyperBatchNorm2d",
-    "HyperBatchNorm3d",
-    "HyperConv1d",
-    "HyperConv2d",
-    "HyperConv3d",
-    "HyperEmbedding",
-    "HyperGRU",
-    "HyperGroupNorm",
-    "HyperLSTM",
-    "HyperLayer",
-    "HyperLayerNorm",
-    "HyperLinear",
-    "HyperMultiheadAttention",
-    "HyperRMSNorm",
-    "HyperRNN",
-    "HyperVector",
-    "Trainer",
-    "convert",
-    "freeze",
-    "step_hyper",
-    "step_weights",
-]
+__all__ = ["HyperLayer", "HyperVector", "Trainer", "convert", "freeze", "step_hyper", "step_weights"]

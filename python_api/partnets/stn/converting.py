@@ -30,11 +30,11 @@ def convert(
 ) -> nn.Module:
     """Turn the layers of a model into best responses to its hyperparameters, in place (MacKay et al. 2019).
 
-    torch's Linear, convolutions, Embedding, norms, RNN, LSTM, GRU and MultiheadAttention become subclasses of
-    stn.HyperLayer, but subclasses of them stay. A layer keeps its parameters and gets slightly more than as many again.
-    Other modules have the same weights for all hyperparameters; so do layers that share a parameter with an earlier
-    one, layers that require no gradient, and modules of partnets.hyper. Name layers in `skip` if another module reads
-    their parameters, as F.linear(x, self.layer.weight): this raises while hyperparameters are perturbed.
+    torch's Linear, Conv1d to 3d, Embedding, RNN, LSTM and GRU become subclasses of stn.HyperLayer, but subclasses of
+    them stay. A layer keeps its parameters and gets slightly more than as many again. Other modules, such as norms and
+    MultiheadAttention, have the same weights for all hyperparameters; so do layers that share a parameter with an
+    earlier one, layers that require no gradient, and modules of partnets.hyper. Name layers in `skip` if another module
+    reads their parameters, as F.linear(x, self.layer.weight): this raises while hyperparameters are perturbed.
 
     To learn from L_ML without a validation set, call partnets.partition after this.
 
@@ -60,8 +60,7 @@ def convert(
 
     Raises:
         ValueError: no layer can respond, one does already, or the model is partitioned; a hyperparameter is outside of
-            the model; a path in skip does not exist; or a layer has its own `forward` in an attribute. The model has
-            not changed.
+            the model; or a path in skip does not exist. The model has not changed.
         TypeError: hyper contains something other than a Hyperparameter.
 
     Example:
@@ -88,14 +87,9 @@ def convert(
             f"no layer of this {type(model).__name__} can respond to hyperparameters, which would get no gradient; use"
             f" one of {names}, with parameters that learn."
         )
-    paths = {module: path for path, module in model.named_modules()}
-    if replaced := [paths[layer] or "the model" for layer in found if "forward" in vars(layer)]:
-        raise ValueError(
-            f"the forward of {replaced[0]} was replaced by an attribute, which would compute without the response;"
-            " remove this attribute, or name the layer in skip=."
-        )
     options = {"learn_scale": learn_scale, "per_example": per_example, "batch_dim": batch_dim}
     vector = HyperVector(modules, centred=centred, linearised=linearised, scale=scale, **options)
+    paths = {module: path for path, module in model.named_modules()}
     vector.names = [paths[one] for one in vector.learned]
     for layer in found:
         RULES[type(layer)].convert(layer, vector)

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import copy
-import inspect
 from collections.abc import Callable, Iterator
-from itertools import zip_longest
 
 import torch
 from torch import Tensor, nn
@@ -52,26 +49,15 @@ class _Described(Tensor):
         )
 
 
-def alike(*descriptions: str) -> bool:
-    """Return whether two descriptions are of the same vector; names in a part of a model are shorter."""
-    kinds, names = zip(*(each.split(": ") for each in descriptions), strict=True)
-    pairs = zip_longest(*(each.split(", ") for each in names), fillvalue="")
-    return len(set(kinds)) == 1 and all(f".{a}".endswith(f".{b}") or f".{b}".endswith(f".{a}") for a, b in pairs)
-
-
 class HyperLayer(nn.Module):
     """A mixin for torch's layers that replaces each parameter p by the best response p + (V λ) ⊙ p_hyper.
 
-    A linear function of λ scales the rows of a weight, or the dimension that `rows` returns. In a subclass, put
-    HyperLayer before torch's layer in the bases, set `ordinary` to torch's layer and `responding` to the parameters'
-    names, and compute with `merged` and `scale`. partnets.partition derives the subclass's rule from that of torch's
-    layer.
-
-    Args:
-        *args, **kwargs: the arguments of torch's layer.
-        hyper: the HyperVector that the layer reads.
+    A linear function of λ scales the rows of a weight, or the dimension that `rows` returns. A subclass has the bases
+    HyperLayer and torch's layer, sets `responding` to the parameters' names, and computes with `merged` and
+    `responded`. stn.convert then converts torch's layer to it, and partnets.partition derives its rule from torch's.
 
     Attributes:
+        ordinary: torch's layer.
         NAME: the parameter itself, W_elem or b_elem, under torch's name.
         hyper_NAME: W_hyper or b_hyper, of the same shape.
         NAME_scale: V or C, [rows, n].
@@ -85,25 +71,29 @@ class HyperLayer(nn.Module):
 
     def __init_subclass__(cls, **kwargs) -> None:
         super().__init_subclass__(**kwargs)
-        if "ordinary" in vars(cls):
-            RULES[cls.ordinary] = cls
-            register(cls, ResponseRule.of(rule_of(cls.ordinary)))
-            theirs = list(inspect.signature(cls.ordinary).parameters.values())
-            ours = [inspect.Parameter("hyper", inspect.Parameter.KEYWORD_ONLY, annotation="HyperVector")]
-            rest = [parameter for parameter in theirs if parameter.kind is parameter.VAR_KEYWORD]
-            cls.__signature__ = inspect.Signature([*(p for p in theirs if p not in rest), *ours, *rest])
+        last = cls.__bases__[-1]
+        if not issubclass(last, HyperLayer):
+            cls.ordinary, RULES[last] = last, cls
+            register(cls, ResponseRule.of(rule_of(last)))
 
-    def __init__(self, *args, hyper: HyperVector, **kwargs) -> None:
-        super().__init__(*args, **kwargs)
-        self.begin_response(hyper)
+    @classmethod
+    def named_by(cls, layer: nn.Module) -> tuple[str, ...]:
+        """Return the names that respond after torch's layer is converted."""
+        return cls.responding
 
-    def rows(self, name: str) -> int:
-        """Return the dimension of a parameter along which V λ scales it; entries with the same index share a scale."""
-        return 0
+    @classmethod
+    def serves(cls, layer: nn.Module) -> bool:
+        """Return whether all parameters of a layer are trainable and none is parametrized or lazy."""
+        own = {name for name in cls.named_by(layer) if layer._parameters.get(name) is not None}
+        parameters = set(layer.parameters()) - set(hyperparameters(layer))
+        is_whole = own == {name for name, parameter in layer._parameters.items() if parameter is not None}
+        return is_whole and bool(own) and all(p.requires_grad and not is_lazy(p) for p in parameters)
 
-    def names(self) -> Iterator[str]:
-        """Return the names of the parameters that respond."""
-        return (name for name in self.responding if self._parameters.get(name) is not None)
+    @classmethod
+    def convert(cls, layer: nn.Module, vector: HyperVector) -> None:
+        """Turn a layer that this class serves into a best response, in place; it keeps its parameters."""
+        layer.__class__ = cls
+        layer.begin_response(vector)
 
     def begin_response(self, vector: HyperVector) -> None:
         """Register the parameters of the response, which turn torch's layer into a function of λ."""
@@ -122,14 +112,11 @@ class HyperLayer(nn.Module):
     def _drawn(self) -> dict[str, Tensor]:
         """Draw W_hyper and b_hyper by torch's initialisation.
 
-        W_hyper is rescaled to the root mean square of W if the two differ by a factor of 2 or more. Parameters that
-        torch sets to 0, such as the bias of a norm, are 1: 0 times a scale of 0 would never learn.
+        W_hyper is rescaled to the root mean square of W if the two differ by a factor of 2 or more.
         """
         new = self.ordinary.__new__(self.ordinary)
-        # torch's norms also reset their running statistics, and its recurrent layers their submodules, such as a
-        # hyper.DropConnect.
-        parts = {"_parameters": dict(self._parameters), "_buffers": copy.deepcopy(self._buffers), "_modules": {}}
-        vars(new).update(vars(self) | parts)
+        # torch's recurrent layers also reset their submodules, such as a hyper.DropConnect.
+        vars(new).update(vars(self) | {"_parameters": dict(self._parameters), "_modules": {}})
         for name in self.names():
             like = self._parameters[name]
             new._parameters[name] = nn.Parameter(torch.empty_like(like, memory_format=torch.contiguous_format))
@@ -137,32 +124,11 @@ class HyperLayer(nn.Module):
         drawn = {}
         for name in self.names():
             values, present = new._parameters[name].detach(), self._parameters[name].detach()
-            if not values.any():
-                values = torch.ones_like(values)
-            elif present.dim() > 1 and present.any():
+            if present.dim() > 1 and present.any():
                 ratio = (present.square().mean() / values.square().mean()).sqrt()
                 values = values if 0.5 < ratio < 2 else values * ratio
             drawn[name] = values
         return drawn
-
-    @classmethod
-    def named_by(cls, layer: nn.Module) -> tuple[str, ...]:
-        """Return the names that respond after torch's layer is converted."""
-        return cls.responding
-
-    @classmethod
-    def serves(cls, layer: nn.Module) -> bool:
-        """Return whether all parameters of a layer are trainable and none is parametrized or lazy."""
-        own = {name for name in cls.named_by(layer) if layer._parameters.get(name) is not None}
-        parameters = set(layer.parameters()) - set(hyperparameters(layer))
-        is_whole = own == {name for name, parameter in layer._parameters.items() if parameter is not None}
-        return is_whole and bool(own) and all(p.requires_grad and not is_lazy(p) for p in parameters)
-
-    @classmethod
-    def convert(cls, layer: nn.Module, hyper: HyperVector) -> None:
-        """Turn a layer that this class serves into a best response, in place; it keeps its parameters."""
-        layer.__class__ = cls
-        layer.begin_response(hyper)
 
     def end_response(self, hyper: Tensor) -> None:
         """Turn this layer back into torch's, in place, at one `input` of the hyperparameters, [n].
@@ -178,19 +144,21 @@ class HyperLayer(nn.Module):
         self._modules.pop("drop_connect", None)
         self.__class__ = self.ordinary
 
-    def value(self, name: str) -> Tensor | None:
-        """Return a parameter of this layer, or None; W and b are detached while only the response learns."""
-        value = self._parameters.get(name)
-        if value is not None and name in self.responding and self.vector.response_learns:
-            return value.detach()
-        return value
+    def rows(self, name: str) -> int:
+        """Return the dimension of a parameter along which V λ scales it; entries with the same index share a scale."""
+        return 0
 
-    def given(
-        self, x: Tensor, features: int | None = None, batch_dim: int | None = None
-    ) -> tuple[Tensor, Tensor | None]:
-        """Return an input x and the hyperparameters that the layer reads for it, [n] or [batch, n].
+    def names(self) -> Iterator[str]:
+        """Return the names of the parameters that respond."""
+        return (name for name in self.responding if self._parameters.get(name) is not None)
 
-        If x has one example for all, like position embeddings, it is expanded to the batch.
+    def responses(self) -> Iterator[nn.Parameter]:
+        """Yield W_hyper, b_hyper, V and C."""
+        for name in self.names():
+            yield from (self._parameters[f"hyper_{name}"], self._parameters[f"{name}_scale"])
+
+    def hyper_of(self, x: Tensor, features: int | None = None, batch_dim: int | None = None) -> Tensor | None:
+        """Return the hyperparameters that the layer reads for an input x, [n] or [batch, n]; None for W and b.
 
         Args:
             features: the first feature dimension of x, if it has one; the examples are before it.
@@ -200,57 +168,30 @@ class HyperLayer(nn.Module):
             ValueError: x has other examples than those for which λ was given.
         """
         hyper = self.vector.input()
-        if not is_each(hyper):
-            return x, hyper
-        dim = self.vector.batch_dim if batch_dim is None else batch_dim
-        places = x.dim() if features is None else features % x.dim() if x.dim() else 0
-        if dim < places and x.shape[dim] == 1:
-            self.vector.note(self)
-            x = x.expand(*x.shape[:dim], len(hyper), *x.shape[dim + 1 :])
-        check_examples(x, dim, len(hyper), features, self)
-        return x, hyper
+        if is_each(hyper):
+            check_examples(x, self.vector.batch_dim if batch_dim is None else batch_dim, len(hyper), features, self)
+        return hyper
 
-    def __getattr__(self, name: str):
-        """Return the attribute; while λ is perturbed, return W only as metadata, because it is not the whole weight."""
-        value, own = super().__getattr__(name), self.__dict__
-        if f"hyper_{name}" not in own.get("_parameters", ()) or torch.compiler.is_compiling():
-            return value
-        return _Described.of(value, f"{name} of this {type(self).__name__}") if own["vector"].is_perturbed else value
-
-    def _save_to_state_dict(self, destination, prefix, keep_vars):
-        super()._save_to_state_dict(destination, prefix, keep_vars)
-        if (metadata := getattr(destination, "_metadata", None)) is not None:
-            metadata.setdefault(prefix[:-1], {})["responds"] = self.vector.description()
-
-    def _load_from_state_dict(self, state_dict, prefix, metadata, *rest):
-        theirs, ours = metadata.get("responds"), self.vector.description()
-        if theirs is not None and not alike(theirs, ours):
-            raise RuntimeError(
-                f"{prefix[:-1]} was saved as a response to {theirs}, but responds to {ours}; load it into a model that"
-                " stn.convert has converted with the same hyperparameters in the same order."
-            )
-        super()._load_from_state_dict(state_dict, prefix, metadata, *rest)
-
-    def operands(self, name: str) -> tuple[Tensor, Tensor, Tensor]:
-        """Return W, W_hyper and V of a weight; a hyper.DropConnect drops the same entries of W and W_hyper."""
-        weight, response = self.value(name), self.value(f"hyper_{name}")
-        if (mask := self.dropped(name)) is not None:
-            weight, response = weight * mask, response * mask
-        return weight, response, self.value(f"{name}_scale")
-
-    def dropped(self, name: str) -> Tensor | None:
-        """Return the factors of a weight's entries by the hyper.DropConnect in attribute drop_connect, or None."""
-        drop_connect = self._modules.get("drop_connect")
-        return drop_connect(self.value(name)) if drop_connect is not None and self.drops(name) else None
-
-    def drops(self, name: str) -> bool:
-        """Return whether hyper.DropConnect drops entries of this weight."""
-        return name == "weight"
+    def value(self, name: str) -> Tensor | None:
+        """Return a parameter of this layer, or None; W and b are detached while only the response learns."""
+        value = self._parameters.get(name)
+        if value is not None and name in self.responding and self.vector.response_learns:
+            return value.detach()
+        return value
 
     def scale(self, name: str, hyper: Tensor) -> Tensor:
         """Return V λ, [rows] or [batch, rows]."""
         scale = self.value(f"{name}_scale")
         return hyper.to(scale.dtype) @ scale.t()
+
+    def drops(self, name: str) -> bool:
+        """Return whether hyper.DropConnect drops entries of this weight."""
+        return name == "weight"
+
+    def dropped(self, name: str) -> Tensor | None:
+        """Return the factors of a weight's entries by the hyper.DropConnect in attribute drop_connect, or None."""
+        drop_connect = self._modules.get("drop_connect")
+        return drop_connect(self.value(name)) if drop_connect is not None and self.drops(name) else None
 
     def merged(self, name: str, hyper: Tensor | None) -> Tensor | None:
         """Return p + (V λ) ⊙ p_hyper for one λ, [n], or p if hyper is None; None if the layer has no such p."""
@@ -269,8 +210,11 @@ class HyperLayer(nn.Module):
         return self.affine(hyper, product, "weight", "bias" if "bias" in self.responding else None)(x)
 
     def affine(self, hyper: Tensor, product: Product, weight: str, bias: str | None) -> Callable[[Tensor], Tensor]:
-        """Return x -> W x + b with each example's own W and b; entries are dropped once, not at each call."""
-        operands, offset = self.operands(weight), ()
+        """Return x -> W x + b with each example's own W and b; the same entries are dropped at each call."""
+        operands = [self.value(weight), self.value(f"hyper_{weight}"), self.value(f"{weight}_scale")]
+        if (mask := self.dropped(weight)) is not None:
+            operands[:2] = operands[0] * mask, operands[1] * mask
+        offset = ()
         if bias is not None and (value := self.value(bias)) is not None:
             offset = value, self.value(f"hyper_{bias}")[:, None] * self.value(f"{bias}_scale")
         return lambda x: respond(x, hyper, *operands, product, *offset)
@@ -290,12 +234,27 @@ class HyperLayer(nn.Module):
         squares = by_row(parameter * parameter), by_row(parameter * response), by_row(response * response)
         return (squares[0] + scale * (2 * squares[1] + scale * squares[2])).sum(-1)
 
-    def responses(self) -> Iterator[nn.Parameter]:
-        """Yield W_hyper, b_hyper, V and C."""
-        for name in self.names():
-            yield from (self._parameters[f"hyper_{name}"], self._parameters[f"{name}_scale"])
+    def __getattr__(self, name: str):
+        """Return the attribute; while λ is perturbed, return W only as metadata, because it is not the whole weight."""
+        value, own = super().__getattr__(name), self.__dict__
+        if f"hyper_{name}" not in own.get("_parameters", ()) or torch.compiler.is_compiling():
+            return value
+        return _Described.of(value, f"{name} of this {type(self).__name__}") if own["vector"].is_perturbed else value
+
+    def _save_to_state_dict(self, destination, prefix, keep_vars):
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+        if (metadata := getattr(destination, "_metadata", None)) is not None:
+            metadata.setdefault(prefix[:-1], {})["responds"] = self.vector.description()
+
+    def _load_from_state_dict(self, state_dict, prefix, metadata, *rest):
+        theirs, ours = metadata.get("responds"), self.vector.description()
+        if theirs not in (None, ours):
+            raise RuntimeError(
+                f"{prefix[:-1]} was saved as a response to {theirs}, but responds to {ours}; load it into a model that"
+                " stn.convert has converted with the same hyperparameters in the same order."
+            )
+        super()._load_from_state_dict(state_dict, prefix, metadata, *rest)
 
     def extra_repr(self) -> str:
-        with self.vector.unperturbed():  # torch tests whether there is a bias
-            own = super().extra_repr()
+        own = super().extra_repr()
         return f"{own}, hyper={self.vector.size}" if own else f"hyper={self.vector.size}"

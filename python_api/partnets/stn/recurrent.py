@@ -1,4 +1,4 @@
-"""HyperRNN, HyperLSTM and HyperGRU: torch's recurrent layers as best responses, by HyperLinear's products."""
+"""HyperRNN, HyperLSTM and HyperGRU: torch's recurrent layers as best responses, by the products of HyperLinear."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 
 from partnets.stn.layer import HyperLayer
-from partnets.stn.linear import MATMUL
+from partnets.stn.products import MATMUL
 from partnets.stn.vector import is_each
 
 # The state of a layer: (h,), or (h, c) for an LSTM.
@@ -24,17 +24,6 @@ class _HyperRecurrent(HyperLayer):
 
     One λ for all examples uses torch's kernel with merged weights. A λ for each example uses a loop over time steps,
     with one product for the inputs of all steps and two products for the hidden state at each step.
-
-    Args:
-        input_size ... dtype: as in torch's layer.
-        hyper: the stn.HyperVector λ that the layer reads.
-
-    Attributes:
-        weight_ih_l0, bias_ih_l0, ...: W and b, as torch's; hyper_weight_ih_l0, ...: W_hyper and b_hyper;
-            weight_ih_l0_scale, ...: V and C.
-
-    Raises:
-        ValueError: each example has its own λ, and the input is packed or has another number of examples.
     """
 
     @property
@@ -57,10 +46,7 @@ class _HyperRecurrent(HyperLayer):
 
     @property
     def _flat_weights(self) -> list[Tensor]:
-        names = [name for name in self._flat_weights_names if name in self._parameters]
-        if "vector" not in vars(self):  # under construction
-            return [self._parameters[name] for name in names]
-        return [self.merged(name, self.vector.input()) for name in names]
+        return [self.merged(name, self.vector.input()) for name in self.names()]
 
     @_flat_weights.setter
     def _flat_weights(self, values) -> None:
@@ -88,7 +74,7 @@ class _HyperRecurrent(HyperLayer):
             )
         if input.dim() != 3:
             raise ValueError(f"the input is {list(input.shape)}; pass a batch of sequences.")
-        input, hyper = self.given(input, -1, 0 if self.batch_first else 1)
+        self.hyper_of(input, -1, 0 if self.batch_first else 1)
         x = input if self.batch_first else input.transpose(0, 1)
         states = self._states(x, hx)
         last = []
@@ -145,38 +131,14 @@ class _HyperRecurrent(HyperLayer):
 
 
 class HyperRNN(_HyperRecurrent, nn.RNN):
-    __doc__ = (
-        "torch.nn.RNN as a best response.\n"
-        + (_HyperRecurrent.__doc__ or "").partition("\n")[2]
-        + """
-    Example:
-        >>> from partnets import hyper, stn
-        >>> vector = stn.HyperVector(hyper.Dropout(0.5))
-        >>> HyperRNN(4, 8, hyper=vector)(torch.ones(5, 2, 4))[0].shape
-        torch.Size([5, 2, 8])
-    """
-    )
-
-    ordinary = nn.RNN
+    """A best response in place of torch.nn.RNN."""
 
     def cell(self, from_input, from_state, state):
         return ((from_input + from_state).tanh() if self.mode == "RNN_TANH" else (from_input + from_state).relu(),)
 
 
 class HyperLSTM(_HyperRecurrent, nn.LSTM):
-    __doc__ = (
-        "torch.nn.LSTM as a best response.\n"
-        + (_HyperRecurrent.__doc__ or "").partition("\n")[2]
-        + """
-    Example:
-        >>> from partnets import hyper, stn
-        >>> vector = stn.HyperVector(hyper.Dropout(0.5))
-        >>> HyperLSTM(4, 8, num_layers=2, hyper=vector)(torch.ones(5, 2, 4))[0].shape
-        torch.Size([5, 2, 8])
-    """
-    )
-
-    ordinary = nn.LSTM
+    """A best response in place of torch.nn.LSTM."""
 
     def state_sizes(self):
         return self.proj_size or self.hidden_size, self.hidden_size
@@ -188,19 +150,7 @@ class HyperLSTM(_HyperRecurrent, nn.LSTM):
 
 
 class HyperGRU(_HyperRecurrent, nn.GRU):
-    __doc__ = (
-        "torch.nn.GRU as a best response.\n"
-        + (_HyperRecurrent.__doc__ or "").partition("\n")[2]
-        + """
-    Example:
-        >>> from partnets import hyper, stn
-        >>> vector = stn.HyperVector(hyper.Dropout(0.5))
-        >>> HyperGRU(4, 8, hyper=vector)(torch.ones(5, 2, 4))[0].shape
-        torch.Size([5, 2, 8])
-    """
-    )
-
-    ordinary = nn.GRU
+    """A best response in place of torch.nn.GRU."""
 
     def cell(self, from_input, from_state, state):
         reset, update, new = from_input.chunk(3, -1)

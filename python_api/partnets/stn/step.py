@@ -49,7 +49,7 @@ def step_weights(
 
     Raises:
         ValueError, RuntimeError: as for partnets.step_weights; or no layer responds; or the response is `linearised`,
-            and the loss is not computed from the model's output or has no derivative in forward mode.
+            and the loss has no derivative in forward mode or is not computed from the model's output.
 
     Example:
         >>> import partnets

@@ -41,7 +41,7 @@ class Trainer(trainer.Trainer):
             validation examples times their mean loss.
 
     Raises:
-        ValueError: no layer responds, or hyper_gradient is given; and as for partnets.Trainer.
+        ValueError: no layer responds; and as for partnets.Trainer.
 
     Example:
         >>> import torch, partnets
@@ -67,11 +67,6 @@ class Trainer(trainer.Trainer):
         **options,
     ) -> None:
         check_entropy(entropy)
-        if "hyper_gradient" in options:
-            raise ValueError(
-                "hyper_gradient is an option of partnets.Trainer only: here all of ψ learns through the response of the"
-                " layers. Leave it out, or use partnets.Trainer."
-            )
         self.entropy = entropy
         if hyper is None:
             hyper = vector_of(model).modules

@@ -159,26 +159,15 @@ class HyperVector:
 
     @contextmanager
     def noting(self) -> Iterator[set[nn.Module]]:
-        """Collect in the context, for this thread, the members of `learned` read inside `at`, and layers' `note`s."""
+        """Collect in the context, for this thread, the members of `learned` that are read inside `at`."""
         noted: set[nn.Module] = set()
         with holding({self._noted: noted}):
             yield noted
-
-    def note(self, layer: nn.Module) -> None:
-        """Add a layer to the set that `noting` collects, if it is active."""
-        if (noted := self._noted.get()) is not None:
-            noted.add(layer)
 
     @contextmanager
     def at_present(self) -> Iterator[None]:
         """Set λ to its present value in the context, for this thread, without gradients."""
         with self.at(self.present().detach()):
-            yield
-
-    @contextmanager
-    def unperturbed(self) -> Iterator[None]:
-        """Disable perturbations in the context, for this thread, so that layers' parameters can be read."""
-        with holding({self._input: None}):
             yield
 
     @contextmanager

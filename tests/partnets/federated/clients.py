@@ -76,7 +76,7 @@ def same(first, second):
 
 def state(server):
     """Return all tensors that determine further rounds."""
-    optimizers = server.optimizer.state_dict()["state"], server.hyper_optimizer.state_dict()["state"]
+    optimizers = [each.state_dict()["state"] for each in (server.optimizer, server.hyper_optimizer) if each is not None]
     moments = {
         f"{which}.{i}.{name}": torch.as_tensor(value)
         for which, found in enumerate(optimizers)

@@ -1,9 +1,9 @@
-"""Training with Flower: the same bits as without it, bytes sent, evaluations, and strategies that wrap ours."""
+"""Training with Flower: the same bits as without it, bytes sent, and strategies that wrap ours."""
 
-import logging
 import math
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 from clients import (
@@ -27,40 +27,32 @@ from partnets import federated, hyper
 
 pytest.importorskip("flwr", reason="Flower needs Python 3.11")
 
-from flwr.app import ArrayRecord, Message, MetricRecord, RecordDict
+from flwr.app import Array, ArrayRecord, Message, MetricRecord, RecordDict
 from flwr.serverapp.strategy import Strategy
 from nodes import app, grid, start
 
 from partnets.federated.flower import LocalGrid, PartitionedFedAvg, client_app
-from partnets.federated.flower.arrays import to_array, to_values, to_vector
+from partnets.federated.flower.messages import read_values, to_record, to_values
 from partnets.federated.flower.one_by_one import OneByOne
 
 
 @pytest.mark.full
-def test_rounds_are_those_of_the_core():
-    own, metrics = server(make_noisy), {}
-    for _ in range(3):
-        found = run(own, [client(number, make=make_noisy) for number in range(4)], 1)
-        metrics[found.number] = found
-    strategy = PartitionedFedAvg(server(make_noisy))
-    result = strategy.start(grid(app(make_noisy)), num_rounds=3)
+@pytest.mark.parametrize("make, chunks", [(make_noisy, CHUNKS), (make_undivided, (1, 1, 1, 1))])
+def test_rounds_are_those_of_the_core(make, chunks):
+    own = server(make)
+    run(own, [client(number, chunk, make=make) for number, chunk in enumerate(chunks)], 3)
+    strategy = PartitionedFedAvg(server(make))
+    here = LocalGrid(app(make), 4, node_config=lambda number: {"chunk": chunks[number]})
+    result = strategy.start(here, num_rounds=3)
     assert same(state(own), state(strategy.server))
     # Flower numbers its nodes from 1.
-    assert [replace(each, norms=[*each.norms.values()]) for each in strategy.history] == [
-        replace(each, norms=[*each.norms.values()]) for each in metrics.values()
-    ]
-    assert same(to_values(result.arrays, own.vectors, own.vectors.lengths), own.values())
+    for mine, found in zip(own.history, strategy.history, strict=True):
+        assert replace(mine, norms={number + 1: norm for number, norm in mine.norms.items()}) == found
+    assert same(read_values(result.arrays, own.vectors), own.values())
     assert result.train_metrics_clientapp.keys() == {1, 2, 3}
-    told = result.train_metrics_clientapp[2]
-    assert told["lml"] == metrics[2].lml and told["contributors-2"] == 3 and told["failed"] == told["refused"] == 0
-    assert told["loss-3"] == metrics[2].losses[3]
-
-
-def test_undivided_networks_are_averaged_too():
-    own = server(make_undivided)
-    run(own, [client(number, chunk=1, make=make_undivided) for number in range(4)], 2)
-    strategy = start(LocalGrid(app(make_undivided), 4), 2, server(make_undivided))
-    assert same(own.values(), strategy.server.values())
+    told, mine = result.train_metrics_clientapp[2], own.history[1]
+    assert told.get("lml") == mine.lml and told["contributors-1"] == mine.contributors[1]
+    assert told["failed"] == told["refused"] == 0 and told["loss-1"] == mine.losses[1]
 
 
 @pytest.mark.full
@@ -132,135 +124,62 @@ class Cast(nn.Module):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16, torch.bfloat16])
-@pytest.mark.parametrize("length", [0, 1, 7])
-def test_arrays_are_vectors_to_the_bit(dtype, length):
-    vector = torch.randn(length).to(dtype)
+def test_arrays_are_vectors_to_the_bit(dtype):
+    vectors = federated.Client(partnets.partition(nn.Linear(2, 3).to(dtype), (1.0,)), load_data(0), 1).vectors
+    (name,) = vectors.lengths
+    vector = torch.randn(9).to(dtype)
     vector[:1] = math.nan
-    bits = torch.int64 if dtype == torch.float64 else torch.int32 if dtype == torch.float32 else torch.int16
-    assert torch.equal(to_vector(to_array(vector), dtype, length).view(bits), vector.view(bits))
+    found = to_values(to_record({name: vector}), vectors, [name])[name]
+    assert found.dtype == dtype and torch.equal(found.view(torch.uint8), vector.view(torch.uint8))
 
 
 def test_who_a_node_is_comes_from_its_configuration():
-    strategy = start(LocalGrid(app(proportions=(0.5, 0.25, 0.25), seed=4), 4), 1)
+    made = []
+
+    def make():
+        made.append(1)
+        return make_model()
+
+    strategy = start(LocalGrid(app(make, proportions=(0.5, 0.25, 0.25), seed=4), 4), 2)
     chunks = federated.assign(4, (0.5, 0.25, 0.25), seed=4)
     assert strategy.server.pinned == {number + 1: (number, chunk) for number, chunk in enumerate(chunks)}
-    with pytest.raises(RuntimeError, match="a node has the configuration"):
-        start(LocalGrid(app(), 4, node_config=lambda number: {"partition-id": "two"}), 1)
-    with pytest.raises(RuntimeError, match=r"no node has contributed in 1 rounds.*chunk=9"):
-        start(LocalGrid(app(), 4, node_config=lambda number: {"chunk": 9}), 1)
+    assert len(made) == 1  # for all clients of this process, in all rounds
 
 
-def test_a_model_made_otherwise_is_no_member():
-    def make():
-        torch.manual_seed(0)
-        model = nn.Sequential(nn.Linear(6, 8), nn.Linear(8, 3))
-        return partnets.partition(model, (0.5, 0.3, 0.2), seed=1)
-
-    own = server()
-    before = state(own)
-    with pytest.raises(RuntimeError, match=r"it has the vectors .* Make both by the same make_model"):
-        start(grid(app(make)), 1, own)
-
-    def other_seed():
-        _, psi = make_model()
-        return partnets.partition(nn.Sequential(psi, *make_network()), PROPORTIONS, seed=1), psi
-
-    with pytest.raises(RuntimeError, match=r"other modules, partitions, .* make both by the same make_model"):
-        start(grid(app(other_seed)), 1)
-    assert same(before, state(own))
+def other_layers():
+    torch.manual_seed(0)
+    return partnets.partition(nn.Sequential(nn.Linear(6, 8), nn.Linear(8, 3)), (0.5, 0.3, 0.2), seed=1)
 
 
-def test_proportions_are_those_of_the_model():
-    with pytest.raises(RuntimeError, match=r"proportions=\(0\.5, 0\.5\) are of 2 chunks, but the model has C=3"):
-        start(LocalGrid(app(proportions=(0.5, 0.5)), 4), 1)
+def other_seed():
+    _, psi = make_model()
+    return partnets.partition(nn.Sequential(psi, *make_network()), PROPORTIONS, seed=1), psi
 
 
-@pytest.mark.cases(usual=1)
-@pytest.mark.parametrize(("chunks", "idle"), [((1, 1, 1, 1), "ψ"), ((3, 3, 2, 3), "w_1")])
-def test_what_nobody_has_contributed_to_is_named(chunks, idle):
-    own = LocalGrid(app(), 4, node_config=lambda number: {"chunk": chunks[number]})
-    with pytest.warns(UserWarning, match=f"no node has contributed to {idle} in 2 rounds"):
-        strategy = start(own, 2)
-    assert strategy.history[1].judges == (0 if idle == "ψ" else 4)
-
-
-def test_evaluation_is_over_all_examples():
-    own = server()
-    strategy = PartitionedFedAvg(own, evaluate_fraction=1.0)
-    result = strategy.start(grid(app(load_test=lambda number, clients: load_data(number + 1))), num_rounds=2)
-    x, y = (torch.cat(parts) for parts in zip(*(load_data(number + 1) for number in range(4)), strict=True))
-    told = result.evaluate_metrics_clientapp[2]
-    assert told["num-examples"] == len(x)
-    assert told["accuracy"] == pytest.approx(partnets.accuracy(own.model, (x, y)))
-    assert told["loss"] == pytest.approx(partnets.mean_loss(own.model, (x, y)), rel=1e-5)
-    assert not strategy.start(grid(app()), num_rounds=2).evaluate_metrics_clientapp  # no rounds are left
-
-
-def evaluating(change, rounds=1, **options):
-    """Return the last round's metrics if node 2's evaluations are replaced by change(reply)."""
-    honest = app()
-
-    def call(message, context):
-        reply = honest(message, context)
-        if message.metadata.message_type == "evaluate" and context.node_id == 2:
-            return change(reply) or reply
-        return reply
-
-    strategy = PartitionedFedAvg(server(**options), evaluate_fraction=1.0)
-    return strategy.start(grid(call), num_rounds=rounds).evaluate_metrics_clientapp[rounds]
-
-
-HONEST = sum(len(load_data(i)[0]) for i in (0, 2, 3))
-
-
-@pytest.mark.cases(usual=1)
 @pytest.mark.parametrize(
-    "metrics",
-    [{"accuracy": math.nan}, {"accuracy": 2.0}, {"loss": math.inf}, {"loss": 1.7e308}, {"loss": [1.0, 2.0]},
-     {"num-examples": -9}, {"num-targets": 0}, {"num-targets": 1 << 62}],
+    ("begin", "error", "message"),
+    [
+        (lambda: start(LocalGrid(app(), 4, node_config=lambda number: {"partition-id": "two"}), 1), RuntimeError,
+         "a node has the configuration"),
+        (lambda: start(LocalGrid(app(), 4, node_config=lambda number: {"chunk": 9}), 1), RuntimeError,
+         r"no node has contributed in 1 rounds.*chunk=9"),
+        (lambda: start(grid(app(other_layers)), 1), RuntimeError, r"it has the vectors .* by the same make_model"),
+        (lambda: start(grid(app(other_seed)), 1), RuntimeError, r"other modules, partitions, .* the same make_model"),
+        (lambda: start(LocalGrid(app(proportions=(0.5, 0.5)), 4), 1), RuntimeError,
+         r"proportions=\(0\.5, 0\.5\) are of 2 chunks, but the model has C=3"),
+        (lambda: start(LocalGrid(app(), 1), 1), ValueError, r"min_nodes=2, but the grid has 1"),
+        (lambda: LocalGrid(app(), 0), ValueError, "clients=0"),
+        (lambda: PartitionedFedAvg(server(), checkpoint="none/server.pt"), ValueError, "folder that does not exist"),
+        (lambda: PartitionedFedAvg(server(), seed=-1), ValueError, "seed=-1"),
+        (lambda: PartitionedFedAvg(server(), fraction=1.5), ValueError, r"fraction=1\.5; pass a share"),
+        (lambda: PartitionedFedAvg(server(), min_nodes=0), ValueError, "min_nodes=0"),
+        (lambda: PartitionedFedAvg(server()).start(grid(app()), to_record({"w": torch.ones(3)})), ValueError,
+         "must have"),
+    ],
 )  # fmt: skip
-def test_what_a_node_says_of_its_evaluation_is_checked(metrics):
-    def lie(reply):
-        reply.content["metrics"] = MetricRecord({**reply.content["metrics"], **metrics})
-
-    told = evaluating(lie)
-    assert told["num-examples"] == HONEST and (told["refused"], told["failed"]) == (1, 0)
-
-
-@pytest.mark.full
-def test_a_node_that_cannot_evaluate_says_why(caplog):
-    def fail(reply):
-        raise OSError("my disk is gone")
-
-    logging.getLogger("flwr").addHandler(caplog.handler)
-    try:
-        told = evaluating(fail)
-    finally:
-        logging.getLogger("flwr").removeHandler(caplog.handler)
-    assert told["num-examples"] == HONEST and (told["refused"], told["failed"]) == (0, 1)
-    assert "node 2 could not evaluate: OSError: my disk is gone" in caplog.text
-
-
-@pytest.mark.full
-def test_evaluations_count_alike_where_clients_do():
-    def much(reply):
-        reply.content["metrics"] = MetricRecord({**reply.content["metrics"], "num-targets": 1 << 52, "loss": 5.0})
-
-    assert evaluating(much)["loss"] > 4.9 > 2.5 > evaluating(much, weighting="uniform")["loss"]
-
-
-def test_clients_with_privacy_tell_no_loss_and_no_reason(caplog):
-    private = app(privacy=federated.Privacy(1.0, 1.0))
-    told = PartitionedFedAvg(server(), evaluate_fraction=1.0).start(grid(private), num_rounds=1)
-    assert dict(told.evaluate_metrics_clientapp[1]) == {"failed": 4, "refused": 0}
-
-    def load(number, clients):
-        x, y = load_data(number)
-        return x, y + 7  # torch's error would quote these labels
-
-    with pytest.raises(RuntimeError, match="with privacy, the reason is only in its own log") as found:
-        start(grid(app(load=load, privacy=federated.Privacy(1.0, 1.0))), 1)
-    assert "Target" not in str(found.value)
+def test_what_cannot_begin_says_so(begin, error, message):
+    with pytest.raises(error, match=message):
+        begin()
 
 
 @pytest.mark.full
@@ -278,28 +197,17 @@ def test_data_that_are_drawn_at_random_are_the_same_in_all_rounds():
     assert all(len(each) == 3 and each[0] == each[1] == each[2] for each in seen.values()) and seen[0] != seen[1]
 
 
-def test_what_cannot_begin_says_so(tmp_path):
-    with pytest.raises(ValueError, match=r"min_nodes=2, but the grid has 1"):
-        start(LocalGrid(app(), 1), 1)
-    with pytest.raises(ValueError, match="in a folder that does not exist"):
-        PartitionedFedAvg(server(), checkpoint=tmp_path / "none" / "server.pt")
-    with pytest.raises(ValueError, match="seed=-1"):
-        PartitionedFedAvg(server(), seed=-1)
-
-
 class Doubled(Strategy):
-    """A strategy that wraps another and sends changed arrays to the clients."""
+    """A strategy that wraps another, uses Flower's start, and sends changed arrays to the clients."""
 
     def __init__(self, inner):
         self.inner = inner
-        self.summary, self.aggregate_train = inner.summary, inner.aggregate_train
-        self.configure_evaluate, self.aggregate_evaluate = inner.configure_evaluate, inner.aggregate_evaluate
+        for name in ("summary", "aggregate_train", "configure_evaluate", "aggregate_evaluate"):
+            setattr(self, name, getattr(inner, name))
 
     def configure_train(self, server_round, arrays, config, grid):
-        vectors = self.inner.server.vectors
-        doubled = {name: 2 * v for name, v in to_values(arrays, vectors, vectors.lengths).items()}
-        record = ArrayRecord({name: to_array(vector) for name, vector in doubled.items()})
-        return self.inner.configure_train(server_round, record, config, grid)
+        doubled = {name: 2 * vector for name, vector in read_values(arrays, self.inner.server.vectors).items()}
+        return self.inner.configure_train(server_round, to_record(doubled), config, grid)
 
     def summary(self): ...
     def aggregate_train(self, server_round, replies): ...
@@ -308,18 +216,15 @@ class Doubled(Strategy):
 
 
 @pytest.mark.full
-def test_strategies_around_ours_decide_what_the_model_is():
+def test_strategies_around_ours_decide_what_the_model_is_and_go_on_from_the_checkpoint(tmp_path):
     own = server()
-    for _ in range(2):
+    for _ in range(3):
         own.load_values({name: 2 * vector for name, vector in own.values().items()})
         run(own, [client(number) for number in range(4)], 1)
-    inner = PartitionedFedAvg(server())
-    Doubled(inner).start(grid(app()), to_record(inner), num_rounds=2)
-    assert same(state(own), state(inner.server))
-
-
-def to_record(strategy):
-    return ArrayRecord({name: to_array(vector) for name, vector in strategy.server.values().items()})
+    for rounds in (2, 1):
+        inner = PartitionedFedAvg(server(), checkpoint=tmp_path / "server.pt")
+        Doubled(inner).start(grid(app()), to_record(inner.server.values()), num_rounds=rounds)
+    assert same(state(own), state(inner.server)) and inner.server.rounds == 3
 
 
 @pytest.mark.full
@@ -335,75 +240,42 @@ def test_the_servers_own_evaluation_counts_rounds_on(tmp_path):
         result = strategy.start(grid(app()), num_rounds=rounds, evaluate_fn=evaluate)
     assert seen == [0, 1, 2, 2, 3, 4, 5, 5]
     assert [*result.evaluate_metrics_serverapp] == [5]
-    assert same(to_values(result.arrays, strategy.server.vectors, strategy.server.vectors.lengths),
-                strategy.server.values())  # fmt: skip
+    assert same(read_values(result.arrays, strategy.server.vectors), strategy.server.values())
 
 
 @pytest.mark.full
 def test_initial_arrays_are_where_it_starts():
-    own, other = server(), PartitionedFedAvg(server())
+    own, other, seen = server(), PartitionedFedAvg(server()), []
     own.load_values({name: vector + 0.1 for name, vector in own.values().items()})
-    arrays = to_record(PartitionedFedAvg(own))
-    first, seen = own.values(), []
+    arrays, first = to_record(own.values()), own.values()
     run(own, [client(number) for number in range(4)], 2)
     other.start(grid(app()), arrays, num_rounds=2, evaluate_fn=lambda *_: seen.append(other.server.values()))
     assert same(state(own), state(other.server)) and same(first, seen[0])
-    zeros = ArrayRecord({name: to_array(torch.zeros_like(vector)) for name, vector in first.items()})
-    other.start(grid(app()), zeros, num_rounds=3, evaluate_fn=lambda *_: seen.append(other.server.values()))
-    assert not any(vector.any() for vector in seen[-2].values())
-    with pytest.raises(ValueError, match="must have"):
-        PartitionedFedAvg(server()).start(grid(app()), ArrayRecord({"w": to_array(torch.ones(3))}), num_rounds=1)
 
 
-@pytest.mark.full
-def test_mods_are_around_the_client():
+def test_any_app_runs_in_a_local_grid():
+    """Run Flower's FedAvg with an app that does not use partnets, and with a mod."""
+    from flwr.clientapp import ClientApp
+    from flwr.serverapp.strategy import FedAvg
+
     seen = []
 
     def mod(message, context, call):
         seen.append(context.node_id)
         return call(message, context)
 
-    start(grid(app(mods=[mod])), 1)
-    assert sorted(seen) == [1, 2, 3, 4]
-
-
-def test_any_app_runs_in_a_local_grid():
-    """Run Flower's FedAvg with an app that does not use partnets."""
-    from flwr.clientapp import ClientApp
-    from flwr.serverapp.strategy import FedAvg
-
-    plain = ClientApp()
+    plain = ClientApp(mods=[mod])
 
     @plain.train()
     def train(message, context):
-        arrays = ArrayRecord({"x": to_array(torch.full((3,), float(context.run_config["value"])))})
+        arrays = ArrayRecord({"x": Array(np.full(3, float(context.run_config["value"])))})
         return Message(RecordDict({"arrays": arrays, "metrics": MetricRecord({"num-examples": 1})}), reply_to=message)
 
     strategy = FedAvg(fraction_evaluate=0.0, min_available_nodes=3)
-    found = strategy.start(LocalGrid(plain, 3, run_config={"value": 7}), ArrayRecord({"x": to_array(torch.zeros(3))}),
-                           num_rounds=2)  # fmt: skip
+    here = LocalGrid(plain, 3, run_config={"value": 7})
+    found = strategy.start(here, ArrayRecord({"x": Array(np.zeros(3))}), num_rounds=2)
     assert found.arrays["x"].numpy().tolist() == pytest.approx([7.0] * 3)
-    with pytest.raises(ValueError, match="clients=0"):
-        LocalGrid(plain, 0)
-
-
-@pytest.mark.full
-def test_each_process_makes_its_model_once():
-    made = []
-
-    def make():
-        made.append(1)
-        return make_model()
-
-    start(grid(app(make)), 3)
-    assert len(made) == 1
-
-
-def test_wrong_use_is_an_error_that_names_the_cure():
-    with pytest.raises(ValueError, match=r"fraction=1\.5; pass a share"):
-        PartitionedFedAvg(server(), fraction=1.5)
-    with pytest.raises(ValueError, match="min_nodes=0"):
-        PartitionedFedAvg(server(), min_nodes=0)
+    assert sorted(seen) == [1, 1, 2, 2, 3, 3]
 
 
 def test_one_unreadable_reply_takes_no_other_with_it():

@@ -1,8 +1,6 @@
 """The same app in one process, in Flower's simulation and in networked processes gives the same bits after crashes."""
 
 import contextlib
-import datetime
-import ipaddress
 import json
 import os
 import re
@@ -33,49 +31,24 @@ def free_port():
         return found.getsockname()[1]
 
 
-def make_certificates(folder):
-    """Create a self-signed certificate of this machine and its key."""
-    from cryptography import x509
-    from cryptography.hazmat.primitives import hashes, serialization
-    from cryptography.hazmat.primitives.asymmetric import ec
-
-    key, name = ec.generate_private_key(ec.SECP256R1()), x509.Name([])
-    now = datetime.datetime.now(datetime.timezone.utc)
-    address = x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address("127.0.0.1"))])
-    made = x509.CertificateBuilder().subject_name(name).issuer_name(name).public_key(key.public_key())
-    made = made.serial_number(1).not_valid_before(now).not_valid_after(now + datetime.timedelta(days=1))
-    made = made.add_extension(address, critical=True)
-    made = made.add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
-    certificate, secret = folder / "certificate.pem", folder / "key.pem"
-    certificate.write_bytes(made.sign(key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM))
-    kind = serialization.PrivateFormat.PKCS8
-    secret.write_bytes(key.private_bytes(serialization.Encoding.PEM, kind, serialization.NoEncryption()))
-    return certificate, secret
-
-
 class Network:
-    """A SuperLink and the SuperNodes of the first clients on this machine, each in a group of processes."""
+    """A SuperLink and the SuperNodes of all clients on this machine, each in a group of processes."""
 
-    def __init__(self, folder, secure, nodes=4):
-        self.folder, self.programs = folder, {}
-        port = free_port()
-        certificate, key = make_certificates(folder) if secure else (None, None)
-        trust = ["--root-certificates", certificate] if secure else ["--insecure"]
+    def __init__(self, folder):
+        self.folder, self.programs, port = folder, {}, free_port()
         self.environment = os.environ | {
             "FLWR_HOME": str(folder), "FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1",
             "OMP_NUM_THREADS": "1", "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
             "PYTHONPATH": f"{HERE}{os.pathsep}{os.environ['PYTHONPATH']}", "NO_PROXY": "*",
         }  # fmt: skip
-        how = f'root-certificates = "{certificate}"' if secure else "insecure = true"
-        (folder / "config.toml").write_text(f'[superlink.here]\naddress = "127.0.0.1:{port}"\n{how}\n')
-        shown = ["--ssl-certfile", certificate, "--ssl-keyfile", key, "--ssl-ca-certfile", certificate]
+        (folder / "config.toml").write_text(f'[superlink.here]\naddress = "127.0.0.1:{port}"\ninsecure = true\n')
         own = ["--disable-runtime-dependency-installation", "--host", "127.0.0.1", "--port", port]
-        self.begin("superlink", "flower-superlink", *own, *(shown if secure else ["--insecure"]))
+        self.begin("superlink", "flower-superlink", *own, "--insecure")
         self.wait(lambda: _answers(port), "the SuperLink answers")
-        for number, chunk in enumerate(CHUNKS[:nodes]):
-            config = f"partition-id={number} num-partitions={nodes} chunk={chunk}"
+        for number, chunk in enumerate(CHUNKS):
+            config = f"partition-id={number} num-partitions={len(CHUNKS)} chunk={chunk}"
             own = ["--superlink", f"127.0.0.1:{port}", "--port", free_port(), "--node-config", config]
-            self.begin(f"node{number}", "flower-supernode", *trust, *own)
+            self.begin(f"node{number}", "flower-supernode", "--insecure", *own)
 
     def begin(self, name, *command):
         with open(self.folder / f"{name}.log", "w") as log:
@@ -83,28 +56,26 @@ class Network:
                 [*map(str, command)], stdout=log, stderr=log, env=self.environment, start_new_session=True
             )
 
-    def kill(self, name):
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self.programs[name].pid, signal.SIGKILL)
-        self.programs.pop(name).wait()
-
     def close(self):
-        for name in [*self.programs]:
-            self.kill(name)
+        for program in self.programs.values():
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(program.pid, signal.SIGKILL)
+            program.wait()
 
     def flwr(self, *arguments):
         return subprocess.run(["flwr", *map(str, arguments)], cwd=PROJECT, env=self.environment, capture_output=True,
                               text=True, timeout=LONG)  # fmt: skip
 
-    def run(self, *, wait=True, **config):
-        """Run the app to its end and return whether it was completed."""
+    def run(self, **config):
+        """Run the app to its end; return whether it was completed, which the exit status of `flwr` does not tell."""
         told = " ".join(f"{name.replace('_', '-')}={json.dumps(value)}" for name, value in config.items())
-        # Streaming the log waits for the end of the run. Polling would take longer, since each poll starts a process.
-        self.flwr("run", ".", "here", "--run-config", told, *(["--stream"] if wait else []))
+        # Streaming the log waits for nearly the end of the run; polling alone would start many processes.
+        self.flwr("run", ".", "here", "--run-config", told, "--stream")
+        self.wait(lambda: self.status().startswith("finished"), "the run is finished")
         return self.status() == "finished:completed"
 
     def status(self):
-        """Return the status of the latest run, which the exit status of `flwr run` does not tell."""
+        """Return the status of the latest run."""
         found = json.loads(self.flwr("list", "here", "--format", "json").stdout)["runs"]
         return max(found, key=lambda each: each["pending-at"])["status"]
 
@@ -123,35 +94,17 @@ def _answers(port):
         return found.connect_ex(("127.0.0.1", port)) == 0
 
 
-@contextlib.contextmanager
-def network(folder, **options):
-    found = None
-    try:
-        found = Network(folder, **options)
-        yield found
-    finally:
-        if found is not None:
-            found.close()
-
-
 @pytest.fixture(scope="module")
-def secure(tmp_path_factory):
-    with network(tmp_path_factory.mktemp("network"), secure=True) as found:
-        yield found
+def network(tmp_path_factory):
+    found = Network(tmp_path_factory.mktemp("network"))
+    yield found
+    found.close()
 
 
 def load(path):
     own = server(make_noisy)
     own.load(path)
     return own
-
-
-def without(number, rounds):
-    """Return the state after three rounds if a client misses some of them."""
-    own = server(make_noisy)
-    for each in range(1, 4):
-        run(own, [client(i, make=make_noisy) for i in range(4) if i != number or each not in rounds], 1)
-    return state(own)
 
 
 @pytest.fixture(scope="module")
@@ -194,39 +147,15 @@ run_simulation(server, nodes.app(clients.make_noisy, mods=[chunked]), 4)
 
 
 @pytest.mark.full
-def test_a_network_without_encryption_gives_the_same_bits(tmp_path):
-    """Check the minimum: one client per chunk, and a second round that continues the first."""
-    torch.set_num_threads(1)
-    expected = state(start(grid(app(make_noisy), 3), 2, server(make_noisy)).server)
-    with network(tmp_path, secure=False, nodes=3) as found:
-        assert found.run(checkpoint=str(tmp_path / "server.pt"), rounds=2, min_nodes=3), found.logs()
+def test_networked_processes_give_the_same_bits(network, expected, tmp_path):
+    assert network.run(checkpoint=str(tmp_path / "server.pt")), network.logs()
     assert same(expected, state(load(tmp_path / "server.pt")))
 
 
 @pytest.mark.weekly
-def test_a_server_that_is_killed_goes_on_with_the_same_bits(secure, expected, tmp_path):
-    path = tmp_path / "server.pt"
-    assert not secure.run(checkpoint=str(path), server_dies_after=2), secure.logs()
-    assert load(path).rounds == 2
-    assert secure.run(checkpoint=str(path)), secure.logs()
-    assert same(expected, state(load(path)))
-
-
-@pytest.mark.weekly
-def test_a_client_that_is_killed_is_left_out(secure, tmp_path):
-    path = tmp_path / "server.pt"
-    assert secure.run(checkpoint=str(path), client_dies_in=2), secure.logs()
-    assert same(without(2, (2,)), state(load(path)))
-
-
-@pytest.mark.weekly
-def test_a_node_that_is_killed_is_left_out(secure, tmp_path):
-    """Kill a node after round 1; Flower may still ask it in round 2. This must be the network's last test."""
-    path = tmp_path / "server.pt"
-    secure.run(wait=False, checkpoint=str(path), min_nodes=3)
-    secure.wait(path.exists, "round 1 is done")
-    secure.kill("node2")
-    secure.wait(lambda: secure.status().startswith("finished"), "the run is finished")
-    found = state(load(path))
-    assert load(path).rounds == 3
-    assert any(same(without(2, rounds), found) for rounds in ((2, 3), (3,))), secure.logs()
+def test_a_client_that_is_killed_is_left_out(network, tmp_path):
+    path, own = tmp_path / "server.pt", server(make_noisy)
+    assert network.run(checkpoint=str(path), client_dies_in=2), network.logs()
+    for number in range(1, 4):
+        run(own, [client(i, make=make_noisy) for i in range(4) if i != 2 or number != 2], 1)
+    assert same(state(own), state(load(path)))

@@ -12,6 +12,7 @@ from torch.func import functional_call
 
 from partnets import hyper, stn
 from partnets.stn.converting import vector_of
+from partnets.stn.layers import HyperEmbedding
 from partnets.subnetworks.parameters import partitioned_parameters
 from partnets.subnetworks.switch import noted
 
@@ -20,7 +21,7 @@ PROPORTIONS = (0.6, 0.4)
 
 
 class Call(nn.Module):
-    """A layer with two hyperparameter modules; returns the first output of recurrent layers and attention."""
+    """A layer with two hyperparameter modules; returns the first output of recurrent layers."""
 
     def __init__(self, layer: nn.Module) -> None:
         super().__init__()
@@ -28,8 +29,6 @@ class Call(nn.Module):
         self.dropout, self.mask = hyper.Dropout(0.3), hyper.InputMask(2)
 
     def forward(self, x: Tensor) -> Tensor:
-        if isinstance(self.layer, nn.MultiheadAttention):
-            return self.layer(x, x, x)[0]
         y = self.layer(x)
         return y[0] if isinstance(y, tuple) else y
 
@@ -75,7 +74,7 @@ def shift(model: nn.Module) -> None:
         one.combine()
     noted(partitioned.values())
     for module in model.modules():
-        if isinstance(module, stn.HyperEmbedding) and module.padding_idx is not None:
+        if isinstance(module, HyperEmbedding) and module.padding_idx is not None:
             module.weight[module.padding_idx] = module.hyper_weight[module.padding_idx] = 0
 
 
@@ -98,21 +97,10 @@ CASES = {
     "conv3d": Case(lambda: nn.Conv3d(2, 3, 2, dilation=2, padding="same"), (BATCH, 2, 5, 4, 5)),
     "embedding": Case(lambda: nn.Embedding(7, 5, padding_idx=0), (BATCH, 3)),
     "embedding with the examples second": Case(lambda: nn.Embedding(7, 5), (3, BATCH), batch_dim=1),
-    "layer norm": Case(lambda: nn.LayerNorm((3, 4)), (BATCH, 2, 3, 4)),
-    "layer norm without bias": Case(lambda: nn.LayerNorm(4, bias=False), (2, BATCH, 4), batch_dim=1),
-    "rms norm": Case(lambda: nn.RMSNorm(4), (BATCH, 3, 4)),
-    "group norm": Case(lambda: nn.GroupNorm(2, 4), (BATCH, 4, 3)),
-    "batch norm 1d": Case(lambda: nn.BatchNorm1d(4), (BATCH, 4)),
-    "batch norm 2d": Case(lambda: nn.BatchNorm2d(4), (BATCH, 4, 3, 3)),
-    "batch norm 3d": Case(lambda: nn.BatchNorm3d(4, momentum=None), (BATCH, 4, 2, 3, 2)),
     "rnn": Case(lambda: nn.RNN(4, 6, nonlinearity="relu", batch_first=True), (BATCH, 4, 4)),
     "lstm": Case(lambda: nn.LSTM(4, 6, 2, bidirectional=True, proj_size=3, batch_first=True), (BATCH, 4, 4)),
     "lstm with the examples second": Case(lambda: nn.LSTM(4, 6), (3, BATCH, 4), batch_dim=1),
     "gru": Case(lambda: nn.GRU(4, 6, 2, bias=False, batch_first=True), (BATCH, 4, 4)),
-    "attention": Case(lambda: nn.MultiheadAttention(8, 2, add_bias_kv=True, batch_first=True), (BATCH, 4, 8)),
-    "attention, apart": Case(
-        lambda: nn.MultiheadAttention(8, 2, kdim=8, vdim=8, bias=False), (4, BATCH, 8), batch_dim=1
-    ),
 }
 
 
@@ -134,6 +122,5 @@ def _parameters_at(model: nn.Module, read: Tensor) -> Iterator[tuple[str, Tensor
         if name.startswith("hyper_"):
             path = f"{owner}.{name.removeprefix('hyper_')}"
             rows = parameters[f"{path}_scale"] @ read
-            is_last = path.endswith(("bias_k", "bias_v")) or isinstance(model.layer, nn.Embedding)
-            scale = rows if is_last else rows.view(-1, *[1] * (response.dim() - 1))
+            scale = rows if isinstance(model.layer, nn.Embedding) else rows.view(-1, *[1] * (response.dim() - 1))
             yield path, parameters[path] + scale * response

@@ -6,15 +6,12 @@ import pickle
 
 import pytest
 import torch
-import torch.nn.functional as F
 from hyper_cases import BATCH, CASES, PROPORTIONS, Call, by_definition, drawn, shift
 from torch import nn
-from torch.testing._internal.common_modules import module_db
 
 import partnets
 from partnets import hyper, stn
 from partnets.stn.converting import vector_of
-from partnets.stn.layer import RULES
 from partnets.subnetworks.parameters import partitioned_parameters
 from partnets.subnetworks.state import partitioned_modules
 
@@ -43,24 +40,14 @@ def test_each_example_has_the_weights_of_its_own_hyperparameters(case, centred):
     expected, weights = by_definition(ordinary, model, x, value), torch.randn_like(y)
     close(y, expected)
     close(gradients(y, weights, inputs), gradients(expected, weights, inputs))
-
-
-@each_case
-def test_one_value_for_all_is_the_same_for_each(case):
-    _, model = case.pair()
-    x, value = case.input(), drawn(model)[0].detach()
-    with vector_of(model).at(value):
+    with vector_of(model).at(value[0].detach()):
         one = model(x)
-    with vector_of(model).at(value.expand(BATCH, -1)):
+    with vector_of(model).at(value[0].detach().expand(BATCH, -1)):
         close(model(x), one)
 
 
 @each_case
 def test_partitioned_ones_are_those_of_the_subnetwork(case):
-    if isinstance(case.make(), nn.modules.batchnorm._BatchNorm):
-        with pytest.raises(ValueError, match="running statistics of all chunks"):
-            partnets.partition(case.pair()[1], PROPORTIONS)
-        return
     ordinary, model = case.pair()
     partnets.partition(model, PROPORTIONS, defaults="stored")
     shift(model)
@@ -85,8 +72,6 @@ def test_partitioned_ones_are_those_of_the_subnetwork(case):
 @pytest.mark.parametrize("scheme", ["weight", "node"])
 def test_a_response_is_partitioned_like_its_weight(case, scheme):
     """Check that W_hyper has the map of W; with scheme 'node', a row of V belongs to the partition of its output."""
-    if isinstance(case.make(), nn.modules.batchnorm._BatchNorm):
-        return
     _, model = case.pair()
     partnets.partition(model, PROPORTIONS, defaults="stored", scheme=scheme)
     ids = {path: partition.ids() for path, partition in partnets.partitions(model).items()}
@@ -120,54 +105,12 @@ def test_conversion_and_freezing_change_no_output(case):
     assert type(frozen.layer) is kind and type(layer) is not kind
     assert dict(frozen.named_parameters()).keys() == {f"layer.{name}" for name in parameters}
     close(frozen(x), model(x))
-
-
-@each_case
-def test_freezing_elsewhere_is_the_response_there(case):
-    _, model = case.pair(centred=True)
-    x, vector = case.input(), vector_of(model)
-    frozen = stn.freeze(model, {"dropout.rate": 0.6, "mask.1": 0.2})
-    with torch.no_grad():
-        present = vector.present()
-        there = present.clone()
-        rate, probability = (torch.tensor(value, dtype=there.dtype) for value in (0.6, 0.2))
-        there[0], there[2] = hyper.interval(0.0, 0.9).transform.inv(rate), probability.logit()
-        with vector.at(there):
-            close(frozen(x), model(x))
+    elsewhere, there = stn.freeze(model, {"dropout.rate": 0.6, "mask.1": 0.2}), vector_of(model).present().detach()
+    there[0] = hyper.interval(0.0, 0.9).transform.inv(torch.tensor(0.6, dtype=there.dtype))
+    there[2] = torch.tensor(0.2, dtype=there.dtype).logit()
+    with vector_of(model).at(there):
+        close(elsewhere(x), model(x))
     assert model.dropout.values()["rate"] != 0.6
-
-
-TORCHS = {info.module_cls: info for info in module_db if info.module_cls in RULES}
-
-
-@pytest.mark.cases(usual=12)
-@pytest.mark.parametrize("kind", TORCHS, ids=lambda kind: kind.__name__)
-@pytest.mark.parametrize("training", [True, False])
-def test_torchs_own_examples_with_no_response(kind, training):
-    info = TORCHS[kind]
-    inputs = info.module_inputs_func(info, device="cpu", dtype=torch.float64, requires_grad=False, training=training)
-    tried = 0
-    for sample in inputs:
-        made, given = sample.constructor_input, sample.forward_input
-        if given is None or (kind is nn.Embedding and (made.kwargs.get("max_norm") or made.kwargs.get("sparse"))):
-            continue
-        torch.manual_seed(0)
-        layer = kind(*made.args, **made.kwargs).to(torch.float64).train(training)
-        if not list(layer.parameters()) or not RULES[kind].serves(layer):
-            continue
-        vector = stn.HyperVector(hyper.Dropout(0.5), centred=False)
-        new = copy.deepcopy(layer)
-        RULES[kind].convert(new, vector)
-        with torch.no_grad():
-            for name, parameter in new.named_parameters():
-                if ".hyper_" in f".{name}":
-                    parameter.zero_()
-        torch.manual_seed(0)
-        expected = layer(*given.args, **given.kwargs)
-        torch.manual_seed(0)
-        torch.testing.assert_close(new(*given.args, **given.kwargs), expected, rtol=1e-10, atol=1e-10)
-        tried += 1
-    assert tried
 
 
 @pytest.mark.parametrize(
@@ -220,7 +163,7 @@ def test_what_is_kept_for_the_backward_pass_is_the_input(case):
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("name", ["linear", "linear of sequences", "conv2d", "conv2d of few positions", "layer norm"])
+@pytest.mark.parametrize("name", ["linear", "linear of sequences", "conv2d", "conv2d of few positions"])
 def test_compiles_as_one_graph(name):
     case = CASES[name]
     _, model = case.pair()
@@ -229,8 +172,6 @@ def test_compiles_as_one_graph(name):
     compiled = torch.compile(model, backend="aot_eager", fullgraph=True)
     with vector_of(model).at(value):
         close(compiled(x), model(x))
-    with vector_of(model).at(drawn(model)):
-        pass
     close(compiled(x), model(x))
 
 
@@ -266,22 +207,22 @@ def test_states_copies_and_pickles(case):
 
 
 def test_twice_the_parameters():
-    layers = [nn.Linear(256, 256), nn.Conv2d(64, 64, 3), nn.Embedding(1000, 64), nn.LSTM(128, 128)]
-    for layer in layers:
+    for layer in (nn.Linear(256, 256), nn.Conv2d(64, 64, 3), nn.Embedding(1000, 64), nn.LSTM(128, 128)):
         before = sum(p.numel() for p in layer.parameters())
         model = Call(layer)
         stn.convert(model, [model.dropout])
         assert sum(p.numel() for p in model.layer.parameters()) < 2.02 * before
 
 
-@pytest.mark.parametrize(
-    "name", ["linear", "conv2d", "embedding", "layer norm", "lstm", "lstm with the examples second", "attention, apart"]
-)
-def test_other_examples_are_refused(name):
+@pytest.mark.parametrize("name", ["linear", "conv2d", "embedding", "lstm", "lstm with the examples second"])
+@pytest.mark.parametrize("examples", [1, BATCH])
+def test_other_examples_are_refused(name, examples):
+    """Check that one row for all examples, such as position embeddings, is not one example for each either."""
     case = CASES[name]
     _, model = case.pair()
-    with vector_of(model).at(drawn(model, BATCH + 1)), pytest.raises(ValueError, match="each of 6 examples"):
-        model(case.input())
+    x = case.input().narrow(case.batch_dim, 0, examples)
+    with vector_of(model).at(drawn(model, BATCH + 1)), pytest.raises(ValueError, match=r"each of 6 examples.*skip="):
+        model(x)
 
 
 def test_empty_batches():
@@ -320,29 +261,25 @@ def test_a_weights_norm_is_that_of_each_example():
         close(layer.squared_norm("weight"), torch.stack([weight.square().sum() for weight in own]))
 
 
-def test_strided_inputs():
-    _, model = CASES["linear of sequences"].pair()
-    value = drawn(model)
-    for x in (
-        torch.randn(50, BATCH, 4, dtype=torch.float64).transpose(0, 1),
-        torch.randn(BATCH, 50, 8)[..., ::2].double(),
-    ):
-        with vector_of(model).at(value):
-            y, expected = model(x), model(x.contiguous())
-            close(y, expected)
-            close(*(torch.autograd.grad(z.sum(), value)[0] for z in (y, expected)))
-    _, model = CASES["conv2d"].pair()
-    x = torch.randn(BATCH, 4, 9, 8, dtype=torch.float64)
-    with vector_of(model).at(drawn(model)):
-        close(model(x.to(memory_format=torch.channels_last)), model(x))
-
-
-def test_dropout_between_recurrent_layers():
-    layer = nn.LSTM(4, 6, 2, dropout=0.5, batch_first=True)
-    model = Call(layer)
-    stn.convert(model, [model.dropout], centred=False)
-    x = torch.randn(400, 3, 4)
-    with vector_of(model).at(drawn(model, 400)[:, :1]):
-        first, second = model(x), model(x)
-    assert not torch.equal(first, second)
-    assert F.mse_loss(first.mean(0), second.mean(0)) < 1e-3
+@pytest.mark.parametrize(
+    ("name", "change"),
+    [
+        ("linear of sequences", lambda x: x.transpose(0, 1).contiguous().transpose(0, 1)),
+        ("linear of sequences", lambda x: torch.cat([x, x], -1)[..., ::2]),
+        ("conv2d", lambda x: x.contiguous(memory_format=torch.channels_last)),
+        ("conv3d", lambda x: x.contiguous(memory_format=torch.channels_last_3d)),
+    ],
+)
+def test_strides_of_the_input_and_the_weights_change_no_result(name, change):
+    _, model = CASES[name].pair()
+    value, x = drawn(model), change(CASES[name].input())
+    last = {4: torch.channels_last, 5: torch.channels_last_3d}.get(x.dim())
+    other = copy.deepcopy(model) if last is None else copy.deepcopy(model).to(memory_format=last)
+    with vector_of(model).at(value):
+        expected = model(x.contiguous())
+    with vector_of(other).at(value):
+        y = other(x)
+    close(y, expected)
+    for mine, theirs in ((value, value), *zip(model.layer.parameters(), other.layer.parameters(), strict=True)):
+        gradient = torch.autograd.grad(expected.square().sum(), mine, retain_graph=True)
+        close(torch.autograd.grad(y.square().sum(), theirs, retain_graph=True), gradient)

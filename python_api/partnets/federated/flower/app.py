@@ -2,31 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from logging import ERROR
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from flwr.app import ConfigRecord, Context, Message, MetricRecord, RecordDict
+from flwr.app import ConfigRecord, Context, Message
 from flwr.clientapp import ClientApp
-from flwr.common.logger import log
-from torch import nn
+from torch import Tensor, nn
 
 from partnets.federated.assignment import assign
-from partnets.federated.client import Client, taking_turns
-from partnets.federated.flower.arrays import to_record, to_values
-from partnets.federated.privacy import Privacy
-from partnets.federated.update import Update
+from partnets.federated.client import TURN, Client
+from partnets.federated.flower.messages import ARRAYS, CONFIG, read_values, to_reply
+from partnets.federated.vectors import Vectors
 from partnets.subnetworks.state import num_partitions as count
 from partnets.training.start import warn_of_proportions
 from partnets.utils import random_state
 from partnets.utils.seeds import derived
 
-# The names of a message's records.
-ARRAYS, METRICS, CONFIG = "arrays", "metrics", "config"
-# The prefix of the names of ψ's gradient, which is sent with the weights.
-GRADIENT = "gradient."
 CPU = torch.device("cpu")
 
 
@@ -37,7 +29,6 @@ def client_app(
     proportions: Sequence[float] | None = None,
     seed: int = 0,
     client: type[Client] = Client,
-    load_test: Callable[[int, int], Any] | None = None,
     mods: list | None = None,
     **options,
 ) -> ClientApp:
@@ -56,9 +47,7 @@ def client_app(
             or all clients have chunk 1.
         seed: the seed of assign and of the clients' random draws.
         client: Client or a subclass.
-        load_test: the same as load_data, for evaluations; load_data if None. With privacy there are no evaluations, as
-            a loss would reveal information on the examples.
-        mods: Flower's mods, applied to training and evaluation.
+        mods: Flower's mods.
         options: further arguments of Client.
 
     Raises:
@@ -78,59 +67,28 @@ def client_app(
     app = ClientApp(mods=mods)
     made: list[Client] = []  # at most one, the first client in this process
 
-    def find(context: Context, load: Callable[[int, int], Any]) -> Client:
+    def find(context: Context) -> Client:
         number, clients, chunk = _place(context, proportions, seed)
         with random_state.preserved(CPU):
             random_state.seed(derived(seed, f"data of client {number}"))
-            data = load(number, clients)
+            data = load_data(number, clients)
         if not made:
             with random_state.preserved(CPU):
                 found = make_model()
             model, hyper = found if isinstance(found, tuple) else (found, None)
-            if proportions is not None and len(proportions) != count(model):
-                raise ValueError(
-                    f"proportions={tuple(proportions)} are of {len(proportions)} chunks, but the model has"
-                    f" C={count(model)}; pass the same proportions to partnets.partition and client_app."
-                )
             if proportions is not None:
-                warn_of_proportions(model, proportions)
+                _check_proportions(model, proportions)
             made.append(client(model, data, chunk, number, hyper=hyper, seed=seed, **options))
         return made[0].with_data(data, chunk, number)
 
     @app.train()
     def train(message: Message, context: Context) -> Message:
-        with taking_turns(), _hidden_errors(options.get("privacy")):
-            found = find(context, load_data)
-            values, config = _received(message, found)
-            return Message(_reply(found.train(values, config["round"])), reply_to=message)
-
-    @app.evaluate()
-    def evaluate(message: Message, context: Context) -> Message:
-        if options.get("privacy") is not None:
-            raise ValueError(
-                "evaluations report a loss, which privacy hides; evaluate on the server by start(evaluate_fn=...), with"
-                " evaluate_fraction=0."
-            )
-        with taking_turns():
-            found = find(context, load_data if load_test is None else load_test)
-            values, _ = _received(message, found)
-            told = found.evaluate(values)
-        metrics = {"num-examples": len(found.data), "num-targets": told.pop("targets"), **told}
-        return Message(RecordDict({METRICS: MetricRecord(metrics)}), reply_to=message)
+        with TURN:
+            found, config = find(context), message.content[CONFIG]
+            update = found.train(_received(message, found.vectors, config), config["round"])
+            return Message(to_reply(update), reply_to=message)
 
     return app
-
-
-@contextmanager
-def _hidden_errors(privacy: Privacy | None) -> Iterator[None]:
-    """Keep the reason of an error, which may quote examples, in the client's log if privacy is given."""
-    try:
-        yield
-    except Exception as error:
-        if privacy is None:
-            raise
-        log(ERROR, "this client failed: %s", error, exc_info=True)
-        raise RuntimeError("the client failed; with privacy, the reason is only in its own log") from None
 
 
 def _place(context: Context, proportions: Sequence[float] | None, seed: int) -> tuple[int, int, int]:
@@ -147,39 +105,32 @@ def _place(context: Context, proportions: Sequence[float] | None, seed: int) -> 
     return number, clients, 1 if proportions is None else assign(clients, proportions, seed)[number]
 
 
-def _received(message: Message, client: Client) -> tuple[dict, ConfigRecord]:
-    """Return the vectors and the configuration in a server's message."""
-    config = message.content[CONFIG]
+def _check_proportions(model: nn.Module, proportions: Sequence[float]) -> None:
+    if len(proportions) != count(model):
+        raise ValueError(
+            f"proportions={tuple(proportions)} are of {len(proportions)} chunks, but the model has C={count(model)};"
+            " pass the same proportions to partnets.partition and client_app."
+        )
+    warn_of_proportions(model, proportions)
+
+
+def _received(message: Message, vectors: Vectors, config: ConfigRecord) -> dict[str, Tensor]:
+    """Return the vectors in a server's message."""
     if "fingerprint" not in config:
         raise ValueError(
             "the server's message has no fingerprint: its strategy is not PartitionedFedAvg; start PartitionedFedAvg on"
             " the server."
         )
     try:
-        values = to_values(message.content[ARRAYS], client.vectors, client.vectors.lengths)
+        values = read_values(message.content[ARRAYS], vectors)
     except ValueError as error:
         raise ValueError(
             f"the server's vectors do not fit this client's model: {error} Make both by the same make_model, and pass"
             " both the same hyper."
         ) from error
-    if config["fingerprint"] != client.vectors.fingerprint:
+    if config["fingerprint"] != vectors.fingerprint:
         raise ValueError(
             "the server's model has other modules, partitions, default values or frozen weights than this client's:"
             " make both by the same make_model, which sets a seed at its start, such as torch.manual_seed(0)."
         )
-    return values, config
-
-
-def _reply(update: Update) -> RecordDict:
-    metrics = {"client": update.client, "chunk": update.chunk, "round": update.round, "num-examples": update.examples}
-    if update.hyper_loss is not None:
-        metrics["hyper-loss"] = update.hyper_loss
-    metrics |= {f"loss-{k}": loss for k, loss in update.losses.items()}
-    gradients = {GRADIENT + name: vector for name, vector in update.gradients.items()}
-    return RecordDict(
-        {
-            ARRAYS: to_record({**update.values, **gradients}),
-            METRICS: MetricRecord(metrics),
-            CONFIG: ConfigRecord({"fingerprint": update.fingerprint}),
-        }
-    )
+    return values

@@ -51,6 +51,7 @@ class LocalGrid(Grid):
         check_at_least(1, clients=clients)
         self.app, self.clients = app, clients
         self.sent = self.received = 0
+        self._pushed = 0
         self._replies: dict[str, Message] = {}
         self._contexts = {
             number + 1: Context(
@@ -91,13 +92,13 @@ class LocalGrid(Grid):
 
     def _push(self, message: Message, timeout: float | None) -> str:
         """Let a client answer a message; return the id by which its reply, unless late, can be pulled."""
-        name, node = f"{len(self._replies)}.{time.monotonic_ns()}", message.metadata.dst_node_id
-        self.sent += _nbytes(message)
+        self._pushed += 1
+        name, about, start = str(self._pushed), message.metadata, time.monotonic()
         # A copy, as over a network: clients may modify their message.
-        about, content = message.metadata, copy.deepcopy(message.content)
+        content, node = copy.deepcopy(message.content), about.dst_node_id
         given = Message(content, node, about.message_type, ttl=about.ttl, group_id=about.group_id)
         given.metadata.__dict__["_message_id"] = name
-        start = time.monotonic()
+        self.sent += _nbytes(given)
         try:
             reply = self.app(given, self._contexts[node])
             if not isinstance(reply, Message):
@@ -105,16 +106,11 @@ class LocalGrid(Grid):
         except (Exception, SystemExit, GeneratorExit, CancelledError) as error:  # any failure of the client
             reason = f"{type(error).__name__}: {error}"
             reply = Message(Error(code=ErrorCode.CLIENT_APP_RAISED_EXCEPTION, reason=reason), reply_to=given)
-        sent_by(reply, node)
+        reply.metadata.__dict__["_src_node_id"] = node
         if timeout is None or time.monotonic() - start <= timeout:
             self.received += _nbytes(reply)
             self._replies[name] = reply
         return name
-
-
-def sent_by(reply: Message, node: int) -> None:
-    """Set a reply's sender to the node that was asked, overriding the sender that the reply states."""
-    reply.metadata.__dict__["_src_node_id"] = node
 
 
 def _identify() -> None:

@@ -26,12 +26,7 @@ server = ServerApp()
 @server.main()
 def main(grid, context):
     config = context.run_config
-
-    def evaluate(number, arrays):
-        if number and number == config["server-dies-after"]:
-            os.kill(os.getpid(), signal.SIGKILL)
-
     strategy = PartitionedFedAvg(
         make_server(make_noisy), checkpoint=config["checkpoint"], min_nodes=config["min-nodes"]
     )
-    strategy.start(grid, num_rounds=config["rounds"], timeout=config["timeout"], evaluate_fn=evaluate)
+    strategy.start(grid, num_rounds=config["rounds"], timeout=config["timeout"])
