@@ -74,15 +74,23 @@ def find_channels(
             f"no channels of this {type(model).__name__} can be divided so that narrower subnetworks run on the"
             " example and leave the others out; declare groups as channels=, or use scheme='weight' or 'node'."
         )
-    unused = [path for path, one in model.named_modules() if one in among - trials.called and _is_root(one)]
-    if unused := [path for path in unused if not path.endswith(".out_proj")]:  # which MultiheadAttention does not call
+    unused = [path for path, one in model.named_modules() if isinstance(one, ROOTS) and one in among - trials.used]
+    if unused:
         warnings.warn(
             f"the example does not use {', '.join(unused[:5])}{' and others' if len(unused) > 5 else ''}, of which no"
             " channels are divided: code that computes with them and narrow layers will raise an error in narrow"
             " subnetworks. Pass an example that uses all layers, or remove them if nothing does.",
             stacklevel=4,  # past partition and its decorator
         )
-    return joined(model, chosen, len(proportions))
+    found = joined(model, chosen, len(proportions))
+    owned = torch.cat([owners for one in found.values() for dims in one.owners.values() for owners in dims.values()])
+    if empty := [k for k, share in enumerate(proportions, 1) if share and k not in owned]:
+        warnings.warn(
+            f"partition {', '.join(map(str, empty))} of proportions {tuple(proportions)} has no channel of any layer;"
+            " pass a larger share, or make the layers wider.",
+            stacklevel=4,
+        )
+    return found
 
 
 def _owners(proportions: Sequence[float], measure: str, size: int, beside: int = 1, block: int = 1) -> Tensor:
@@ -91,10 +99,6 @@ def _owners(proportions: Sequence[float], measure: str, size: int, beside: int =
     for end in widths(len(owners), proportions, measure)[:-1]:
         owners[end:] += 1
     return owners.repeat_interleave(block).repeat(beside)
-
-
-def _is_root(module: nn.Module) -> bool:
-    return isinstance(module, ROOTS) or is_conv1d(module)
 
 
 def _declared(
@@ -230,16 +234,12 @@ def _alternatives(
         return []  # the model's outputs, or a part that stays as it is
     size, norms = len(group[0][2]), [module for module, *_ in group if isinstance(module, nn.GroupNorm)]
     of_groups = math.lcm(*(norm.num_channels // norm.num_groups for norm in norms))
-    found, seen = [], set()
-    for beside, block in [(1, 1), (1, of_groups), *((n, 1) for n in BESIDE), *((1, n) for n in HEADS)]:
+    found = []
+    for beside, block in dict.fromkeys([(1, 1), (1, of_groups), *((n, 1) for n in BESIDE), *((1, n) for n in HEADS)]):
         if size % (beside * block) or size < 2 * beside * block:
             continue
-        owners = owners_of(size, beside, block)
-        if (key := bytes(owners.tolist())) in seen or owners.max() == 1:
-            continue
-        seen.add(key)
         try:
-            channels = _divided(group, owners)
+            channels = _divided(group, owners_of(size, beside, block))
             joined(trials.model, [channels], trials.count)
         except (Whole, TypeError, IndexError):  # torch-pruning gives no root to some indices
             continue
@@ -249,6 +249,8 @@ def _alternatives(
 
 def _divided(group: list[Entry], owners: Tensor) -> Channels:
     """Return a group's channels, divided by the owners of those of its first module; others belong to partition 1."""
+    if owners.max() == 1:
+        raise Whole("partition 1 would have all of them")
     channels: Channels = defaultdict(dict)
     for module, side, indices, roots in group:
         if isinstance(module, nn.PReLU) and module.num_parameters == 1:
@@ -291,7 +293,7 @@ class Trials:
 
     Attributes:
         shapes: those of the dense model's outputs, in evaluation mode, and in training mode if it runs there.
-        called: the modules that the dense model has called.
+        used: the modules that the dense model has called, and those that MultiheadAttention uses without calls.
     """
 
     def __init__(self, model: nn.Module, example: Any, count: int) -> None:
@@ -299,7 +301,7 @@ class Trials:
         dtypes = [p.dtype for p in model.parameters() if p.is_floating_point()]
         self.tolerance = max((torch.finfo(dtype).eps for dtype in dtypes), default=1e-7) ** 0.5
         self.shapes: dict[bool, list[torch.Size]] = {}
-        self.called: set[nn.Module] = set()
+        self.used = {one.out_proj for one in model.modules() if isinstance(one, nn.MultiheadAttention)}
         for mode in (False, True):
             try:
                 self.shapes[mode] = [one.shape for one in self.run(mode)]
@@ -327,7 +329,7 @@ class Trials:
         seed(0)
         if narrow is None:
             originals = {new: module for module, new in copies.items()}
-            with hooked(originals, before=lambda module, *_: self.called.add(originals[module])):
+            with hooked(originals, before=lambda module, *_: self.used.add(originals[module])):
                 return content(_called(model, self.example))
         own = {copies[module]: one for module, one in narrow.items()}
         if is_padded:

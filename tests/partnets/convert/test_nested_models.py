@@ -422,6 +422,7 @@ LINEARS = [{"outputs": ["0"], "inputs": ["2"]}]
         ({"channels": [LINEARS[0] | {"block": 3}]}, "20 channels are not several blocks of 3"),
         ({"channels": [LINEARS[0] | {"heads": 3}]}, r"\['heads'\] is unknown; pass 'outputs', 'inputs' and 'block'"),
         ({"channels": LINEARS, "skip": ["0"]}, "'0' is no partitioned layer"),
+        ({"channels": LINEARS, "proportions": (0.98, 0.02)}, "partition 1 would have all of them"),
     ],
 )
 def test_bad_input_is_refused_before_anything_changes(change, message):
@@ -542,6 +543,12 @@ def test_layers_that_an_example_does_not_use_are_told_of_and_raise():
     check_alone(model, x)
     with partnets.subnetwork(model, 1), pytest.raises(RuntimeError, match=r"size|shape"):
         model(x, True)
+
+
+def test_partitions_without_a_channel_are_told_of():
+    network = nn.Sequential(nn.Linear(5, 32), nn.ReLU(), nn.Linear(32, 3))
+    with pytest.warns(UserWarning, match=r"partition 3 of proportions \(0.98, 0.01, 0.01\) has no channel"):
+        partnets.partition(network, (0.98, 0.01, 0.01), scheme="nested", example=torch.randn(2, 5))
 
 
 @pytest.mark.cases(usual=1)
