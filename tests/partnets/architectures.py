@@ -80,7 +80,7 @@ ARCHITECTURES = {
     "Swin": (swin, image(32), 0.3),
     "GPT-2": (of_transformers("gpt2", CAUSAL, **GPT2), IDS, 1.0),
     "BERT": (of_transformers("bert", MASKED, **SMALL), IDS, 1.0),
-    "Llama": (of_transformers("llama", CAUSAL, num_key_value_heads=4, **SMALL), IDS, 1.0),
+    "Llama": (of_transformers("llama", CAUSAL, num_key_value_heads=2, **SMALL), IDS, 1.0),
     "T5": (of_transformers("t5", "AutoModelForSeq2SeqLM", decoder_start_token_id=0, **T5), PAIR, 0.2),
     "CLIP": (of_transformers("clip_vision_model", "AutoModel", **SMALL, **IMAGES), image(32, "pixel_values"), 0.8),
 }

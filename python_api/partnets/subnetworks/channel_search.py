@@ -241,7 +241,7 @@ def _alternatives(
         try:
             channels = _divided(group, owners_of(size, beside, block))
             joined(trials.model, [channels], trials.count)
-        except (Whole, TypeError, IndexError):  # torch-pruning gives no root to some indices
+        except (Whole, IndexError):  # torch-pruning may relate channels that do not exist
             continue
         found.append(channels)
     return found
@@ -259,6 +259,8 @@ def _divided(group: list[Entry], owners: Tensor) -> Channels:
             side = OUT
         if not place_of(module, side)[0]:
             raise Whole(f"a {type(module).__name__} cannot be narrowed")
+        if None in roots:  # of grouped queries
+            raise Whole(f"torch-pruning does not follow the {side} of a {type(module).__name__}")
         own = torch.ones(_size_of(module, side) or max(indices) + 1, dtype=torch.uint8, device="cpu")
         own[torch.tensor(indices, device="cpu")] = owners[torch.tensor(roots, device="cpu")]
         channels[module][side] = torch.maximum(channels[module].get(side, own), own)
