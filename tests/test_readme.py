@@ -13,7 +13,7 @@ PAGES = {
     "docs/hyperparameters.md": (4, "noise", "Noise"),
     "docs/kernels.md": (2, "nested", "NestedPartition"),
     "docs/numpy.md": (1, "partition", "Partition"),
-    "docs/nested.md": (1, "small", "Sequential"),
+    "docs/nested.md": (2, "small", "Sequential"),
     "docs/tutorial.md": (9, "deployed", "GraphModule"),
     "docs/data.md": (6, "history", "History"),
     "docs/training.md": (9, "history", "History"),

@@ -1,7 +1,8 @@
 """find_channels: which channels of a model's modules belong together, and can be divided.
 
-torch-pruning's dependency graph (Fang et al., CVPR 2023) proposes groups of channels. It takes operations that it does
-not know for elementwise ones, so that each group is tried on the example before it is accepted: see Trials.
+torch-pruning's dependency graph (Fang et al., CVPR 2023) proposes groups of channels, or the user declares them. The
+graph takes operations that it does not know for elementwise ones, and users err: each group is tried on the example
+before it is accepted. See Trials.
 """
 
 from __future__ import annotations
@@ -10,19 +11,14 @@ import copy
 import math
 import warnings
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import partial
-from types import MappingProxyType
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.conv import _ConvNd
-from torch.nn.modules.dropout import _DropoutNd
-from torch.overrides import TorchFunctionMode
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from partnets.hyper import penalties
 from partnets.subnetworks.channels import (
@@ -30,12 +26,12 @@ from partnets.subnetworks.channels import (
     OUT,
     Channels,
     Narrow,
+    Side,
     Whole,
     active_of,
     gain_of,
     is_conv1d,
     joined,
-    narrow_of,
     narrowed,
     place_of,
     widths,
@@ -48,90 +44,123 @@ from partnets.utils.tree_leaves import content, tensors
 ROOTS = (_ConvNd, nn.Linear, nn.Embedding)
 # Where channels cannot be divided anywhere: as 2 or 3 tensors beside each other, or in heads of so many channels.
 BESIDE, HEADS = (2, 3), (8, 16, 32, 64, 128)
-# Of channels that torch-pruning relates, a million of which takes some seconds.
-MOST_INDICES = 1 << 22
+# A module, a side, indices of channels there, and those of the same channels in the group's first module.
+Entry = tuple[nn.Module, Side, Sequence[int], Sequence[int]]
 
 
 def find_channels(
     model: nn.Module,
     example: Any,
     proportions: Sequence[float],
-    measure: str = "units",
-    among: Collection[nn.Module] | None = None,
+    measure: str,
+    among: Collection[nn.Module],
+    declared: Sequence[Mapping[str, Any]] | None = None,
 ) -> dict[nn.Module, Narrow]:
-    """Return how the modules of a dense model are narrowed, so that each subnetwork runs and gives outputs alike.
-
-    Args:
-        model: runs on the example; it is left unchanged.
-        example: what the model is called with: a tensor, a tuple of its arguments, or a dict of them by name.
-        proportions: C numbers that sum to 1.
-        measure: see `widths`.
-        among: the modules that may be narrowed; all if None.
-
-    Raises:
-        ImportError: torch-pruning is not installed.
-        ValueError: the model fails on the example, or no channels can be divided.
-
-    Warns:
-        UserWarning: the example does not use all parameters.
-    """
-    try:
-        import torch_pruning
-    except ImportError as error:
-        raise ImportError(
-            "scheme='nested' needs torch-pruning; install it by pip install 'torch-pruning>=1.6'."
-        ) from error
-    among = set(model.modules() if among is None else among)
-    count, device = len(proportions), device_of(model)
+    """Return how the modules of a dense model are narrowed, `among` those that may be; see partnets.partition."""
     if any(parameter.is_meta for parameter in model.parameters()):
         raise ValueError("the model is on the meta device, which computes nothing; move it with to_empty, and fill it.")
     if not all(tensor.numel() for tensor in tensors(example)):
         raise ValueError("example has a tensor without entries, which shows nothing; pass at least one example.")
+    owners_of, device = partial(_owners, proportions, measure), device_of(model)
     with preserved(device), eagerly():
-        trials = Trials(model, to_device(example, device), count)
-        groups = [
-            alternatives
-            for group in _traced(torch_pruning, trials)
-            if (alternatives := _alternatives(group, among, proportions, measure))
-        ]
-        chosen = _accepted(trials, groups, [])
+        trials = Trials(model, to_device(example, device), len(proportions))
+        if declared is not None:
+            chosen = _declared(trials, declared, among, owners_of)
+        else:
+            found = [_alternatives(trials, group, among, owners_of) for group in _traced(trials)]
+            chosen = _accepted(trials, [alternatives for alternatives in found if alternatives], [])
     if not chosen:
         raise ValueError(
             f"no channels of this {type(model).__name__} can be divided so that narrower subnetworks run on the"
-            " example and leave the others out; use scheme='weight' or 'node'."
+            " example and leave the others out; declare groups as channels=, or use scheme='weight' or 'node'."
         )
-    names = {id(p): name for name, p in model.named_parameters()}
-    of_others = {
-        names[id(p)] for module in set(model.modules()) - among for p in module._parameters.values() if p is not None
-    }
-    if unused := [name for name in trials.unused if name not in of_others]:
+    unused = [path for path, one in model.named_modules() if isinstance(one, ROOTS) and one in among - trials.used]
+    if unused:
         warnings.warn(
             f"the example does not use {', '.join(unused[:5])}{' and others' if len(unused) > 5 else ''}, of which no"
             " channels are divided: code that computes with them and narrow layers will raise an error in narrow"
-            " subnetworks. Pass an example that uses all parameters, or remove them if nothing does.",
+            " subnetworks. Pass an example that uses all layers, or remove them if nothing does.",
             stacklevel=4,  # past partition and its decorator
         )
-    found = joined(model, chosen, count)
-    owned = torch.cat(
-        [owners.flatten() for one in found.values() for owners in (one.inputs, one.outputs) if owners is not None]
-    )
-    if none := [k for k, share in enumerate(proportions, 1) if share and not (owned == k).any()]:
+    found = joined(model, chosen, len(proportions))
+    owned = torch.cat([owners for one in found.values() for dims in one.owners.values() for owners in dims.values()])
+    if empty := [k for k, share in enumerate(proportions, 1) if share and k not in owned]:
         warnings.warn(
-            f"partition {', '.join(map(str, none))} of proportions {tuple(proportions)} has no channel of any layer;"
+            f"partition {', '.join(map(str, empty))} of proportions {tuple(proportions)} has no channel of any layer;"
             " pass a larger share, or make the layers wider.",
             stacklevel=4,
         )
     return found
 
 
-def _traced(torch_pruning, trials: Trials) -> list[list[tuple]]:
-    """Return groups of channels: module, side, indices there and those of the group's first module."""
+def _owners(proportions: Sequence[float], measure: str, size: int, beside: int = 1, block: int = 1) -> Tensor:
+    """Return the partition of each of so many channels, which are divided in blocks, in each part beside the others."""
+    owners = torch.ones(size // beside // block, dtype=torch.uint8, device="cpu")
+    for end in widths(len(owners), proportions, measure)[:-1]:
+        owners[end:] += 1
+    return owners.repeat_interleave(block).repeat(beside)
+
+
+def _declared(
+    trials: Trials, groups: Sequence[Mapping], among: Collection[nn.Module], owners_of: Callable[..., Tensor]
+) -> list[Channels]:
+    """Return the groups that the user has declared, divided; raise ValueError if one cannot be."""
+    chosen: list[Channels] = []
+    for number, group in enumerate(groups):
+        try:
+            if unknown := group.keys() - {OUT, IN, "block"}:
+                raise Whole(f"{sorted(unknown)} is unknown; pass 'outputs', 'inputs' and 'block'")
+            entries, block = _entries(trials.model, group, among), group.get("block", 1)
+            size = 1 + max(root for *_, roots in entries for root in roots)
+            if size % block or size == block:
+                raise Whole(f"{size} channels are not several blocks of {block}")
+            chosen.append(_divided(entries, owners_of(size, block=block)))
+            why = trials.refusal(chosen)
+        except Whole as error:
+            why = str(error)
+        if why:
+            raise ValueError(f"channels[{number}] cannot be divided: {why}.")
+    return chosen
+
+
+def _entries(model: nn.Module, group: Mapping[str, Any], among: Collection[nn.Module]) -> list[Entry]:
+    modules, parameters, places = dict(model.named_modules()), dict(model.named_parameters()), []
+    for side in (OUT, IN):
+        for path in group.get(side, ()):
+            place = modules.get(path), side
+            if path in parameters:  # the last dimension that is larger than 1, as torch-pruning takes it
+                parent, _, name = path.rpartition(".")
+                dims = [dim for dim, size in enumerate(parameters[path].shape) if size > 1]
+                place = modules[parent], (name, max(dims, default=0))
+            if place[0] not in among or not place_of(*place)[0]:
+                raise Whole(f"{path!r} is no partitioned layer, norm or parameter with {side}")
+            places.append((*place, _size_of(*place)))
+    size = min((own for *_, own in places if own), default=0)
+    if not size or any(own and own % size for *_, own in places):
+        raise Whole(f"{[own for *_, own in places]} channels are no multiples of one of these numbers")
+    entries = []
+    for module, side, own in places:
+        own = own or size
+        roots = [i // (own // size) if side == IN else i % size for i in range(own)]
+        entries.append((module, side, range(own), roots))
+    return entries
+
+
+def _traced(trials: Trials) -> list[list[Entry]]:
+    """Return the groups of channels that torch-pruning finds."""
+    try:
+        import torch_pruning
+    except ImportError as error:
+        raise ImportError(
+            "scheme='nested' without channels= needs torch-pruning; install it by pip install 'torch-pruning>=1.6'."
+        ) from error
     model, copies = trials.copied()
     originals = {new: module for module, new in copies.items()}
-    places: dict[nn.Parameter | None, list[tuple[nn.Module, str]]] = defaultdict(list)
+    places = defaultdict(list)
     for new, module in originals.items():
-        for name, parameter in new._parameters.items():
+        for name, parameter in new.named_parameters(recurse=False):
             places[parameter].append((module, name))
+            parameter.requires_grad_(parameter.is_floating_point())
     conv1d = [module for module in originals if is_conv1d(module)]
     for module in conv1d:  # for torch-pruning's function for Linear
         module.in_features, module.out_features = module.weight.shape
@@ -140,35 +169,39 @@ def _traced(torch_pruning, trials: Trials) -> list[list[tuple]]:
         def _trace(self, *args, **options) -> dict:
             nodes = super()._trace(*args, **options)
             for node in nodes.values():
-                is_of_channels = _is_of_channels(node.grad_fn)
+                step, is_of_channels = node.grad_fn, None
+                dims = len(step._input_metadata[0].shape) if hasattr(step, "_input_metadata") else 0
+                if isinstance(node.module, nn.Linear) and dims > 2:
+                    self._2d_4d = False  # as torch-pruning sets it for 3
+                if isinstance(dim := getattr(step, "_saved_dim", None), int) and dims > 3:
+                    is_of_channels = (dim - (dim >> 63 << 64)) % dims == 1  # torch gives -1 as 2**64 - 1
+                elif node.type == torch_pruning.ops.OPTYPE.RESHAPE and 2 not in (dims, len(step._saved_self_sym_sizes)):
+                    is_of_channels = False  # it neither flattens nor unflattens
                 if is_of_channels is False:
                     node.type = torch_pruning.ops.OPTYPE.ELEMENTWISE  # which channels it takes is not followed
                 node.enable_index_mapping |= bool(is_of_channels)  # torch-pruning forbids it for parameters [C, 1, 1]
             return nodes
 
+    def forward(model: nn.Module, example: Any) -> list[Tensor]:
+        _set_mode(model, True in trials.shapes)
+        outputs = _called(model, example)
+        return [output for output in tensors(outputs) if output.grad_fn is not None]
+
     graph = Graph()
-    found, done = [], [0]
     try:
         with torch.enable_grad(), warnings.catch_warnings():
             warnings.filterwarnings("ignore", "Maximum recursive depth reached")  # torch-pruning leaves these steps out
-            graph.build_dependency(
-                model.eval(),
-                trials.example,
-                forward_fn=trials.roots,
-                customized_pruners={type(one): torch_pruning.pruner.function.LinearPruner() for one in conv1d},
-                verbose=False,
-            )
-            for node in graph.module2node.values():
-                for step in node.dependencies:
-                    step.index_mapping = _Bounded(step.index_mapping, done)
-            groups = list(graph.get_all_groups(ignored_layers=[], root_module_types=[*ROOTS, *map(type, conv1d)]))
+            pruners = {type(one): torch_pruning.pruner.function.LinearPruner() for one in conv1d}
+            graph.build_dependency(model, trials.example, forward, customized_pruners=pruners, verbose=False)
+            groups = list(graph.get_all_groups(root_module_types=[*ROOTS, *map(type, conv1d)]))
     except Exception as error:
         raise ValueError(
-            f"torch-pruning cannot follow this {type(model).__name__}: {type(error).__name__}: {error}; use"
-            " scheme='weight' or 'node'."
+            f"torch-pruning cannot follow this {type(model).__name__}: {type(error).__name__}: {error}; declare its"
+            " channels as channels=, or use scheme='weight' or 'node'."
         ) from error
+    found: list[tuple[set, list[Entry]]] = []
     for group in groups:
-        entries = []
+        entries: list[Entry] = []
         for item in group:
             node, indices = item.dep.target, (item.idxs, item.root_idxs)
             if isinstance(node.module, nn.Parameter):
@@ -176,100 +209,68 @@ def _traced(torch_pruning, trials: Trials) -> list[list[tuple]]:
             elif node.module in originals:  # and no operation without parameters
                 side = OUT if graph.is_out_channel_pruning_fn(item.dep.handler) else IN
                 entries.append((originals[node.module], side, *indices))
-        dims = [
-            (copies[module], *one)
+        own = {
+            (parameter, dim)
             for module, side, *_ in entries
-            for one in (place_of(module, side) or ({},))[0].items()
-        ]
-        own = {(module._parameters.get(name), dim) for module, name, dim in dims}
-        tied = {(parameter, dim) for parameter, dim in own if parameter is not None and len(places[parameter]) > 1}
-        first = next((one for keys, one in found if keys & tied and len(one[0][2]) == len(entries[0][2])), None)
-        if first is None:
-            found.append((tied, entries))
-        else:
-            first += entries
+            for name, dim in place_of(module, side)[0].items()
+            if (parameter := module._parameters.get(name)) is not None
+        }
+        tied = (one for one in found if one[0] & own and len(one[1][0][2]) == len(entries[0][2]))
+        known, first = next(tied, (own, []))
+        if not first:
+            found.append((known, first))
+        known |= own
+        first += entries
     for node in graph.module2node.values():  # nodes refer to each other, and would keep tensors alive
         vars(node).clear()
     return [entries for _, entries in found]
 
 
-class _Bounded(list):
-    """torch-pruning's functions of indices, which raise when all of them have had too many, as for Swin's windows.
-
-    Args:
-        done: how many indices they have had.
-    """
-
-    def __init__(self, mappings: list, done: list[int]) -> None:
-        super().__init__(mappings)
-        self.done = done
-
-    def __setitem__(self, i: int, mapping: Callable[[list], list] | None) -> None:
-        def bounded(indices: list) -> list:
-            self.done[0] += len(indices) * getattr(mapping, "_stride", 1)
-            if self.done[0] > MOST_INDICES:
-                raise ValueError(f"it relates more than {MOST_INDICES} channels")
-            return mapping(indices)
-
-        super().__setitem__(i, mapping and bounded)
-
-
-def _is_of_channels(step) -> bool | None:
-    """Return whether a step joins, divides or reshapes tensors by a CNN's channels; None if it may."""
-    if not hasattr(step, "_input_metadata"):
-        return None
-    dim, dims = getattr(step, "_saved_dim", None), len(step._input_metadata[0].shape)
-    if isinstance(dim, int):
-        return (dim - (dim >> 63 << 64)) % dims == 1 if dims > 3 else None
-    return False if dims > 4 and "View" in step.name() else None
-
-
 def _alternatives(
-    group: list[tuple], among: Collection[nn.Module], proportions: Sequence[float], measure: str
+    trials: Trials, group: list[Entry], among: Collection[nn.Module], owners_of: Callable[..., Tensor]
 ) -> list[Channels]:
     """Return how a group of channels that belong together may be divided, from the best to the last resort."""
-    size, modules = len(group[0][2]), {module for module, *_ in group}
-    if not any(side != OUT for _, side, *_ in group) or not modules <= among:
+    if all(side == OUT for _, side, *_ in group) or not among.issuperset(module for module, *_ in group):
         return []  # the model's outputs, or a part that stays as it is
-    of_groups = math.lcm(*(one.num_channels // one.num_groups for one in modules if isinstance(one, nn.GroupNorm)))
-    found, seen = [], set()
-    for beside, block in [(1, 1), (1, of_groups), *((n, 1) for n in BESIDE), *((1, n) for n in HEADS)]:
-        number, rest = divmod(size, beside * block)
-        if rest or number < 2:
+    size, norms = len(group[0][2]), [module for module, *_ in group if isinstance(module, nn.GroupNorm)]
+    of_groups = math.lcm(*(norm.num_channels // norm.num_groups for norm in norms))
+    found = []
+    for beside, block in dict.fromkeys([(1, 1), (1, of_groups), *((n, 1) for n in BESIDE), *((1, n) for n in HEADS)]):
+        if size % (beside * block) or size < 2 * beside * block:
             continue
-        owners = torch.ones(number, dtype=torch.uint8, device="cpu")
-        for end in widths(number, proportions, measure)[:-1]:
-            owners[end:] += 1
-        owners = owners.repeat_interleave(block).repeat(beside)
-        if (key := bytes(owners.tolist())) in seen or owners.max() == 1:
-            continue
-        seen.add(key)
-        channels: Channels = defaultdict(dict)
         try:
-            for module, side, indices, roots in group:
-                _add(channels[module], module, side, indices, owners[torch.tensor(roots, device="cpu")])
-            channels = {module: sides for module, sides in channels.items() if sides}
-            for module, sides in channels.items():
-                narrow_of(module, sides, len(proportions))
-        except (Whole, TypeError, IndexError):  # torch-pruning gives no root to some indices
+            channels = _divided(group, owners_of(size, beside, block))
+            joined(trials.model, [channels], trials.count)
+        except (Whole, IndexError):  # torch-pruning may relate channels that do not exist
             continue
         found.append(channels)
     return found
 
 
-def _add(sides: dict[Any, Tensor], module: nn.Module, side: Any, indices: list[int], owners: Tensor) -> None:
-    """Note who owns some channels of a module; others belong to partition 1."""
-    if isinstance(module, nn.PReLU) and module.num_parameters == 1:
-        return
-    if not isinstance(side, str) and side[0] == gain_of(module):
-        side = OUT
-    if (place := place_of(module, side)) is None:
-        raise Whole(f"a {type(module).__name__}")
-    sizes = {tensor.shape[dim] for name, dim in place[0].items() if (tensor := getattr(module, name, None)) is not None}
-    size = max(sizes, default=max(indices) + 1)  # a norm may have no parameters
-    all_owners = torch.ones(size, dtype=torch.uint8, device="cpu")
-    all_owners[torch.tensor(indices, device="cpu")] = owners
-    sides[side] = torch.maximum(sides.get(side, all_owners), all_owners)
+def _divided(group: list[Entry], owners: Tensor) -> Channels:
+    """Return a group's channels, divided by the owners of those of its first module; others belong to partition 1."""
+    if owners.max() == 1:
+        raise Whole("partition 1 would have all of them")
+    channels: Channels = defaultdict(dict)
+    for module, side, indices, roots in group:
+        if isinstance(module, nn.PReLU) and module.num_parameters == 1:
+            continue
+        if not isinstance(side, str) and side[0] == gain_of(module):
+            side = OUT
+        if not place_of(module, side)[0]:
+            raise Whole(f"a {type(module).__name__} cannot be narrowed")
+        if None in roots:  # of grouped queries
+            raise Whole(f"torch-pruning does not follow the {side} of a {type(module).__name__}")
+        own = torch.ones(_size_of(module, side) or max(indices) + 1, dtype=torch.uint8, device="cpu")
+        own[torch.tensor(indices, device="cpu")] = owners[torch.tensor(roots, device="cpu")]
+        channels[module][side] = torch.maximum(channels[module].get(side, own), own)
+    return channels
+
+
+def _size_of(module: nn.Module, side: Side) -> int | None:
+    """Return a module's number of channels; None if no parameter or buffer tells it."""
+    found = ((getattr(module, name, None), dim) for name, dim in place_of(module, side)[0].items())
+    return next((tensor.shape[dim] for tensor, dim in found if tensor is not None), None)
 
 
 def _accepted(trials: Trials, groups: list[list[Channels]], chosen: list[Channels]) -> list[Channels]:
@@ -277,29 +278,32 @@ def _accepted(trials: Trials, groups: list[list[Channels]], chosen: list[Channel
     if not groups:
         return chosen
     first = chosen + [alternatives[0] for alternatives in groups]
-    if trials.agree(first):
+    if not trials.refusal(first):
         return first
     if len(groups) == 1:
-        return next((tried for one in groups[0][1:] if trials.agree(tried := [*chosen, one])), chosen)
+        return next((tried for one in groups[0][1:] if not trials.refusal(tried := [*chosen, one])), chosen)
     half = len(groups) // 2
     return _accepted(trials, groups[half:], _accepted(trials, groups[:half], chosen))
 
 
 class Trials:
-    """Runs of copies of a model, which share its parameters, on the example.
+    """Runs copies of a model on an example: dense, narrow, and padded.
 
-    Each subnetwork k runs twice: with narrow modules, as partnets.subnetwork makes them; and with tensors of all
-    channels between modules, of which those of later partitions are NaN, so that other code that reads them is seen.
+    A padded network has the widths of the dense one between its layers, each of which takes and returns NaN for
+    inactive channels. If it returns the same as the narrow network, no code of the model mixes or moves channels, or
+    computes with their number.
+
+    Attributes:
+        shapes: those of the dense model's outputs, in evaluation mode, and in training mode if it runs there.
+        used: the modules that the dense model has called, and those that MultiheadAttention uses without calls.
     """
 
     def __init__(self, model: nn.Module, example: Any, count: int) -> None:
         self.model, self.example, self.count = model, example, count
         dtypes = [p.dtype for p in model.parameters() if p.is_floating_point()]
         self.tolerance = max((torch.finfo(dtype).eps for dtype in dtypes), default=1e-7) ** 0.5
-        # The names of parameters that the example does not use.
-        self.unused: list[str] = []
-        # The shapes of what the dense model returns, in evaluation and in training mode if it runs there.
         self.shapes: dict[bool, list[torch.Size]] = {}
+        self.used = {one.out_proj for one in model.modules() if isinstance(one, nn.MultiheadAttention)}
         for mode in (False, True):
             try:
                 self.shapes[mode] = [one.shape for one in self.run(mode)]
@@ -311,110 +315,53 @@ class Trials:
                     " tuple of its arguments, or a dict of them by name."
                 ) from error
 
-    def roots(self, model: nn.Module, example: Any) -> list[Tensor]:
-        """Return what a copy of the model and its layers return, in evaluation and in training mode."""
-        found: list[tuple[Tensor, Any]] = []
-        layers = [module for module in model.modules() if isinstance(module, ROOTS) or is_conv1d(module)]
-
-        def note(value: Any) -> None:
-            found.extend((output, output.grad_fn) for output in tensors(value))
-
-        with hooked(layers, after=lambda module, args, kwargs, output: note(output)):
-            for mode in self.shapes:
-                _set_mode(model, mode)
-                note(_called(model, example))
-        # torch-pruning takes other roots than layers, such as what was written into later, for outputs of the model.
-        returned = [output for output, step in found if step is not None and output.grad_fn is step]
-        used, waiting = set(), {output.grad_fn for output in returned}
-        seen = set(waiting)
-        while waiting:
-            step = waiting.pop()
-            used.add(getattr(step, "variable", None))
-            new = {one for one, _ in getattr(step, "next_functions", ())} - seen
-            waiting |= new
-            seen |= new
-        self.unused = [name for name, parameter in model.named_parameters() if parameter not in used]
-        return returned
-
     def copied(self) -> tuple[nn.Module, dict[nn.Module, nn.Module]]:
         """Return a copy of the model, and the copy of each module."""
-        # The model may write into frozen parameters, such as averages.
-        values = {id(p): p.detach() if p.requires_grad else p.detach().clone() for p in self.model.parameters()}
-        memo = {key: nn.Parameter(value, value.is_floating_point()) for key, value in values.items()}
-        memo |= {id(buffer): buffer.clone() for buffer in self.model.buffers()}  # copy has no sparse ones
-        new = copy.deepcopy(self.model, memo)
+        new = copy.deepcopy(self.model, {id(b): b.clone() for b in self.model.buffers()})  # copy has no sparse ones
         return new, dict(zip(self.model.modules(), new.modules(), strict=True))
 
+    @torch.no_grad()
     def run(
-        self, mode: bool, narrow: Mapping[nn.Module, Narrow] = MappingProxyType({}), k: int = 0, padded: bool = False
+        self, mode: bool, narrow: Mapping[nn.Module, Narrow] | None = None, k: int = 0, is_padded: bool = False
     ) -> list[Tensor]:
-        """Return what the model returns in training mode or not, as dense or as subnetwork k."""
+        """Return the outputs in training mode or not, as dense or as subnetwork k."""
         model, copies = self.copied()
         _set_mode(model, mode)
-        own = {copies[module]: one for module, one in narrow.items()}
         torch.manual_seed(0)
         seed(0)
-        with torch.no_grad(), ExitStack() as stack:
-            stack.enter_context(_WithoutDropout())
-            if padded:
-                for module, one in own.items():
-                    _pad(module, one, k)
-                stack.enter_context(_Watch())
-            elif own:
-                stack.enter_context(narrowed(own, k))
-            output = _called(model, self.example)
-        if isinstance(output, Iterator):
-            raise TypeError(
-                f"it returns a {type(output).__name__}, whose layers compute when somebody asks; return a list"
-            )
-        return content(output)
+        if narrow is None:
+            originals = {new: module for module, new in copies.items()}
+            with hooked(originals, before=lambda module, *_: self.used.add(originals[module])):
+                return content(_called(model, self.example))
+        own = {copies[module]: one for module, one in narrow.items()}
+        if is_padded:
+            for module, one in own.items():
+                _pad(module, one, k)
+            own = {}
+        with narrowed(own, k):
+            return content(_called(model, self.example))
 
-    def agree(self, groups: Iterable[Channels]) -> bool:
-        """Return whether all subnetworks run, return the dense model's shapes, and compute without later channels."""
+    def refusal(self, groups: Iterable[Channels]) -> str:
+        """Return why these groups of channels cannot be divided together; nothing if they can."""
         try:
             narrow = joined(self.model, groups, self.count)
             for mode, shapes in self.shapes.items():
                 for k in range(1, self.count):
-                    found = self.run(mode, narrow, k)
+                    found, padded = self.run(mode, narrow, k), self.run(mode, narrow, k, is_padded=True)
                     if [one.shape for one in found] != shapes:
-                        return False
-                    if not all(map(self._same, found, self.run(mode, narrow, k, padded=True))):
-                        return False
-        except Exception:  # whatever a model's code does with other widths
-            return False
-        return True
+                        return f"subnetwork {k} returns tensors of other shapes"
+                    if not all(self._are_alike(*pair, mode) for pair in zip(found, padded, strict=True)):
+                        return "code of the model mixes or moves channels, or computes with their number"
+        except Exception as error:  # whatever a model's code does with other widths
+            return f"{type(error).__name__}: {error}"
+        return ""
 
-    def _same(self, ours: Tensor, theirs: Tensor) -> bool:
-        if ours.shape != theirs.shape or ours.dtype != theirs.dtype:
-            return False
-        if not (ours.is_floating_point() or ours.is_complex()):
-            return torch.equal(ours, theirs)
+    def _are_alike(self, ours: Tensor, theirs: Tensor, mode: bool) -> bool:
+        if mode:  # code may draw other noise for other widths
+            return torch.equal(ours.isnan(), theirs.isnan())
+        ours, theirs = ours.to(torch.complex128), theirs.to(torch.complex128)
         largest = float(ours.abs().nan_to_num().amax()) if ours.numel() else 0.0
         return torch.allclose(ours, theirs, rtol=0.0, atol=self.tolerance * largest, equal_nan=True)
-
-
-class _WithoutDropout(TorchFunctionMode):
-    """Leaves out functions that drop entries, of which wider tensors draw others."""
-
-    def __torch_function__(self, func, types, args=(), kwargs=None):
-        kwargs, name = kwargs or {}, getattr(func, "__name__", "")
-        if "dropout" in name:
-            return args[0] if args else kwargs["input"]
-        if name == "scaled_dot_product_attention":
-            kwargs = {**kwargs, "dropout_p": 0.0}
-        return func(*args, **kwargs)
-
-
-class _Watch(TorchDispatchMode):
-    """Raises Whole where NaN decides about a number that is none, such as an index or a condition."""
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        output = func(*args, **(kwargs or {}))
-        is_pool = "pool" in func.name()  # which returns the place of the largest pixel
-        decides = any(not t.is_floating_point() and not t.is_complex() for t in tensors(output))
-        if decides and not is_pool and any(t.is_floating_point() and t.isnan().any() for t in tensors(args)):
-            raise Whole(f"{func.name()} of channels")
-        return output
 
 
 def _pad(module: nn.Module, one: Narrow, k: int) -> None:
@@ -451,9 +398,9 @@ def _dim(module: nn.Module, tensor: Tensor, size: int) -> int:
 
 
 def _set_mode(model: nn.Module, mode: bool) -> None:
-    """Set the mode of a model, but of layers that compute each channel by itself in both modes."""
+    """Set the mode of a model, but of batch norms, which cannot train on a single example."""
     for module in model.train(mode).modules():
-        if isinstance(module, _DropoutNd | _NormBase):
+        if isinstance(module, _NormBase):
             module.eval()
 
 

@@ -25,6 +25,30 @@ from partnets.subnetworks.state import state_of
 # vector instructions and tensor cores compute with 8 or 16 channels at once.
 BLOCKS = (16, 8, 4, 2, 1)
 MEASURES = ("units", "weights")
+# A module's channels are those that it returns, those that it takes, or a dimension of a parameter: (name, dimension).
+OUT, IN = "outputs", "inputs"
+Side = str | tuple[str, int]
+Channels = dict[nn.Module, dict[Side, Tensor]]
+# For each type of module and side: its tensors with their dimensions, and its attributes.
+PLACES: dict[tuple[type[nn.Module], str], tuple[dict[str, int], tuple[str, ...]]] = {
+    (nn.Linear, OUT): ({"weight": 0, "bias": 0}, ("out_features",)),
+    (nn.Linear, IN): ({"weight": 1}, ("in_features",)),
+    (_ConvNd, OUT): ({"weight": 0, "bias": 0}, ("out_channels",)),
+    (_ConvNd, IN): ({"weight": 1}, ("in_channels",)),
+    (_ConvTransposeNd, OUT): ({"weight": 1, "bias": 0}, ("out_channels",)),
+    (_ConvTransposeNd, IN): ({"weight": 0}, ("in_channels",)),
+    (nn.Embedding, OUT): ({"weight": 1}, ("embedding_dim",)),
+    (_NormBase, OUT): ({"weight": 0, "bias": 0, "running_mean": 0, "running_var": 0}, ("num_features",)),
+    (nn.LayerNorm, OUT): ({"weight": 0, "bias": 0}, ("normalized_shape",)),
+    (nn.GroupNorm, OUT): ({"weight": 0, "bias": 0}, ("num_channels", "num_groups")),
+    (nn.PReLU, OUT): ({"weight": 0}, ("num_parameters",)),
+}
+DEPTHWISE = {"weight": 0, "bias": 0}, ("in_channels", "out_channels", "groups")
+CONV1D = {OUT: ({"weight": 1, "bias": 0}, ("nf",)), IN: ({"weight": 0}, ("nx",))}  # of transformers
+
+
+class Whole(Exception):
+    """Channels cannot be divided; the message says why."""
 
 
 @dataclass
@@ -42,26 +66,15 @@ class Narrow:
     inputs: Tensor | None = None
     outputs: Tensor | None = None
 
-    def index(self, name: str, k: int) -> list[tuple[int, slice | Tensor]]:
-        """Return the dimensions of a tensor that subnetwork k narrows, and its indices there."""
-        found = [(dim, active_of(owners, k)) for dim, owners in self.owners[name].items()]
-        return [(dim, slice(len(i)) if not len(i) or int(i[-1]) == len(i) - 1 else i) for dim, i in found]
-
     def take(self, tensor: Tensor, name: str, k: int) -> Tensor:
         """Return the part of a tensor that subnetwork k computes with: a view where channels are the first ones."""
-        for dim, index in self.index(name, k):
-            if isinstance(index, slice):
-                tensor = tensor.narrow(dim, 0, index.stop)
+        for dim, owners in self.owners[name].items():
+            index = active_of(owners, k)
+            if not len(index) or int(index[-1]) == len(index) - 1:
+                tensor = tensor.narrow(dim, 0, len(index))
             else:
                 tensor = tensor.index_select(dim, index.to(tensor.device))
         return tensor
-
-    def put(self, tensor: Tensor, name: str, k: int, part: Tensor) -> None:
-        """Write a part back into a tensor."""
-        index: list[slice | Tensor] = [slice(None)] * tensor.dim()
-        for dim, one in self.index(name, k):  # statistics have one dimension
-            index[dim] = one if isinstance(one, slice) else one.to(tensor.device)
-        tensor[tuple(index)] = part
 
     def partition(self, name: str, shape: Sequence[int]) -> Tensor:
         """Return the partition of each entry: the latest of those of its channels; uint8, of this shape."""
@@ -94,38 +107,13 @@ def widths(size: int, proportions: Sequence[float], measure: str = "units") -> l
     return [max(end, 1) if shares[0] > 0 else end for end in ends]
 
 
-# For each type of module, of its outputs and its inputs: tensors with their dimension, and attributes.
-OUT, IN = "outputs", "inputs"
-PLACES: dict[tuple[type[nn.Module], str], tuple[dict[str, int], tuple[str, ...]]] = {
-    (nn.Linear, OUT): ({"weight": 0, "bias": 0}, ("out_features",)),
-    (nn.Linear, IN): ({"weight": 1}, ("in_features",)),
-    (_ConvNd, OUT): ({"weight": 0, "bias": 0}, ("out_channels",)),
-    (_ConvNd, IN): ({"weight": 1}, ("in_channels",)),
-    (_ConvTransposeNd, OUT): ({"weight": 1, "bias": 0}, ("out_channels",)),
-    (_ConvTransposeNd, IN): ({"weight": 0}, ("in_channels",)),
-    (nn.Embedding, OUT): ({"weight": 1}, ("embedding_dim",)),
-    (_NormBase, OUT): ({"weight": 0, "bias": 0, "running_mean": 0, "running_var": 0}, ("num_features",)),
-    (nn.LayerNorm, OUT): ({"weight": 0, "bias": 0}, ("normalized_shape",)),
-    (nn.GroupNorm, OUT): ({"weight": 0, "bias": 0}, ("num_channels", "num_groups")),
-    (nn.PReLU, OUT): ({"weight": 0}, ("num_parameters",)),
-}
-CONV1D = {OUT: ({"weight": 1, "bias": 0}, ("nf",)), IN: ({"weight": 0}, ("nx",))}  # of transformers
-# A module's channels by OUT, IN, or the name of a parameter of its own and the dimension.
-Channels = dict[nn.Module, dict[Any, Tensor]]
-
-
-class Whole(Exception):
-    """Channels cannot be divided; the message says why."""
-
-
 def active_of(owners: Tensor, k: int) -> Tensor:
     return (owners <= k).nonzero()[:, 0]
 
 
 def is_conv1d(module: nn.Module) -> bool:
-    return any(
-        f"{cls.__module__}.{cls.__name__}" == "transformers.pytorch_utils.Conv1D" for cls in type(module).__mro__
-    )
+    names = (f"{cls.__module__}.{cls.__name__}" for cls in type(module).__mro__)
+    return "transformers.pytorch_utils.Conv1D" in names
 
 
 def gain_of(module: nn.Module) -> str | None:
@@ -135,74 +123,69 @@ def gain_of(module: nn.Module) -> str | None:
     return names[0] if not is_known and len(names) == 1 and module._parameters[names[0]].dim() == 1 else None
 
 
-def place_of(module: nn.Module, side: Any) -> tuple[dict[str, int], tuple[str, ...]] | None:
+def place_of(module: nn.Module, side: Side) -> tuple[dict[str, int], tuple[str, ...]]:
+    """Return a module's tensors with channels, with their dimensions, and its attributes; none of an unknown type."""
     if not isinstance(side, str):
-        return {side[0]: side[1]}, ()
+        return dict([side]), ()
     if is_conv1d(module):
         return CONV1D[side]
-    if getattr(module, "groups", 1) > 1:  # of a depthwise convolution
-        return {"weight": 0, "bias": 0}, ("in_channels", "out_channels", "groups")
+    if getattr(module, "groups", 1) > 1:
+        return DEPTHWISE
     if side == OUT and (gain := gain_of(module)) is not None:
         return {gain: 0}, ("normalized_shape",) if hasattr(module, "normalized_shape") else ()
-    return next((place for cls in type(module).__mro__ if (place := PLACES.get((cls, side)))), None)
-
-
-def narrow_of(module: nn.Module, channels: Mapping[Any, Tensor], count: int) -> Narrow:
-    """Return how these channels narrow a module.
-
-    Raises:
-        Whole: such a module cannot be narrowed like that.
-    """
-    made = Narrow()
-    for side, owners in channels.items():
-        dims, attributes = place_of(module, side)
-        groups = getattr(module, "groups", 1)
-        if groups > 1 and not groups == module.in_channels == module.out_channels:
-            raise Whole("a convolution in groups")
-        for name, dim in dims.items():
-            if name in module._parameters or name in module._buffers:
-                made.owners.setdefault(name, {})[dim] = owners
-            elif getattr(module, name, None) is not None:
-                raise Whole(f"a {type(module).__name__} whose {name} is computed from other parameters")
-        numbers: list[Any] = [int((owners <= k).sum()) for k in range(1, count + 1)]
-        made.attributes |= dict.fromkeys(attributes, numbers)
-        if "normalized_shape" in attributes:
-            if tuple(module.normalized_shape) != (len(owners),):
-                raise Whole("a norm over several dimensions")
-            made.attributes["normalized_shape"] = [(number,) for number in numbers]
-        if "num_groups" in attributes:
-            rows = owners.view(module.num_groups, -1)
-            if (rows != rows[:, :1]).any():
-                raise Whole("a GroupNorm across whose groups channels are divided")
-            made.attributes["num_groups"] = [number // rows.shape[1] for number in numbers]
-        if side == OUT:
-            made.outputs = owners
-        # A module without a place for inputs computes each channel by itself, or normalises over them.
-        is_by_channel = groups > 1 or (place_of(module, IN) is None and not isinstance(module, nn.Embedding))
-        if side == IN or (side == OUT and is_by_channel):
-            made.inputs = owners
-    return made
+    return next((place for cls in type(module).__mro__ if (place := PLACES.get((cls, side)))), ({}, ()))
 
 
 def joined(model: nn.Module, groups: Iterable[Channels], count: int) -> dict[nn.Module, Narrow]:
     """Return how the modules of a model are narrowed by several groups of channels.
 
     Raises:
-        Whole: two modules that share a parameter would narrow it in two ways.
+        Whole: a module cannot be narrowed like that, or two that share a parameter would narrow it in two ways.
     """
     channels: Channels = {}
     for group in groups:
         for module, sides in group.items():
             own = channels.setdefault(module, {})
             own.update({side: torch.maximum(own.get(side, owners), owners) for side, owners in sides.items()})
-    made = {module: narrow_of(module, sides, count) for module, sides in channels.items()}
+    made = {module: _narrow_of(module, sides, count) for module, sides in channels.items()}
     seen: dict[nn.Parameter, dict[int, list[int]]] = {}
     for module in model.modules():
         for name, parameter in module._parameters.items():
             dims = made[module].owners.get(name, {}) if module in made else {}
             dims = {dim: owners.tolist() for dim, owners in dims.items()}
             if parameter is not None and seen.setdefault(parameter, dims) != dims:
-                raise Whole("a parameter that is shared")
+                raise Whole(f"the {name} of a {type(module).__name__} is shared with a module of other channels")
+    return made
+
+
+def _narrow_of(module: nn.Module, channels: Mapping[Side, Tensor], count: int) -> Narrow:
+    made, kind, groups = Narrow(), type(module).__name__, getattr(module, "groups", 1)
+    if groups > 1 and not groups == module.in_channels == module.out_channels:
+        raise Whole(f"a {kind} has {groups} groups of channels")
+    for side, owners in channels.items():
+        dims, attributes = place_of(module, side)
+        for name, dim in dims.items():
+            if name in module._parameters or name in module._buffers:
+                made.owners.setdefault(name, {})[dim] = owners
+            elif getattr(module, name, None) is not None:
+                raise Whole(f"the {name} of a {kind} is computed from other parameters")
+        numbers: list[Any] = [int((owners <= k).sum()) for k in range(1, count + 1)]
+        made.attributes |= dict.fromkeys(attributes, numbers)
+        if "normalized_shape" in attributes:
+            if tuple(module.normalized_shape) != (len(owners),):
+                raise Whole(f"a {kind} normalises over several dimensions")
+            made.attributes["normalized_shape"] = [(number,) for number in numbers]
+        if "num_groups" in attributes:
+            rows = owners.view(module.num_groups, -1)
+            if (rows != rows[:, :1]).any():
+                raise Whole(f"channels would be divided inside of a group of a {kind}")
+            made.attributes["num_groups"] = [number // rows.shape[1] for number in numbers]
+        if side == OUT:
+            made.outputs = owners
+        # A module without a place for inputs computes each channel by itself, or normalises over them.
+        is_by_channel = groups > 1 or (not place_of(module, IN)[0] and not isinstance(module, nn.Embedding))
+        if side == IN or (side == OUT and is_by_channel):
+            made.inputs = owners
     return made
 
 
@@ -212,21 +195,20 @@ def narrowed(narrow: Mapping[nn.Module, Narrow], k: int) -> Iterator[None]:
 
     Buffers, such as running statistics, are copies of parts; what is written into them is lost.
     """
-    before: list[tuple[nn.Module, dict[str, Any]]] = []
+    before: dict[nn.Module, dict[str, Any]] = {}
     try:
         for module, one in narrow.items():
-            before.append((module, {}))
-            _replace(module, one, k, before[-1][1])
+            before[module] = _replaced(module, one, k)
         yield
     finally:
-        for module, values in before:
-            _restore(module, values)
+        for module, own in before.items():
+            _restore(module, own)
 
 
 def narrow_to(module: nn.Module, k: int) -> None:
     """Give a module the parameters, statistics and attributes of subnetwork k; its own are kept in its state."""
     state = state_of(module)
-    _replace(module, state.narrow, k, state.base, state.is_gathered)
+    state.base = _replaced(module, state.narrow, k, state.is_gathered)
 
 
 @torch.no_grad()
@@ -234,12 +216,15 @@ def widen(module: nn.Module) -> None:
     """Give a module its own parameters and attributes again; statistics that have followed batches are written back."""
     state = state_of(module)
     for name in state.base.keys() & module._buffers.keys():
-        state.narrow.put(state.base[name], name, state.active, module._buffers[name])
+        whole = state.base[name]
+        whole[(state.narrow.owners[name][0] <= state.active).to(whole.device)] = module._buffers[name]
     _restore(module, state.base)
     state.base = {}
 
 
-def _replace(module: nn.Module, one: Narrow, k: int, before: dict[str, Any], is_gathered: bool = False) -> None:
+def _replaced(module: nn.Module, one: Narrow, k: int, is_gathered: bool = False) -> dict[str, Any]:
+    """Narrow a module's parameters, buffers and attributes, and return its own ones."""
+    before = {}
     for name in one.owners:
         own = module._parameters if name in module._parameters else module._buffers
         is_left = own is module._parameters and is_gathered  # fully_shard narrows it when it is gathered
@@ -250,6 +235,7 @@ def _replace(module: nn.Module, one: Narrow, k: int, before: dict[str, Any], is_
     for name, values in one.attributes.items():
         before[name] = vars(module)[name]
         vars(module)[name] = values[k - 1]
+    return before
 
 
 def _restore(module: nn.Module, before: Mapping[str, Any]) -> None:

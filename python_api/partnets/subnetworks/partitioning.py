@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import warnings
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -53,6 +53,7 @@ def partition(
     stateful: Iterable[str | nn.Module] = (),
     scheme: str = "weight",
     example: Any = None,
+    channels: Sequence[Mapping[str, Any]] | None = None,
     proportions_of: str = "units",
     frozen: bool = False,
 ) -> nn.Module:
@@ -92,9 +93,13 @@ def partition(
         scheme: 'weight' gives each entry of a weight to a partition at random; 'node' each output of a layer, with all
             weights that it depends on (Appendix C). 'nested' gives the first channels of each layer to partition 1, the
             next ones to partition 2, and so on, so that subnetwork k is narrower and skips all other channels: see
-            partnets.subnetworks.channels. It needs torch-pruning.
-        example: for 'nested', an input with which the model is called to find the channels: a tensor, a tuple of
-            arguments, or a dict of arguments by name.
+            partnets.subnetworks.channels.
+        example: for 'nested', an input with which the model is called to find the channels, and to check that narrow
+            subnetworks run: a tensor, a tuple of arguments, or a dict of arguments by name.
+        channels: for 'nested', groups of channels that are divided alike. Each is a dict of dotted paths: 'outputs' of
+            layers and norms that return the channels, and of parameters that are added to them; 'inputs' of layers that
+            take them. If 'block' is a number, so many channels stay together, such as those of a head. Other channels
+            are in all subnetworks. If None, torch-pruning finds the groups.
         proportions_of: for 'nested': 'units' if the proportions are shares of each layer's channels, 'weights' if they
             are shares of its weights; the shares of channels are then square roots. Numbers of channels are rounded to
             multiples of 16, 8, 4 or 2 if there are many.
@@ -130,7 +135,7 @@ def partition(
     if isinstance(proportions, Tensor):
         proportions = proportions.tolist()
     sizes(0, proportions)
-    _check_scheme(scheme, proportions, defaults, example, proportions_of)
+    _check_scheme(scheme, proportions, defaults, example, channels, proportions_of)
     skipped = named(model, skip, "skip")
     keeping = named(model, stateful, "stateful")
     found, obstacles = find(model, skipped, frozen, keeping)
@@ -139,7 +144,7 @@ def partition(
     _check_found(model, found, skipped, frozen)
     kept = {path: module for path, module in found.items() if module in keeping and len(proportions) > 1}
     check_copies(model, kept)
-    channels: dict[nn.Module, Narrow] = {}
+    narrow: dict[nn.Module, Narrow] = {}
     if scheme == "nested":
         if defaults is None:
             _warn_of_learned(found)
@@ -147,13 +152,13 @@ def partition(
         if len(proportions) > 1:
             without = {module for module in model.modules() if not any(True for _ in module.parameters(recurse=False))}
             among = {*found.values(), *(without - skipped)} - keeping
-            channels = find_channels(model, example, proportions, proportions_of, among)
+            narrow = find_channels(model, example, proportions, proportions_of, among, channels)
             # A norm without parameters is narrowed as well.
-            found = {path: module for path, module in model.named_modules() if module in {*found.values(), *channels}}
+            found = {path: module for path, module in model.named_modules() if module in {*found.values(), *narrow}}
     chosen = "seed" if defaults is None else defaults
     options = {"defaults": chosen, "scheme": scheme, "frozen": frozen}
     divisions = {
-        path: Division(module, proportions, seed=seeds.derived(seed, path), narrow=channels.get(module), **options)
+        path: Division(module, proportions, seed=seeds.derived(seed, path), narrow=narrow.get(module), **options)
         for path, module in found.items()
     }
     tied = _tied(divisions)
@@ -190,14 +195,18 @@ def _check_finite(path: str, division: Division) -> None:
                     )
 
 
-def _check_scheme(scheme: str, proportions: Sequence[float], defaults: Any, example: Any, proportions_of: str) -> None:
+def _check_scheme(
+    scheme: str, proportions: Sequence[float], defaults: Any, example: Any, channels: Any, proportions_of: str
+) -> None:
     if scheme not in (*SCHEMES, "nested"):
         raise ValueError(f"scheme={scheme!r}; pass 'weight', 'node' or 'nested'.")
     if proportions_of not in MEASURES:
         raise ValueError(f"proportions_of={proportions_of!r}; pass 'units' or 'weights'.")
     if scheme != "nested":
-        if example is not None or proportions_of != "units":
-            raise ValueError(f"example and proportions_of are for scheme='nested'; leave them out with {scheme!r}.")
+        if example is not None or channels is not None or proportions_of != "units":
+            raise ValueError(
+                f"example, channels and proportions_of are for scheme='nested'; leave them out with {scheme!r}."
+            )
         return
     if example is None:
         raise ValueError(

@@ -1,85 +1,67 @@
-"""The architectures of other libraries in docs/models.md can be partitioned, trained and merged."""
-
-from pathlib import Path
+"""Architectures of timm, torchvision and transformers can be partitioned, trained and merged, and leak nothing."""
 
 import pytest
 import torch
-from architectures import ONE, PROPORTIONS, Failed, attempt, skipped, trial
-from timm.models import _registry
+from architectures import ARCHITECTURES, OTHERS, PROPORTIONS, Failed, attempt
 from torch import nn
+from torch.utils.flop_counter import FlopCounterMode
 
-PAGE = Path(__file__).parents[3] / "docs" / "models.md"
-# Twelve architectures with different requirements, or that failed before; the others run weekly.
-IN_FULL = {
-    ("timm", "efficientnet"): "grouped convolutions of a type that timm made merge to fewer groups",
-    ("timm", "nfnet"): "weights are standardised in forward",
-    ("timm", "efficientvim"): "a parameter is called A",
-    ("torchvision", "squeezenet"): "convolutions whose outputs are concatenated",
-    ("transformers", "albert"): "one layer is called several times",
-    ("transformers", "beit"): "a parent reads its child's table of biases",
-    ("transformers", "bert"): "torch's fast path reads weights past the layers",
-    ("transformers", "gpt2"): "weights are kept transposed",
-    ("transformers", "levit"): "biases are kept between passes in evaluation mode",
-    ("transformers", "mamba"): "modules have parameters of their own",
-    ("transformers", "swin"): "buffers index the tables of relative positions",
-    ("transformers", "t5"): "embeddings are tied",
-}
+import partnets
+from partnets.subnetworks.parameters import partitioned_parameters
 
 
-def table() -> list[tuple[str, str, str, str]]:
-    """Return library, family, model and outcome of each row."""
-    rows, library = [], None
-    for line in PAGE.read_text().splitlines():
-        if line.startswith("## "):
-            library = line.removeprefix("## ").split(":")[0]
-        elif line.startswith("| ") and not line.startswith("| family"):
-            family, name, outcome, *_ = (cell.strip(" `") for cell in line.strip("|").split("|"))
-            rows.append((library, family, name, outcome))
-    return rows
+def made(name):
+    torch.manual_seed(0)
+    make, given, *_ = (ARCHITECTURES | OTHERS)[name]
+    return make(), given
 
 
 @pytest.mark.cases(usual=2)
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize(
-    ("library", "family", "name", "outcome"),
-    [
-        pytest.param(*row, marks=[] if row[:2] in IN_FULL else pytest.mark.weekly, id="-".join(row[:2]))
-        for row in table()
-    ],
-)
-def test_an_architecture_does_what_the_page_says(library, family, name, outcome):
-    assert (trial(ONE[library](family, name)) or "yes") == outcome
+@pytest.mark.parametrize("name", [*ARCHITECTURES, *OTHERS])
+def test_random_partitions_of_an_architecture(name):
+    attempt(*made(name), defaults="seed")
 
 
-# Minimal share of skipped multiply-adds, relative to a subnetwork 1 with half of the channels of every layer. It is
-# below 1 because widths are rounded and the model's inputs and outputs have all channels.
-NESTED = {
-    ("timm", "resnet", "test_resnet"): 0.8,
-    ("timm", "vision_transformer", "test_vit"): 0.8,
-    ("timm", "convnext", "test_convnext"): 0.8,
-    ("transformers", "bert", None): 0.7,
-    ("transformers", "gpt2", None): 0.6,
-    ("transformers", "llama", None): 0.7,
-}
+@pytest.mark.cases(usual=4)
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_nested_subnetworks_of_an_architecture_are_narrow_networks(name):
+    model, given = made(name)
+    attempt(model, given, scheme="nested", example=given)
+    weights = [one for one in partitioned_parameters(model) if one.partition is not None and one.parameter.dim() > 1]
+    narrow = [one for one in weights if one.state.narrow is not None and one.name in one.state.narrow.owners]
+    assert len(narrow) >= ARCHITECTURES[name][-1] * len(weights)
+    sizes = [sum(parameter.numel() for parameter in partnets.merge(model, k).parameters()) for k in (1, 2, 3)]
+    assert sizes[0] < sizes[1] < sizes[2]
 
 
 @pytest.mark.full
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize(
-    "library, family, name",
-    [pytest.param(*one, marks=[] if one[1] in ("convnext", "gpt2") else pytest.mark.weekly) for one in NESTED],
-)
-def test_a_nested_architecture_skips_what_is_not_live(library, family, name):
-    architecture = ONE[library](family, name)
-    model, given = architecture.accepted()
-    attempt(model, given, "nested")
-    assert NESTED[library, family, name] <= skipped(model, given) <= 1 / (1 - PROPORTIONS[0] ** 2)
+@pytest.mark.parametrize(("name", "share"), [("ConvNeXt", 0.8), ("GPT-2", 0.6), ("Llama", 0.7)])
+def test_a_nested_subnetwork_skips_inactive_channels(name, share):
+    """Compare with the multiply-adds that are skipped if subnetwork 1 has half of the channels of every layer."""
+    model, given = made(name)
+    partnets.partition(model, PROPORTIONS, scheme="nested", example=given)
+
+    def multiply_adds(active):
+        with FlopCounterMode(display=False) as counter, partnets.subnetwork(model.eval(), active), torch.no_grad():
+            model(**given)
+        return counter.get_total_flops()
+
+    most = 1 - PROPORTIONS[0] ** 2
+    assert share <= (1 - multiply_adds(1) / multiply_adds(3)) / most <= 1 / most
 
 
-def test_the_page_has_all_families_of_timm_and_at_least_19_of_20_pass():
-    families = {family: outcome for library, family, _, outcome in table() if library == "timm"}
-    assert families.keys() == set(_registry._module_to_models)
-    assert sum(outcome == "yes" for outcome in families.values()) >= 0.95 * len(families)
+@pytest.mark.filterwarnings("ignore")
+def test_gpt2_keeps_its_transposed_weights_and_tied_embeddings():
+    model, given = made("GPT-2")
+    partnets.partition(model, (0.6, 0.2, 0.2), scheme="nested", example=given)
+    merged = partnets.merge(model, 1)
+    assert merged.lm_head.weight is merged.transformer.wte.weight and merged.lm_head.weight.shape == (99, 32)
+    block = merged.transformer.h[0].mlp
+    assert block.c_fc.weight.shape == (32, 160) == (block.c_fc.nx, block.c_fc.nf)
+    assert block.c_proj.weight.shape == (160, 32)
 
 
 class Reader(nn.Module):
@@ -109,6 +91,6 @@ class Drifting(nn.Module):
     ("make", "message"),
     [(Reader, "reads weights of later|merged subnetwork"), (Drifting, "changes mean, which partition")],
 )
-def test_a_trial_notices_a_leak(make, message):
+def test_an_attempt_notices_a_leak(make, message):
     with pytest.raises(Failed, match=message):
-        attempt(make(), {"x": torch.randn(3, 4)})
+        attempt(make(), {"x": torch.randn(3, 4)}, defaults="seed")
