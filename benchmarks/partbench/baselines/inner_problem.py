@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from partnets.training.start import check_finite
+from partnets.training.preflight import check_finite
 from partnets.utils.twice import twice_differentiable
 
 Loss = Callable[[dict[str, Tensor], Tensor], Tensor]

@@ -14,7 +14,7 @@ from partbench.baselines.sparse_process import SparseProcess
 from partkernels.arguments import check_seed
 from partnets.data.chunks import chunk
 from partnets.hyper import Averaged
-from partnets.training.start import check_finite
+from partnets.training.preflight import check_finite
 from partnets.utils.checks import check_at_least
 from partnets.utils.modules import device_of, evaluating, frozen, to_device
 

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterator, Mapping
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
 from partnets.subnetworks.state import DEFAULTS, MAP, STORED, inside, state_of
-from partnets.training.state import TrainingState
-from partnets.training.validation import leaves
+from partnets.training.trainer import Trainer
 from partnets.utils.shards import local
 
 
@@ -60,7 +60,7 @@ def partitions(model: nn.Module) -> dict[str, object]:
     return facts
 
 
-def settings(trainer: TrainingState) -> dict[str, object]:
+def settings(trainer: Trainer) -> dict[str, object]:
     """Return the settings of a trainer's optimisers and schedulers by path, as facts for check_agreement.
 
     Functions and other objects are left out, as ranks cannot compare them.
@@ -72,8 +72,17 @@ def settings(trainer: TrainingState) -> dict[str, object]:
     for name in ("scheduler", "hyper_scheduler"):
         if (scheduler := getattr(trainer, name)) is not None:
             states[name] = scheduler.state_dict()
-    found = (leaf for name, state in states.items() for leaf in leaves(state, name))
+    found = (leaf for name, state in states.items() for leaf in _leaves(state, name))
     return {at: value for at, value in found if isinstance(value, bool | int | float | str | Tensor | None)}
+
+
+def _leaves(value: object, at: str) -> Iterator[tuple[str, object]]:
+    """Yield the leaves of nested dicts, lists and tuples, each with its path."""
+    if not isinstance(value, Mapping | list | tuple):
+        yield at, value
+        return
+    for name, one in value.items() if isinstance(value, Mapping) else enumerate(value):
+        yield from _leaves(one, f"{at}.{name}")
 
 
 def _digest(fact: object) -> str:

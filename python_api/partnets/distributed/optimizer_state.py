@@ -42,7 +42,7 @@ class OptimizerState:
     def state_dict(self) -> dict:
         """Return {'state': {name: {moment: tensor, ...}}, 'groups': [settings, with names under 'params']}."""
         names = [self._names[parameter] for parameter in self.optimizer.parameters()]
-        states = self.optimizer.whole_states()
+        states = self.optimizer.full_states()
         groups = self.optimizer.state_dict()["param_groups"]
         groups = [group | {"params": [names[i] for i in group["params"]]} for group in groups]
         return {"state": {self._names[parameter]: state for parameter, state in states.items()}, "groups": groups}
@@ -64,5 +64,5 @@ class OptimizerState:
             groups.append(saved | {"params": [numbers[name] for name in saved["params"]]})
             for parameter in group["params"]:
                 name = self._names[parameter]
-                state[numbers[name]] = self.optimizer.of_whole(parameter, saved, state_dict["state"][name])
+                state[numbers[name]] = state_dict["state"][name]
         self.optimizer.load_state_dict({"state": state, "param_groups": groups})

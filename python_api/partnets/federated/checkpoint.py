@@ -7,8 +7,7 @@ from os import PathLike
 from typing import Any
 
 from partnets.federated.round import Round
-from partnets.training import validation
-from partnets.training.settings import settings_of, warn_of_others
+from partnets.training.checkpoint import settings_of, warn_of_others
 from partnets.utils import sealed
 from partnets.utils.checks import check_at_least
 
@@ -67,7 +66,7 @@ def _checked(server: Any, saved: dict) -> list[Round]:
         check_at_least(0, sender=sender, client=client)
         check_at_least(1, chunk=chunk)
     server.vectors.check(saved["values"], server.vectors.lengths)
-    validation.check(server, {name: saved[name] for name in ("optimizer", "hyper_optimizer")}, 0)
+    server.optimizer.check_state_dict(saved["optimizer"])
     return [Round(**each) for each in saved["history"]]
 
 

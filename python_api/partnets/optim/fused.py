@@ -44,8 +44,6 @@ class SGD(PartitionedOptimizer):
         -1.0
     """
 
-    unserved = "dampening", "maximize"
-
     def __init__(
         self,
         model: nn.Module,
@@ -103,8 +101,6 @@ class Adam(PartitionedOptimizer):
         tensor([1, 0])
     """
 
-    counts = True
-    unserved = "amsgrad", "maximize"
     decoupled = False
 
     def __init__(
@@ -127,8 +123,8 @@ class Adam(PartitionedOptimizer):
     def moments(self, group):
         return "exp_avg", "exp_avg_sq"
 
-    def state_shapes(self, parameter, group):
-        return super().state_shapes(parameter, group) | {"step": (self.count,)}
+    def new_steps(self, parameter, group):
+        return torch.zeros(self.count, dtype=torch.int64, device=parameter.device)
 
     def step_all(self, entries, grads, update, group):
         if entries.steps is None:

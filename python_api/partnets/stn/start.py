@@ -17,7 +17,7 @@ from partnets.stn.converting import vector_of
 from partnets.stn.layer import HyperLayer
 from partnets.stn.step import count_examples
 from partnets.stn.vector import HyperVector
-from partnets.training.state import TrainingState
+from partnets.training.trainer import Trainer
 from partnets.utils.eager import eagerly
 from partnets.utils.modules import evaluating, to_device
 from partnets.utils.random_state import preserved
@@ -32,7 +32,7 @@ SPREAD = 0.1
 ROUNDING = 8
 
 
-def check_start(trainer: TrainingState) -> None:
+def check_start(trainer: Trainer) -> None:
     """Raise ValueError if a hyperparameter is not read or examples' hyperparameters mix; change nothing."""
     vector, before = vector_of(trainer.model), Snapshot(trainer.model)
     check_held(trainer.model)
@@ -48,12 +48,12 @@ def check_start(trainer: TrainingState) -> None:
         before.put_back()
 
 
-def _drawn(trainer: TrainingState, examples: int, seed: int = 0) -> Any:
+def _drawn(trainer: Trainer, examples: int, seed: int = 0) -> Any:
     batch = trainer.chunks.sample(1, examples, Generator().manual_seed(seed))
     return to_device(batch, trainer.device)
 
 
-def _trained(trainer: TrainingState, vector: HyperVector, batch: Any) -> list[Tensor]:
+def _trained(trainer: Trainer, vector: HyperVector, batch: Any) -> list[Tensor]:
     """Return the outputs in a step of the weights; layers raise if their dimension of examples is another one."""
     # Penalties are computed only with gradients enabled.
     with vector.perturbed(count_examples(batch, vector.batch_dim)), torch.enable_grad(), penalties():
@@ -66,7 +66,7 @@ def _tensors(output: Any) -> list[Tensor]:
     return [leaf for leaf in tree_leaves(output) if isinstance(leaf, Tensor) and leaf.is_floating_point()]
 
 
-def _check_read(trainer: TrainingState, vector: HyperVector, read: set[nn.Module]) -> None:
+def _check_read(trainer: Trainer, vector: HyperVector, read: set[nn.Module]) -> None:
     """Raise ValueError if training does not read a learned hyperparameter, which would then move only by chance."""
     learns = {one for module in trainer.hyper.values() for one in module.modules() if isinstance(one, Learned)}
     named = {one: name for one, name in zip(vector.learned, vector.names, strict=True) if one in learns}
@@ -86,7 +86,7 @@ def _check_read(trainer: TrainingState, vector: HyperVector, read: set[nn.Module
 
 
 def _check_own(
-    trainer: TrainingState, vector: HyperVector, batch: Any, dims: Sequence[int | None], noted: set[nn.Module]
+    trainer: Trainer, vector: HyperVector, batch: Any, dims: Sequence[int | None], noted: set[nn.Module]
 ) -> None:
     """Raise ValueError if an example's output depends on another example's hyperparameters."""
     model, count = trainer.model, count_examples(batch, vector.batch_dim)

@@ -11,14 +11,17 @@ Random states are restored after callbacks, so the frequency of evaluations does
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from torch import nn
 
 from partnets.evaluation.metrics import loss_matrix, per_subnetwork
-from partnets.training.state import TrainingState
 from partnets.utils.checks import check_at_least
 
-Callback = Callable[[TrainingState], dict[str, float] | None]
+if TYPE_CHECKING:
+    from partnets.training.trainer import Trainer
+
+Callback = Callable[["Trainer"], dict[str, float] | None]
 
 
 def every(steps: int, callback: Callback) -> Callback:
@@ -37,7 +40,7 @@ def every(steps: int, callback: Callback) -> Callback:
     return lambda trainer: callback(trainer) if trainer.steps % steps == 0 else None
 
 
-def record_loss_matrix(trainer: TrainingState) -> None:
+def record_loss_matrix(trainer: Trainer) -> None:
     """Append the mean loss of each subnetwork on each chunk to the trainer's history."""
     matrix = loss_matrix(trainer.model, trainer.chunks, trainer.hyper_loss, **trainer.evaluating)
     trainer.history.add_matrix(trainer.steps, matrix.tolist())
@@ -56,7 +59,7 @@ def subnetwork_metrics(name: str, metric: Callable[[nn.Module], float]) -> Callb
         ['test accuracy, subnetwork 1', 'test accuracy, subnetwork 2']
     """
 
-    def callback(trainer: TrainingState) -> dict[str, float]:
+    def callback(trainer: Trainer) -> dict[str, float]:
         trainer.estimate_statistics()
         values = per_subnetwork(trainer.model, metric)
         return {f"{name}, subnetwork {k}": value for k, value in enumerate(values, start=1)}

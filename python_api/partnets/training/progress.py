@@ -6,7 +6,7 @@ import sys
 
 from tqdm import tqdm
 
-from partnets.training.records import Records
+from partnets.training.history import History
 
 BAR = "{n_fmt}/{total_fmt} steps |{bar:20}| {elapsed}, {remaining} left{postfix}"
 
@@ -16,7 +16,7 @@ class Progress:
 
     Example:
         >>> with Progress(done=0, steps=10) as progress:
-        ...     progress.update(Records())
+        ...     progress.update(History())
     """
 
     def __init__(self, done: int, steps: int, *, shown: bool = True) -> None:
@@ -24,13 +24,15 @@ class Progress:
         self.bar = tqdm(total=done + steps, initial=done, disable=disable, bar_format=BAR)
         self.values = tqdm(position=1, disable=disable, bar_format="{desc}", leave=False)
 
-    def update(self, history: Records) -> None:
+    def update(self, history: History) -> None:
         """Show one more step and the latest values of a history."""
         if self.bar.disable:
             return
         latest = {"loss": history.steps["loss"][-1:], "L_ML": history.lml["lml"][-1:]}
         self.bar.set_postfix_str(_joined(latest), refresh=False)
-        self.values.set_description_str(_joined(short_names(history.values)), refresh=False)
+        short = {name.rpartition(".")[2]: values for name, values in history.values.items()}
+        are_unique = len(short) == len(history.values)
+        self.values.set_description_str(_joined(short if are_unique else history.values), refresh=False)
         if self.bar.update():  # true if the bar was printed
             self.values.refresh()
 
@@ -45,17 +47,6 @@ class Progress:
         self.bar.close()
         if self.values.desc:  # tqdm cannot keep a second line
             print(self.values.desc, file=sys.stderr)
-
-
-def short_names(values: dict[str, list]) -> dict[str, list]:
-    """Return the values under the last part of their dotted names, if these are unique.
-
-    Example:
-        >>> short_names({"augmentation.rotation": [5.0]})
-        {'rotation': [5.0]}
-    """
-    short = {name.rpartition(".")[2]: value for name, value in values.items()}
-    return short if len(short) == len(values) else values
 
 
 def _joined(columns: dict[str, list]) -> str:

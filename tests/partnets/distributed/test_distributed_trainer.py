@@ -24,7 +24,7 @@ def train(steps, options):
     "options",
     [
         {"hyper_every": 2, "pin_memory": True},
-        {"hyper_chunks": "all", "hyper_batch_size": 6},
+        {"hyper_steps": 2, "hyper_batch_size": 6},
         ONE_PASS,
     ],
 )
@@ -81,7 +81,7 @@ def looking_ahead(kind, technique, options, steps):
 @pytest.mark.parametrize(
     ("technique", "options"),
     [
-        (partnets.Lookahead(2), {"clip": 0.3, "hyper_chunks": "all", "hyper_batch_size": 6}),
+        (partnets.Lookahead(2), {"clip": 0.3, "hyper_steps": 2, "hyper_batch_size": 6}),
         (partnets.Lookahead(2, exact=False), {"partition": {"scheme": "nested", "example": torch.ones(2, 6).double()}}),
         (partnets.Implicit("neumann", terms=3, alpha=0.1), {"hyper_every": 2}),
     ],
@@ -157,7 +157,7 @@ def not_finite(part, sharded):
     if part == "penalty":
         one.model[4].register_forward_hook(lambda module, x, output: broken(output))
     one.fit(2)
-    one.audit, broken.is_now = False, True
+    one.settings.audit, broken.is_now = False, True
     before = [whole(parameter) for parameter in one.model.parameters()]
     with pytest.raises(FloatingPointError, match="the loss of step 3 is nan"):
         one.fit(1)

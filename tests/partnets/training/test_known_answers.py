@@ -14,9 +14,8 @@ PROPORTIONS = (0.6, 0.2, 0.2)
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("seed", [3, *(pytest.param(seed, marks=pytest.mark.weekly) for seed in (2, 4, 5))])
-def test_the_decay_of_ridge_regression_is_that_of_the_closed_form(seed):
-    torch.manual_seed(seed)
+def test_the_decay_of_ridge_regression_is_that_of_the_closed_form():
+    torch.manual_seed(3)
     scales, true = torch.linspace(0.3, 1.5, 20).double(), torch.randn(20, 1).double()
     x = torch.randn(240, 20).double() * scales
     y = x @ true + 2 * torch.randn(240, 1).double()
@@ -87,29 +86,6 @@ def trained(loss, examples, hyper_loss=None, psi=(), lr=0.1, steps=400):
     )  # fmt: skip
     trainer.fit(steps)
     return model
-
-
-@pytest.mark.weekly
-def test_a_source_of_random_labels_counts_for_nothing():
-    (x, y, random), test = classes(0.5)
-    examples = [(x[i], (y[i], random[i].long())) for i in range(len(x))]
-    weights = hyper.SourceWeights(("clean", "random"))
-    model = trained(weights, examples, lambda output, y: hyper.expected_error(output, y[0]), [weights], 0.2, 800)
-    found = weights.values()
-    assert found["random"] < 0.1 * found["clean"]
-    without = trained(F.cross_entropy, (x[~random], y[~random]), steps=800)
-    assert partnets.accuracy(model, test) > partnets.accuracy(without, test) - 0.01
-
-
-@pytest.mark.weekly
-def test_labels_that_are_wrong_are_smoothed_and_others_are_not():
-    found = {}
-    for noisy in (0.0, 0.6):
-        (x, y, _), _ = classes(noisy)
-        smoothing = hyper.LabelSmoothing(0.1)
-        trained(smoothing, (x, y), psi=[smoothing], lr=0.05)
-        found[noisy] = smoothing.values()["smoothing"]
-    assert found[0.0] < 0.05 and found[0.6] > 0.15
 
 
 @pytest.mark.full

@@ -19,7 +19,7 @@ from partnets.federated.flower.arrays import to_record, to_values
 from partnets.federated.privacy import Privacy
 from partnets.federated.update import Update
 from partnets.subnetworks.state import num_partitions as count
-from partnets.training.start import warn_of_proportions
+from partnets.training.preflight import warn_of_proportions
 from partnets.utils import random_state
 from partnets.utils.seeds import derived
 

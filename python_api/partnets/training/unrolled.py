@@ -12,13 +12,13 @@ from torch import Tensor, nn
 from partnets.hyper import penalties
 from partnets.hyper.penalty import penalised
 from partnets.optim.base import PartitionedOptimizer
-from partnets.optim.followed import followed
+from partnets.optim.differentiable import differentiable_step
 from partnets.subnetworks.context import subnetwork, trying, whole
 from partnets.subnetworks.state import ROWS, partitioned_modules, state_of
 from partnets.subnetworks.stateful import copies, kept_for_all, put_back, stateful_modules
 from partnets.subnetworks.statistics import following_norms
 from partnets.subnetworks.switch import noted
-from partnets.training.start import check_finite
+from partnets.training.preflight import check_finite
 from partnets.utils.modules import device_of, evaluating, is_sharded
 from partnets.utils.random_state import get_state, preserved, set_state
 from partnets.utils.twice import twice_differentiable
@@ -151,7 +151,7 @@ class InnerSteps:
         if any(map(is_sharded, self.parameters)):
             raise ValueError(
                 "the model is sharded, but a step of ψ that looks ahead needs whole weights on each rank; train on one"
-                " rank, or compare values by partnets.sweep."
+                " rank, or compare a few values by their L_ML."
             )
         self.weights: Whole = [owner.stored for owner in self.owners]
         self.present = self.weights
@@ -188,7 +188,7 @@ class InnerSteps:
         rate = self.optimizer.rate_to_follow(parameter, self.groups[parameter])
         if slope is None:  # the optimiser skips parameters without a gradient, whatever their rate
             return entries * 1 if rate is None else entries + 0 * rate, state
-        return followed(optimizer, settings, state, entries, slope, rate)
+        return differentiable_step(optimizer, settings, state, entries, slope, rate)
 
     def _factor(self, slopes: list[Tensor | None]) -> float:
         """Return the factor by which clipping scales the gradient, as torch.nn.utils.clip_grad_norm_ does."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import Generator, Tensor, bincount, nn
 from torch.utils._pytree import tree_leaves
@@ -17,13 +17,15 @@ from partnets.evaluation.same_chunks import has_learned
 from partnets.evaluation.snapshot import Snapshot
 from partnets.hyper import ConcreteDropout, Hyperparameter, penalties
 from partnets.subnetworks.parameters import partitioned_parameters
-from partnets.training.state import TrainingState
 from partnets.training.step import hyper_learning
 from partnets.utils.likelihood import IGNORED, is_cross_entropy
 from partnets.utils.modules import device_of, to_device
 from partnets.utils.random_state import preserved
 from partnets.utils.reached import reached
 from partnets.utils.targets import check_targets, tried
+
+if TYPE_CHECKING:
+    from partnets.training.trainer import Trainer
 
 # The largest number of examples in an audit's batches, on each rank.
 AUDITED = 16
@@ -76,7 +78,7 @@ def refuse_leaks(
         )
 
 
-def check_start(trainer: TrainingState) -> None:
+def check_start(trainer: Trainer) -> None:
     """Call try_judging for subnetwork 1 on a batch of D_2.
 
     Warns:
@@ -84,7 +86,7 @@ def check_start(trainer: TrainingState) -> None:
     """
 
     def draw() -> Any:
-        return trainer.chunks.sample(2, trainer.hyper_batch_size, Generator().manual_seed(0))
+        return trainer.chunks.sample(2, trainer.settings.hyper_batch_size, Generator().manual_seed(0))
 
     direct = {path: module for path, module in trainer.hyper.items() if trainer.hyper_gradient[path] is None}
     loss, y = try_judging(trainer.model, direct, 2, draw, trainer.hyper_loss, trainer.forward)
@@ -133,18 +135,9 @@ def check_learns(model: nn.Module, loss: batches.Loss) -> None:
         )
 
 
-def warn_of_direct_dropout(hyper: Mapping[str, nn.Module], by: Mapping[str, Any]) -> None:
-    """Warn if a dropout rate learns directly, because it goes to 0 for all data.
-
-    Example:
-        >>> from partnets import hyper
-        >>> with warnings.catch_warnings(record=True) as caught:
-        ...     warnings.simplefilter("always")
-        ...     warn_of_direct_dropout({"2": hyper.ConcreteDropout(0.5)}, {"2": None})
-        >>> str(caught[0].message)
-        "2 (ConcreteDropout) learns directly, but at fixed weights less noise always predicts better, so its rate ...
-    """
-    found = [path for path, module in hyper.items() if isinstance(module, ConcreteDropout) and by[path] is None]
+def warn_of_direct_dropout(hyper: Mapping[str, nn.Module], by: Mapping[nn.Module, Any]) -> None:
+    """Warn if a dropout rate learns directly, because it goes to 0 for all data."""
+    found = [path for path, module in hyper.items() if isinstance(module, ConcreteDropout) and by[module] is None]
     if found:
         warnings.warn(
             f"{', '.join(found)} (ConcreteDropout) learns directly, but at fixed weights less noise always predicts"
@@ -155,16 +148,7 @@ def warn_of_direct_dropout(hyper: Mapping[str, nn.Module], by: Mapping[str, Any]
 
 
 def warn_of_forgotten(model: nn.Module) -> None:
-    """Warn if a model has trainable hyperparameters, for a trainer without hyper=.
-
-    Example:
-        >>> from partnets import hyper
-        >>> with warnings.catch_warnings(record=True) as caught:
-        ...     warnings.simplefilter("always")
-        ...     warn_of_forgotten(nn.Sequential(hyper.InputMask(4), nn.Linear(4, 2)))
-        >>> str(caught[0].message)
-        'the model has 0 (InputMask), but hyper= was not given, so it does not learn; pass hyper=[...] with the ...
-    """
+    """Warn if a model has trainable hyperparameters, for a trainer without hyper=."""
     found = [
         f"{path or 'the model'} ({type(module).__name__})"
         for path, module in model.named_modules()
@@ -214,7 +198,7 @@ def check_reaches_output(hyper: dict[str, nn.Module], output: Any, loss: Tensor)
             f"{', '.join(aside)} reaches the loss, but not the model's output, so steps of ψ would only minimise the"
             " loss, such as by no smoothing and no penalty, and not improve predictions of unseen data. Pass"
             " hyper_loss=, the negative log-likelihood, and leave it out of hyper; to compare its values by L_ML, see"
-            " partnets.sweep and docs/hyperparameters.md."
+            " docs/hyperparameters.md."
         )
 
 

@@ -1,4 +1,4 @@
-"""followed: a step of torch's optimisers as a differentiable function."""
+"""differentiable_step: a step of torch's optimisers as a differentiable function."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ LEAST = 1e-17
 OTHERWISE = (torch.optim.ASGD, torch.optim.Rprop)
 
 
-def followed(
+def differentiable_step(
     optimizer: type[torch.optim.Optimizer],
     settings: Mapping,
     state: Mapping,
@@ -37,7 +37,7 @@ def followed(
 
     Example:
         >>> rate = torch.tensor(0.5, requires_grad=True)
-        >>> after, _ = followed(torch.optim.SGD, {}, {}, torch.zeros(2), torch.tensor([1.0, 3.0]), rate)
+        >>> after, _ = differentiable_step(torch.optim.SGD, {}, {}, torch.zeros(2), torch.tensor([1.0, 3.0]), rate)
         >>> after.sum().backward()
         >>> after.tolist(), rate.grad.item()
         ([-0.5, -1.5], -4.0)
