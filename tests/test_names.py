@@ -23,7 +23,7 @@ PUBLIC = {
         Linear Loader MultiheadAttention RMSNorm Rule Trainer Tuned accuracy audit callbacks chunk data
         estimate_statistics explain_partition finalize held_out hyper lml loggers loss_matrix mean_loss merge optim
         partition partitions per_subnetwork reassign register single_chunk subnetwork tune without_rule""",
-    "partnets.training.callbacks": "Callback every record_loss_matrix subnetwork_metrics",
+    "partnets.training.callbacks": "Callback every",
     "partnets.data": """Data Normalise ToFloat cifar10 digits load mnist moments tiny_imagenet""",
     "partnets.distributed": """DDP OptimizerState Packing SharedChunks Trainer all_reduce_packed check_agreement draw
         fully_shard load save share""",

@@ -8,7 +8,7 @@ import reprlib
 import warnings
 from collections.abc import Collection, Mapping
 from os import PathLike
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor, nn
@@ -20,17 +20,12 @@ from partnets.training.history import History
 from partnets.utils import random_state as random_states
 from partnets.utils import sealed
 
-if TYPE_CHECKING:
-    from partnets.training.trainer import Trainer
-
 STATEFUL = ("model", "optimizer", "hyper_optimizer", "scheduler", "hyper_scheduler")
 # The settings that schedulers change in the groups of their optimizer.
 SCHEDULED = {"lr", "momentum", "betas"}
 
 
-def save(
-    trainer: Trainer, path: str | PathLike, noises: list[dict], without: Collection[str] = (), **more: str
-) -> None:
+def save(trainer: Any, path: str | PathLike, noises: list[dict], without: Collection[str] = (), **more: str) -> None:
     """Write a checkpoint for `load`, atomically.
 
     Args:
@@ -51,7 +46,7 @@ def save(
     sealed.save({name: value for name, value in state.items() if name not in without} | more, path)
 
 
-def load(trainer: Trainer, path: str | PathLike, rank: int = 0) -> None:
+def load(trainer: Any, path: str | PathLike, rank: int = 0) -> None:
     """Load a file that `save` wrote, checking it before anything changes; run no code from it.
 
     Args:
@@ -60,7 +55,7 @@ def load(trainer: Trainer, path: str | PathLike, rank: int = 0) -> None:
     take(trainer, read(trainer, path), path, rank)
 
 
-def read(trainer: Trainer, path: str | PathLike) -> dict:
+def read(trainer: Any, path: str | PathLike) -> dict:
     """Return the content of a file that `save` wrote, after checking that it is of this trainer's configuration."""
     saved = sealed.load(path, "checkpoint; pass a file that Trainer.save wrote.")
     own = trainer.configuration()
@@ -76,7 +71,7 @@ def read(trainer: Trainer, path: str | PathLike) -> dict:
     return saved
 
 
-def take(trainer: Trainer, saved: dict, path: str | PathLike, rank: int = 0) -> None:
+def take(trainer: Any, saved: dict, path: str | PathLike, rank: int = 0) -> None:
     """Set a trainer to the content that `read` returned for the file at `path`; warn if settings differed."""
     before = _settings(trainer)
     for name in STATEFUL:
@@ -91,7 +86,7 @@ def take(trainer: Trainer, saved: dict, path: str | PathLike, rank: int = 0) -> 
     warn_of_others(before, _settings(trainer), path, stacklevel=4)
 
 
-def random_state(trainer: Trainer) -> dict:
+def random_state(trainer: Any) -> dict:
     """Return the random states with which a trainer continues; while callbacks run, those before them."""
     return trainer.noise or random_states.get_state(trainer.device)
 
@@ -166,6 +161,6 @@ def warn_of_others(before: Mapping[str, Any], after: Mapping[str, Any], path: st
         )
 
 
-def _settings(trainer: Trainer) -> dict[str, Any]:
+def _settings(trainer: Any) -> dict[str, Any]:
     optimizers = {"optimizer": trainer.optimizer, "hyper_optimizer": trainer.hyper_optimizer}
     return settings_of(optimizers, {"scheduler": trainer.scheduler, "hyper_scheduler": trainer.hyper_scheduler})

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from os import PathLike
 from typing import TYPE_CHECKING
@@ -29,8 +28,6 @@ class History:
         values: a list for each hyperparameter: its value after each step, in its units.
         lml: a list for each of step and lml, in nats.
         metrics: for each metric, by name, a list for each of step and value.
-        matrices: a list for each of step and matrix: matrix[k - 1][j - 1] is the mean loss per example of subnetwork k
-            on chunk j, in nats. It has seen chunks 1..k; L_ML (Eq. 2) sums the entries [k - 1][k].
 
     Raises:
         ValueError, TypeError: in the methods below; nothing is recorded.
@@ -47,7 +44,6 @@ class History:
     values: dict[str, list[float]] = field(default_factory=dict)
     lml: dict[str, list] = field(default_factory=lambda: {"step": [], "lml": []})
     metrics: dict[str, dict[str, list]] = field(default_factory=dict)
-    matrices: dict[str, list] = field(default_factory=lambda: {"step": [], "matrix": []})
 
     def __repr__(self) -> str:
         """Return a summary with the numbers of records.
@@ -56,7 +52,7 @@ class History:
             >>> History()
             History(0 steps)
         """
-        counts = {"steps": self.steps, "evaluations of L_ML": self.lml, "loss matrices": self.matrices}
+        counts = {"steps": self.steps, "evaluations of L_ML": self.lml}
         shown = [f"{len(lists['step'])} {what}" for what, lists in counts.items() if lists["step"] or what == "steps"]
         return f"History({', '.join([*shown, *self.values, *self.metrics])})"
 
@@ -119,28 +115,6 @@ class History:
             record["step"].append(step)
             record["value"].append(value)
 
-    def add_matrix(self, step: int, matrix: Sequence[Sequence[float]]) -> None:
-        """Append the mean loss of each subnetwork (C rows) on each chunk (C columns), in nats per example.
-
-        Raises:
-            ValueError: matrix is not square, or step is before the last matrix's.
-
-        Example:
-            >>> history = History()
-            >>> history.add_matrix(10, [[0.2, 0.6], [0.3, 0.3]])
-            >>> history.matrices["matrix"][-1][0][1]  # subnetwork 1 on chunk 2, which it has not seen
-            0.6
-        """
-        rows = [[float(loss) for loss in row] for row in matrix]
-        if not rows or {len(row) for row in rows} != {len(rows)}:
-            raise ValueError(
-                f"the matrix has rows of {[len(row) for row in rows]} losses; pass C rows, one for each subnetwork, of"
-                " C losses, one for each chunk."
-            )
-        _check_order(step, self.matrices)
-        self.matrices["step"].append(step)
-        self.matrices["matrix"].append(rows)
-
     def best_lml(self) -> tuple[int, float] | None:
         """Return the first step with the highest L_ML, and this L_ML in nats; None without a finite one.
 
@@ -200,7 +174,7 @@ class History:
         return frame.astype({name: "int64" if name in ("step", "k") else "float64" for name in frame})
 
     def plot(self, path: str | PathLike | None = None) -> Figure:
-        """Plot each hyperparameter, L_ML beside the losses, each metric, and the latest matrix of losses.
+        """Plot each hyperparameter, L_ML beside the losses, and each metric.
 
         Losses are thin lines; their running means over a twentieth of the steps (at least 10, at most 500) are thick.
         A dotted line marks the highest L_ML, which falls again while the training loss still improves by overfitting.

@@ -6,14 +6,10 @@ import csv
 import weakref
 from os import PathLike
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 
 from partnets.training.callbacks import Callback, every
 from partnets.utils.files import replacing
-
-if TYPE_CHECKING:
-    from partnets.training.history import History
-    from partnets.training.trainer import Trainer
 
 
 def CSV(path: str | PathLike, *, steps: int = 100) -> Callback:
@@ -42,7 +38,7 @@ def CSV(path: str | PathLike, *, steps: int = 100) -> Callback:
         1,2,0.7,,,5.0,
     """
 
-    def write(trainer: Trainer) -> None:
+    def write(trainer: Any) -> None:
         columns = trainer.history.columns()
         with replacing(path) as file:
             writer = csv.writer(file, lineterminator="\n")
@@ -79,10 +75,10 @@ class TensorBoard:
             ) from error
         self.folder = Path(folder)
         self._new_writer = SummaryWriter
-        self._history: History | None = None  # the history that the writer writes
+        self._history: Any = None  # the history that the writer writes
         self._close_writer = lambda: None
 
-    def __call__(self, trainer: Trainer) -> None:
+    def __call__(self, trainer: Any) -> None:
         """Write the latest step."""
         history = trainer.history
         if history is not self._history:

@@ -1,17 +1,15 @@
-"""Plots of a History: curves over the steps, and the loss of each subnetwork on each chunk."""
+"""Plots of a History: curves over the steps."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
-
-    from partnets.training.history import History
 
 # The number of columns, beyond which figures are unreadable; more than MOST_PANELS curves of a kind share one panel.
 PANEL_COLUMNS = 3
@@ -24,7 +22,7 @@ MOST_POINTS = 2000
 Panel = tuple[str, "Callable[[Axes], None]"]
 
 
-def overview(history: History) -> Figure:
+def overview(history: Any) -> Figure:
     """Return a figure of all panels, L_ML beside the losses; raise ImportError if matplotlib is not installed."""
     steps = history.steps["step"]
     panels: list[Panel | None] = []
@@ -37,9 +35,6 @@ def overview(history: History) -> Figure:
     ]
     metrics = {name: (record["step"], record["value"]) for name, record in history.metrics.items()}
     panels += _panels("metrics", metrics)
-    if history.matrices["matrix"]:
-        title = f"loss by chunk, step {history.matrices['step'][-1]}"
-        panels.append((title, partial(_draw_matrix, history.matrices["matrix"][-1])))
     columns = min(len(panels), PANEL_COLUMNS)
     rows = math.ceil(len(panels) / columns)
     figure = new_figure(columns, rows)
@@ -49,8 +44,8 @@ def overview(history: History) -> Figure:
             axes = figure.add_subplot(rows, columns, position)
             axes.set_title(title, size="medium", parse_math=False)  # a name with two dollar signs is not a formula
             draw(axes)
-            if draw.func is not _draw_matrix:  # the same range in all panels, so that they can be compared
-                axes.set(xlabel="step", xlim=(0, max(steps, default=1)))
+            # The same range in all panels, so that they can be compared.
+            axes.set(xlabel="step", xlim=(0, max(steps, default=1)))
     return figure
 
 
@@ -77,12 +72,12 @@ def _draw_curves(curves: list[tuple[list, list]], axes: Axes) -> None:
         _curve(axes, x, y)
 
 
-def _draw_lml(history: History, axes: Axes) -> None:
+def _draw_lml(history: Any, axes: Axes) -> None:
     _curve(axes, history.lml["step"], history.lml["lml"])
     _mark_best(axes, history)
 
 
-def _draw_losses(history: History, axes: Axes) -> None:
+def _draw_losses(history: Any, axes: Axes) -> None:
     steps = history.steps["step"]
     window = min(max(len(steps) // 20, 10), 500)
     losses = [("in chunks (w)", "C0", history.steps["loss"])]
@@ -93,24 +88,6 @@ def _draw_losses(history: History, axes: Axes) -> None:
         _curve(axes, steps, running_mean(loss, window), color=colour, label=f"{label}, mean of {window} steps")
     axes.legend(fontsize="small")
     _mark_best(axes, history)
-
-
-def _draw_matrix(matrix: Sequence[Sequence[float]], axes: Axes) -> None:
-    """Draw the losses of each subnetwork on each chunk, with boxes around those that L_ML sums."""
-    from matplotlib.patches import Rectangle
-
-    count = len(matrix)
-    image = axes.imshow(matrix, cmap="Blues", aspect="auto")
-    ticks = range(count)
-    axes.set_xticks(ticks, [str(j + 1) for j in ticks])
-    axes.set_yticks(ticks, [str(k + 1) for k in ticks])
-    axes.set(xlabel="chunk (boxed: terms of L_ML)", ylabel="subnetwork")
-    for k, row in enumerate(matrix):
-        for j, loss in enumerate(row):
-            colour = "white" if math.isfinite(loss) and image.norm(loss) > 0.6 else "black"
-            axes.text(j, k, f"{loss:.3g}", color=colour, ha="center", va="center", size=min(9, 70 / count))
-    for k in range(count - 1):
-        axes.add_patch(Rectangle((k + 0.5, k - 0.5), 1, 1, fill=False, edgecolor="C1", linewidth=2))
 
 
 def running_mean(values: Sequence[float | None], window: int) -> list[float]:
@@ -137,6 +114,6 @@ def _curve(axes: Axes, x: list, y: list, **style) -> None:
     axes.plot(x, y, marker=".", markevery=alone.tolist(), rasterized=len(y) > MOST_POINTS, **style)
 
 
-def _mark_best(axes: Axes, history: History) -> None:
+def _mark_best(axes: Axes, history: Any) -> None:
     if (best := history.best_lml()) is not None:
         axes.axvline(best[0], color="C7", linestyle=":", linewidth=1)

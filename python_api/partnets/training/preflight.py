@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch import Generator, Tensor, bincount, nn
 from torch.utils._pytree import tree_leaves
@@ -23,9 +23,6 @@ from partnets.utils.modules import device_of, to_device
 from partnets.utils.random_state import preserved
 from partnets.utils.reached import reached
 from partnets.utils.targets import check_targets, tried
-
-if TYPE_CHECKING:
-    from partnets.training.trainer import Trainer
 
 # The largest number of examples in an audit's batches, on each rank.
 AUDITED = 16
@@ -78,7 +75,7 @@ def refuse_leaks(
         )
 
 
-def check_start(trainer: Trainer) -> None:
+def check_start(trainer: Any) -> None:
     """Call try_judging for subnetwork 1 on a batch of D_2.
 
     Warns:

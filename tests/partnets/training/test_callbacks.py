@@ -5,13 +5,12 @@ import random
 import numpy as np
 import pytest
 import torch
-import torch.nn.functional as F
 from torch import nn
 
 import partnets
 from partnets import hyper
 from partnets.evaluation.metrics import accuracy
-from partnets.training.callbacks import every, record_loss_matrix
+from partnets.training.callbacks import every
 
 PROPORTIONS = (0.5, 0.3, 0.2)
 
@@ -61,7 +60,7 @@ def draws_elsewhere(one):
 @pytest.mark.full
 @pytest.mark.parametrize(
     "callback",
-    [lambda one: {"draw": torch.randn(7).mean()}, reseeds, evaluates, record_loss_matrix, draws_elsewhere],
+    [lambda one: {"draw": torch.randn(7).mean()}, reseeds, evaluates, draws_elsewhere],
 )
 def test_they_change_no_bit_of_the_training(callback):
     runs = []
@@ -81,29 +80,6 @@ def test_they_change_no_bit_of_the_training(callback):
 def test_what_is_no_dict_of_numbers_raises(returned):
     with pytest.raises(TypeError, match=r"pass a (dict from names to floats|float for each name)"):
         trainer(callbacks=[lambda one: returned]).fit(1)
-
-
-def squared(logits, y):
-    return (logits[:, 0] - y).square().mean()
-
-
-@pytest.mark.cases(usual=1)
-@pytest.mark.parametrize("loss", [F.cross_entropy, squared])
-def test_the_recorded_matrix_is_the_one_of_its_step(loss):
-    copies = []
-    keep = every(2, lambda one: copies.append([partnets.merge(one.model, k).eval() for k in (1, 2, 3)]))
-    one = trainer(callbacks=[every(2, record_loss_matrix), keep], loss=loss)
-    x, y = one.chunks.dataset.tensors
-    one.fit(5)
-    assert one.history.matrices["step"] == [2, 4]
-    for matrix, networks in zip(one.history.matrices["matrix"], copies, strict=True):
-        expected = [
-            [loss(network(x[chunk]), y[chunk]).item() for chunk in map(one.chunks.indices, (1, 2, 3))]
-            for network in networks
-        ]
-        torch.testing.assert_close(torch.tensor(matrix), torch.tensor(expected), rtol=1e-5, atol=1e-6)
-    first, second = one.history.matrices["matrix"]
-    assert first != second
 
 
 def test_one_that_raises_ends_the_training_after_the_step_is_recorded():
