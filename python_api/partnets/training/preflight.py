@@ -7,7 +7,7 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from torch import Generator, Tensor, bincount, nn
+from torch import Generator, Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from partnets.data import batch as batches
@@ -220,16 +220,10 @@ def warn_of_knowledge(hyper_loss: batches.Loss, value: Tensor, y: Any, k: int = 
 
 
 def warn_of_proportions(model: nn.Module, proportions: Sequence[float]) -> None:
-    """Warn if the partitions' shares of the weights are far from proportions, the chunks' shares of the examples.
-
-    Nested partitions are compared by their shares of the channels, from which most of them are made.
-    """
+    """Warn if the partitions' shares of the weights are far from proportions, the chunks' shares of the examples."""
     learning = (one for one in partitioned_parameters(model) if one.parameter.requires_grad)
-    weights = [one for one in learning if one.partition is not None]
-    nested = [one.state.narrow.owners.get(one.name, {}) for one in weights if one.state.narrow is not None]
-    counted = [bincount(owners, minlength=len(proportions) + 1)[1:] for one in nested for owners in one.values()]
-    what = "channels" if counted else "weights"
-    counted = counted or [one.partition.sizes() for one in weights if not one.partition.is_meta]
+    partitions = (one.partition for one in learning if one.partition is not None and one.state.narrow is None)
+    counted = [partition.sizes() for partition in partitions if not partition.is_meta]
     owned = [sum(sizes) for sizes in zip(*counted, strict=True)]
     if not sum(owned):
         return
@@ -237,7 +231,7 @@ def warn_of_proportions(model: nn.Module, proportions: Sequence[float]) -> None:
     if max(abs(a - b) for a, b in zip(shares, proportions, strict=True)) > FAR_APART:
         ours, theirs = (", ".join(f"{100 * share:.0f}" for share in each) for each in (shares, proportions))
         warnings.warn(
-            f"the partitions have {ours} % of the {what}, but the chunks {theirs} % of the examples: few weights learn"
+            f"the partitions have {ours} % of the weights, but the chunks {theirs} % of the examples: few weights learn"
             " from many examples, or many from few. Pass the same proportions to partnets.partition and partnets.chunk"
             " unless this is intended.",
             stacklevel=3,
