@@ -60,18 +60,6 @@ def test_a_step_inside_of_a_subnetwork_raises():
         optimizer.step()
 
 
-@pytest.mark.parametrize("given", [False, True])
-def test_psi_learns_nothing_where_a_partition_learns_unless_asked_for(given):
-    model = network()
-    with partnets.subnetwork(model, 2, 2, hyper=given):
-        loss(model).backward()
-    assert (model[0].logits.grad is not None) == given
-    assert model[0].logits.requires_grad and model[1].bias.grad.any()
-    with partnets.subnetwork(model, 2):
-        loss(model).backward()
-    assert model[0].logits.grad.any()
-
-
 MADE = {
     "SGD": lambda model: optim.SGD(model, lr=0.1, momentum=0.9, weight_decay=0.1),
     "Adam": lambda model: optim.Adam(model, weight_decay=0.1),
@@ -126,13 +114,6 @@ def test_a_step_without_a_partition_names_them():
         optim.Adam(network()).step()
     with pytest.raises(ValueError, match=r"update=4, but there are 3 partitions; pass an int in 1\.\.3\.$"):
         optim.Adam(network()).step(4)
-
-
-@pytest.mark.parametrize("clip", [0, -1.0, float("nan"), float("inf")])
-def test_a_norm_to_clip_to_is_checked_before_the_step(clip):
-    model = network()
-    with pytest.raises(ValueError, match="clip="):
-        partnets.step_weights(model, optim.Adam(model), 1, None, lambda _: pytest.fail("computed"), clip=clip)
 
 
 @pytest.mark.parametrize("make", [optim.SGD, optim.Adam])
@@ -198,14 +179,6 @@ def test_a_weight_that_two_layers_divide_otherwise_is_refused(make, scheme):
     with pytest.raises(ValueError, match=r"1\.weight is another layer's parameter too.*before partnets.partition"):
         make(tied(scheme=scheme), lr=0.1)
     make(tied(scheme=scheme, before=True), lr=0.1)
-
-
-def test_a_weight_that_two_nested_layers_divide_otherwise_is_refused():
-    model = nn.Sequential(nn.Linear(6, 6), nn.ReLU(), nn.Linear(6, 6), nn.ReLU(), nn.Linear(6, 3))
-    partnets.partition(model, PROPORTIONS, scheme="nested", example=torch.ones(2, 6))
-    model[2].weight = model[0].weight  # all inputs of layer 0 are active
-    with pytest.raises(ValueError, match="another layer's parameter too"):
-        optim.Adam(model)
 
 
 def test_what_a_loop_sets_in_a_group_is_checked_before_anything_moves():

@@ -463,32 +463,6 @@ def smoothed(loss_in_model=True):
     return model, smoothing, batch, lambda batch: smoothing(model(batch[0]), batch[1]).mean()
 
 
-@pytest.mark.parametrize("exact", [True, False])
-@pytest.mark.parametrize("make", [optim.Adam, optim.AdamW, optim.SGD])
-def test_a_schedule_that_ends_at_0_leaves_psi_as_it_is(make, exact):
-    model, smoothing, batch, loss = smoothed()
-    optimizer, of_psi = make(model, lr=0.1), torch.optim.SGD(smoothing.parameters(), lr=1.0)
-    partnets.step_weights(model, optimizer, 1, batch, loss)
-    optimizer.param_groups[0]["lr"] = 0.0
-    partnets.step_lookahead(
-        model, optimizer, of_psi, {2: (batch, [batch])}, loss, loss, by=partnets.Lookahead(exact=exact)
-    )
-    assert smoothing.values()["smoothing"] == pytest.approx(0.2) and not smoothing.smoothing.raw.grad.any()
-
-
-@pytest.mark.parametrize("exact", [True, False])
-def test_layers_that_were_frozen_since_stay_in_the_steps_ahead(exact):
-    model, smoothing, batch, loss = smoothed()
-    optimizer, of_psi = optim.SGD(model, lr=0.1), torch.optim.SGD(smoothing.parameters(), lr=0.0)
-    by = partnets.Lookahead(exact=exact)
-    found = []
-    for frozen in (False, True):
-        model[0][0].requires_grad_(not frozen)
-        partnets.step_lookahead(model, optimizer, of_psi, {2: (batch, [batch])}, loss, loss, by=by)
-        found.append(smoothing.smoothing.raw.grad.item())
-    assert found[0] != found[1] != 0
-
-
 def test_a_gradient_of_psi_that_is_not_finite_raises_before_psi_is_stepped():
     class Rooted(hyper.TrainingLoss):
         def __init__(self):
@@ -630,3 +604,22 @@ def test_what_a_step_cannot_take_is_refused_before_it(make, by, given, error, me
     with pytest.raises(error, match=message):
         partnets.step_lookahead(model, optim.Adam(model), of_psi, given(batch), loss, loss, by=by)
     assert same(before, [*psi.parameters()])
+
+
+@pytest.mark.full
+def test_the_learning_rate_of_a_quadratic_leads_to_its_minimum():
+    torch.manual_seed(0)
+    x = torch.linalg.qr(torch.randn(12, 12))[0] * 12**0.5  # the Hessian is then 2 times the identity
+    layer = nn.Linear(12, 1, bias=False)
+    model = partnets.partition(nn.Sequential(layer, hyper.LearningRate(layer, 0.05)), (1.0, 0.0), defaults="zero")
+    optimizer, rates = optim.SGD(model), torch.optim.Adam(model[1].parameters(), lr=0.05)
+
+    def loss(batch):
+        return F.mse_loss(model(batch[0]), batch[1])
+
+    for _ in range(200):
+        with torch.no_grad():
+            model[0].weight.normal_()
+        batch = x, torch.randn(12, 1)
+        partnets.step_lookahead(model, optimizer, rates, {2: (batch, [batch])}, loss, loss)
+    assert model[1].values()["rate"] == pytest.approx(0.5, rel=0.1)

@@ -66,17 +66,6 @@ def test_psi_that_reaches_the_loss_alone_is_refused_before_anything_changes():
 
 
 @pytest.mark.full
-def test_with_a_loss_of_its_own_for_psi_the_rest_learns():
-    model = partnets.partition(Smoothed(), PROPORTIONS)
-    options = {"hyper": model.mask, "loss": model.loss, "hyper_loss": F.cross_entropy, "lml_every": 5}
-    one = partnets.Trainer(model, chunks(), batch_size=16, **options)
-    before = model.mask.logits.detach().clone()
-    one.fit(5)
-    assert not torch.equal(model.mask.logits, before) and one.values().keys() == {f"mask.{i}" for i in range(6)}
-    assert one.history.lml["lml"] == [partnets.lml(model, one.chunks, seed=0, batch_size=16)]
-
-
-@pytest.mark.full
 @pytest.mark.parametrize(
     "loss", [nn.CrossEntropyLoss(label_smoothing=0.3), functools.partial(F.cross_entropy, label_smoothing=0.3)]
 )
@@ -193,17 +182,6 @@ def test_weights_that_know_later_chunks_are_warned_of():
         one.step()
 
 
-@pytest.mark.full
-def test_fresh_weights_and_such_as_go_on_are_not():
-    with warnings.catch_warnings(action="error"):
-        trainer(trained_before(defaults="seed")).fit(1)
-        model = network()
-        optimizer = partnets.optim.Adam(model, lr=0.1)
-        partnets.Trainer(model, chunks(), hyper=[], optimizer=optimizer, batch_size=32).fit(150)
-        assert partnets.lml(model, chunks()) > -0.5 * 100  # far better than guessing
-        trainer(model).fit(1)
-
-
 def test_shares_that_are_far_apart_are_warned_of():
     model = partnets.partition(nn.Sequential(hyper.InputMask(6), nn.Linear(6, 30)), (0.1, 0.1, 0.8))
     with pytest.warns(
@@ -247,26 +225,6 @@ def test_weights_that_come_after_the_trainer_was_made_bring_their_chunks():
     with pytest.raises(ValueError, match="has learned from other chunks"):
         partnets.lml(fresh, chunks(seed=1))
     partnets.Trainer(fresh, chunks(seed=1), hyper=fresh[0], batch_size=16, other_chunks=True).fit(1)
-
-
-@pytest.mark.cases(usual=2)
-@pytest.mark.parametrize("batch_size", [1, 7, 256])
-def test_the_weights_of_classes_do_not_count_in_lml_whatever_the_batches(batch_size):
-    model, weight = network(), torch.tensor([1.0, 9.0, 2.0])
-    expected = partnets.lml(model, chunks())
-    for loss in (
-        nn.CrossEntropyLoss(weight=weight, label_smoothing=0.1),
-        functools.partial(F.cross_entropy, weight=weight),
-        nn.NLLLoss(weight=weight),
-    ):
-        forward = None
-        if isinstance(loss, nn.NLLLoss):
-            forward = {"forward": lambda model, batch: (model(batch[0]).log_softmax(1), batch[1])}
-        how = {"batch_size": batch_size} | (forward or {})
-        assert partnets.lml(model, chunks(), loss, **how) == pytest.approx(expected, rel=1e-5)
-        matrix = partnets.loss_matrix(model, chunks(), loss, **how)
-        sizes = chunks().sizes
-        assert -matrix[0, 1] * sizes[1] - matrix[1, 2] * sizes[2] == pytest.approx(expected, rel=1e-5)
 
 
 def test_what_a_loss_has_of_its_own_would_never_learn():

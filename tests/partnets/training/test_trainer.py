@@ -77,37 +77,12 @@ def test_a_step_of_one_kind_changes_nothing_of_the_other():
     assert not all(map(torch.equal, weights, before))
 
 
-@pytest.mark.full
-def test_it_learns_which_inputs_matter():
-    torch.manual_seed(0)
-    model, chunks, mask = parts(proportions=(0.5, 0.5))
-    one = partnets.Trainer(
-        model,
-        chunks,
-        hyper=mask,
-        optimizer=optim.Adam(model, lr=0.02),
-        hyper_optimizer=torch.optim.Adam(mask.parameters(), lr=0.05),
-        batch_size=64,
-        lml_every=100,
-    )
-    history = one.fit(300)
-    probabilities = list(mask.values().values())
-    assert min(probabilities[:2]) > max(probabilities[2:])
-    assert history.lml["lml"][-1] > history.lml["lml"][0]
-
-
 def test_without_hyperparameters_only_the_weights_learn():
     one = trainer(hyper=[], lml_every=None)
     psi = one.model[0].logits.detach().clone()
     one.fit(3)
     assert torch.equal(one.model[0].logits, psi) and one.hyper_optimizer is None
     assert one.history.steps["hyper_k"] == [None] * 3 and one.history.values == {}
-
-
-def test_it_trains_an_ordinary_network_too():
-    model = partnets.Linear(6, 2)
-    history = partnets.Trainer(model, partnets.chunk(examples(), (1.0,)), optimizer=optim.SGD(model, lr=0.1)).fit(50)
-    assert sum(history.steps["loss"][-10:]) < 0.7 * sum(history.steps["loss"][:10])
 
 
 def test_running_statistics_of_a_skipped_module_stay():
@@ -168,15 +143,6 @@ def test_lml_is_evaluated_with_the_same_noise_each_time():
     history = one.fit(10)
     assert history.lml["step"] == [1, 2, 3, 4] and len(set(history.lml["lml"])) == 1
     assert one.best.step == 1 and history.lml["lml"][0] == partnets.lml(model, chunks, batch_size=128, seed=0)
-
-
-def test_several_modules_are_recorded_under_their_paths():
-    masks = nn.Sequential(hyper.InputMask(6), hyper.InputMask(6))
-    model = partnets.partition(nn.ModuleDict({"masks": masks, "last": nn.Linear(6, 2)}), PROPORTIONS)
-    model.forward = lambda x: model["last"](masks(x))
-    one = partnets.Trainer(model, partnets.chunk(examples(), PROPORTIONS), hyper=list(masks))
-    one.fit(2)
-    assert set(one.history.values) == {f"masks.{i}.{j}" for i in range(2) for j in range(6)}
 
 
 class Unused(hyper.Hyperparameter):
@@ -302,12 +268,6 @@ def test_the_picture_shows_each_hyperparameter_lml_and_losses(hyper, tmp_path):
     titles = [axes.get_title() for axes in figure.axes]
     assert titles == ([] if hyper else [f"0.{i}" for i in range(6)]) + ["L_ML [nats]", "loss [nats per example]"]
     assert (tmp_path / "history.png").stat().st_size > 1000
-
-
-def test_many_hyperparameters_share_a_panel():
-    history = partnets.History()
-    history.add(1, 1, 0.5, 2, 0.6, {f"mask.{i}": 0.5 for i in range(30)})
-    assert history.plot().axes[0].get_title() == "hyperparameters"
 
 
 @pytest.mark.parametrize(("method", "library"), [("frame", "pandas"), ("plot", "matplotlib")])

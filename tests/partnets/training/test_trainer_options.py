@@ -87,16 +87,6 @@ def test_schedulers_count_the_steps_of_any_partition_and_those_of_psi(schedule):
     assert rates == [[of_weights[step], of_psi[step // 2]] for step in range(1, 11)]
 
 
-def test_a_step_is_taken_at_the_scheduled_rate():
-    one = trainer()
-    before = psi(one.model).detach().clone()
-    one.hyper_scheduler = lr_scheduler.LambdaLR(one.hyper_optimizer, lambda step: float(step > 0))
-    one.step_hyper()
-    assert torch.equal(psi(one.model), before)  # the first rate is 0
-    one.step_hyper()
-    torch.testing.assert_close(psi(one.model), before - 1e-3 * psi(one.model).grad, rtol=0, atol=1e-15)
-
-
 @pytest.mark.cases(usual=1)
 @pytest.mark.parametrize(("every", "after"), [(1, 0), (3, 0), (1, 4), (3, 2), (4, 9), (2, 20)])
 def test_psi_takes_a_step_after_each_so_many_once_enough_are_done(every, after):
