@@ -79,7 +79,7 @@ def load(trainer: partnets.Trainer, folder: str | PathLike) -> None:
         raise FileNotFoundError(
             f"{folder} has no {REST}: a save into it was never finished; load another folder, or save again."
         ) from error
-    rest = checkpoint.read(trainer, folder / REST)
+    rest = checkpoint.read(trainer, folder / REST, without=LARGE)
     if "part" not in rest:
         raise ValueError(f"{folder / REST} was written by Trainer.save; pass it to the load method of a Trainer.")
     part, large = folder / rest["part"], _large(trainer)

@@ -55,9 +55,18 @@ def load(trainer: Any, path: str | PathLike, rank: int = 0) -> None:
     take(trainer, read(trainer, path), path, rank)
 
 
-def read(trainer: Any, path: str | PathLike) -> dict:
-    """Return the content of a file that `save` wrote, after checking that it is of this trainer's configuration."""
+def read(trainer: Any, path: str | PathLike, without: Collection[str] = ()) -> dict:
+    """Return the content of a file that `save` wrote, after checking that it is of this trainer's configuration.
+
+    Args:
+        without: as for `save`.
+    """
     saved = sealed.load(path, "checkpoint; pass a file that Trainer.save wrote.")
+    if missing := sorted({*STATEFUL, "best"} - {*without} - saved.keys()):
+        raise ValueError(
+            f"{path} has no {', '.join(missing)}, as partnets.distributed.save wrote it; pass its folder to"
+            " partnets.distributed.load."
+        )
     own = trainer.configuration()
     for name, value in saved["configuration"].items():
         if value != own.get(name):

@@ -15,8 +15,6 @@ if TYPE_CHECKING:
 PANEL_COLUMNS = 3
 MOST_PANELS = 9
 PANEL_SIZE = (4.0, 2.6)  # inches
-# Longer curves are rasterised in vector formats: as paths, a noisy loss takes some 20 bytes a step.
-MOST_POINTS = 2000
 
 # A panel's title, and a function that draws it into axes.
 Panel = tuple[str, "Callable[[Axes], None]"]
@@ -111,7 +109,7 @@ def _curve(axes: Axes, x: list, y: list, **style) -> None:
     finite = numpy.isfinite(numpy.pad(y, 1, constant_values=numpy.nan))
     alone = numpy.flatnonzero(finite[1:-1] & ~finite[:-2] & ~finite[2:])
     style = {"linewidth": 1.2, "markersize": 4} | style
-    axes.plot(x, y, marker=".", markevery=alone.tolist(), rasterized=len(y) > MOST_POINTS, **style)
+    axes.plot(x, y, marker=".", markevery=alone.tolist(), **style)
 
 
 def _mark_best(axes: Axes, history: Any) -> None:

@@ -148,10 +148,10 @@ class Trainer:
         self.model, self.chunks, self.forward, self.callbacks = model, chunks, forward, list(callbacks)
 
         self.hyper = find_hyper(model, hyper)
-        if hyper is None and self.needs_unseen and chunks.count > 1:
-            preflight.warn_of_forgotten(model)
         self.strategy = self._make_strategy(hyper_gradient, hyper is None or bool(self.hyper))
         self.hyper_gradient = {path: self.strategy.chosen.get(module) for path, module in self.hyper.items()}
+        if hyper is None and self.needs_unseen and chunks.count > 1:
+            preflight.warn_of_forgotten(model)
 
         preflight.check_learns(model, loss)
         preflight.warn_of_unused_losses(model, self.hyper, loss)
@@ -231,7 +231,7 @@ class Trainer:
                 if self.exhausted:
                     break
                 self.step()
-                progress.update(self.history)
+                progress.show(self.history)
         self.estimate_statistics()
         return self.history
 

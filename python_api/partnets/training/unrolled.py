@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from partnets.hyper import penalties
 from partnets.hyper.penalty import penalised
 from partnets.optim.base import PartitionedOptimizer
-from partnets.optim.differentiable import differentiable_step
+from partnets.optim.entrywise import differentiable_step
 from partnets.subnetworks.context import subnetwork, trying, whole
 from partnets.subnetworks.state import ROWS, partitioned_modules, state_of
 from partnets.subnetworks.stateful import copies, kept_for_all, put_back, stateful_modules
