@@ -76,11 +76,7 @@ def refuse_leaks(
 
 
 def check_start(trainer: Any) -> None:
-    """Call try_judging for subnetwork 1 on a batch of D_2.
-
-    Warns:
-        UserWarning: the weights seem to have learned from D_2 already.
-    """
+    """Call try_judging for subnetwork 1 on a batch of D_2; warn if the weights seem to have learned from D_2."""
 
     def draw() -> Any:
         return trainer.chunks.sample(2, trainer.settings.hyper_batch_size, Generator().manual_seed(0))
@@ -160,15 +156,12 @@ def warn_of_forgotten(model: nn.Module) -> None:
 
 
 def warn_of_unused_losses(model: nn.Module, hyper: dict[str, nn.Module], loss: batches.Loss) -> None:
-    """Warn if a model has modules that act only in the training loss, but the training loss is another.
-
-    Modules in hyper that act only in the loss are left out, as their missing gradient raises an error.
-    """
+    """Warn if a model has modules that act only in the training loss, but the training loss is another."""
     acting = ((path, module) for path, module in model.named_modules() if getattr(module, "acts_in_loss", False))
     unused = [
         f"{type(module).__name__} ({path})" if path else "the model"
         for path, module in acting
-        if path not in hyper or module.acts_on_inputs
+        if path not in hyper or module.acts_on_inputs  # a missing gradient of others raises an error
     ]
     if unused and not getattr(loss, "acts_in_loss", False):
         warnings.warn(

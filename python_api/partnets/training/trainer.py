@@ -189,12 +189,7 @@ class Trainer:
         self._started = False
 
     def _make_strategy(self, hyper_gradient: Any, learns: bool) -> Strategy:
-        """Return how ψ learns.
-
-        Args:
-            hyper_gradient: the argument of the class.
-            learns: whether some of ψ learns, or might have been meant to.
-        """
+        """Return how ψ learns; `learns` is whether some of it does, or might have been meant to."""
         if learns:
             _check_no_responses(self.model)
         strategy = Strategy.of(self.hyper.values(), hyper_gradient)

@@ -209,10 +209,9 @@ class InnerSteps:
         return value.detach(), self._averaged(self._packed(by_weights, zeros=True)), by_psi
 
     def back(self, by_weights: Packed) -> list[Tensor | None]:
-        """Propagate a loss's gradient of w_k back through the steps; return this rank's gradient of ψ.
+        """Propagate a loss's gradient of w_k back through the steps, discard them, and return this rank's part of ψ's.
 
-        The mean over ranks is the gradient; terms that are the same on all ranks are part of each. The steps are
-        discarded.
+        The mean over ranks is the gradient; terms that are the same on all ranks are part of each.
         """
         total: list[Tensor | None] = [None] * len(self.psi)
         by_states: list[dict] = [{} for _ in self.parameters]
@@ -331,8 +330,7 @@ class InnerSteps:
     def _computing(self, weights: Whole) -> Iterator[None]:
         """Set the model to subnetwork k with these weights in the context; w_k learns.
 
-        The weights are written into the parameters in place. This is hidden from autograd, so a graph must be
-        differentiated with the weights with which it was computed.
+        Autograd does not see these writes, so a graph must be differentiated with the weights that it has seen.
         """
         before = [] if weights is self.present else [tensor.detach().clone() for tensor in self.present]
         functions = twice_differentiable() if self.exact else nullcontext()

@@ -158,7 +158,9 @@ def test_a_folder_that_is_damaged_is_named_and_nothing_of_the_trainer_changes(tm
         return all(map(torch.equal, (*learned(other), other.generator.get_state()), before))
 
     rest = tmp_path / "trainer.pt"
-    with pytest.raises(ValueError, match=r"trainer\.pt has no best, model, optimizer, as partnets\.distributed\.save wrote it"):
+    with pytest.raises(
+        ValueError, match=r"trainer\.pt has no best, model, optimizer, as partnets\.distributed\.save wrote it"
+    ):
         other.load(rest)
     assert unchanged()
     whole = rest.read_bytes()
