@@ -114,8 +114,8 @@ def reassign(
         for module, name in aliases[id(parameter)]:
             if (module, name) != (one.module, one.name):
                 share(one.module, one.name, module, name)
-        for like in optimizer.state[parameter].values() if optimizer else ():
-            if like.shape == parameter.shape:
+        for name, like in optimizer.state[parameter].items() if optimizer else ():
+            if name != "step":
                 _start_anew(like, old, new)
     outdate_statistics(model)
     return moved

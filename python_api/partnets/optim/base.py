@@ -56,8 +56,10 @@ class PartitionedOptimizer(torch.optim.Optimizer):
 
     Attributes:
         count: C, the number of partitions.
+        unserved: settings of torch's optimiser of this kind that this one does not have.
     """
 
+    unserved: tuple[str, ...] = ()
     # The hyper.LearningRate of each parameter that has one. The class has no value for it: Lightning's wrapper derives
     # from this class, and looks up missing attributes in the optimiser.
     _rates: Mapping[nn.Parameter, LearningRate]
@@ -138,7 +140,8 @@ class PartitionedOptimizer(torch.optim.Optimizer):
             The value that closure returns, or None.
 
         Raises:
-            ValueError: update or a setting of a group is out of range.
+            ValueError: update or a setting of a group is out of range, or a group has a setting of torch's that this
+                optimiser lacks.
             RuntimeError: the partition has no gradient, such as after a backward pass of another subnetwork; or the
                 model was moved to another device or dtype after a step. Nothing has changed then.
         """
@@ -159,6 +162,11 @@ class PartitionedOptimizer(torch.optim.Optimizer):
         steps, changed = [], []
         for group in self.param_groups:
             self.check(self._with_decays(group))  # schedules and loops change settings
+            if ignored := [name for name in self.unserved if group.get(name)]:
+                raise ValueError(
+                    f"a group has {ignored[0]}={group[ignored[0]]}, which partnets.optim.{self.kind} does not have;"
+                    f" take partnets.optim.PerPartition(torch.optim.{self.kind}, model, {ignored[0]}=...)."
+                )
             stepped = defaultdict(list)
             for parameter in group["params"]:
                 owner = self._owners[parameter]

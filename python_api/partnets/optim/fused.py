@@ -44,6 +44,8 @@ class SGD(PartitionedOptimizer):
         -1.0
     """
 
+    unserved = "dampening", "maximize"
+
     def __init__(
         self,
         model: nn.Module,
@@ -101,6 +103,7 @@ class Adam(PartitionedOptimizer):
         tensor([1, 0])
     """
 
+    unserved = "amsgrad", "maximize"
     decoupled = False
 
     def __init__(

@@ -164,6 +164,17 @@ def test_a_schedule_may_set_one_weight_decay_for_all_partitions(make):
     assert all(map(torch.equal, *(model.parameters() for model in models)))
 
 
+@pytest.mark.parametrize(("make", "name"), [(optim.SGD, "maximize"), (optim.AdamW, "amsgrad")])
+def test_a_setting_of_torchs_that_a_group_is_given_later_is_not_ignored(make, name):
+    model = network()
+    optimizer = make(model, lr=0.1)
+    before = [parameter.clone() for parameter in model.parameters()]
+    optimizer.param_groups[0][name] = True
+    with pytest.raises(ValueError, match=rf"{name}=True, which partnets.optim.{make.__name__} does not have; take"):
+        partnets.step_weights(model, optimizer, 1, None, lambda _: loss(model))
+    assert all(map(torch.equal, model.parameters(), before))
+
+
 def tied(**options):
     model = nn.Sequential(nn.Linear(6, 6), nn.Linear(6, 6))
     if options.pop("before", False):
