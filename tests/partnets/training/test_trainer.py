@@ -114,25 +114,6 @@ def test_what_was_in_evaluation_mode_before_stays_so():
     assert (norm.mean == 0).all() and model[1].training and not norm.training
 
 
-@pytest.mark.full
-@pytest.mark.parametrize("modes", [(False,), (False, True)])
-def test_a_callback_that_leaves_another_mode_changes_nothing(modes):
-    def switch(one):
-        for mode in modes:
-            one.model.train(mode)
-
-    def trained(callbacks):
-        torch.manual_seed(0)
-        norm = nn.BatchNorm1d(6).requires_grad_(False)
-        network = nn.Sequential(norm, nn.Linear(6, 9), nn.Dropout(0.5), nn.Linear(9, 2))
-        model = partnets.partition(network, PROPORTIONS, skip=[norm])
-        partnets.Trainer(model, partnets.chunk(examples(), PROPORTIONS), callbacks=callbacks).fit(5)
-        return [*model.parameters(), *norm.buffers()]
-
-    expected, found = trained([]), trained([switch])
-    assert all(map(torch.equal, expected, found))
-
-
 def test_lml_is_evaluated_with_the_same_noise_each_time():
     torch.manual_seed(0)
     augmentation = hyper.Affine(rotation=90.0)
@@ -259,15 +240,6 @@ def test_progress_is_quiet_off_a_terminal_and_shows_values_on_one(capsys, monkey
     shown = capsys.readouterr().err
     for part in ("5/5 steps", "00:00 left", "loss ", "L_ML ", "0 0.5", ", 5 0.5"):
         assert part in shown
-
-
-@pytest.mark.cases(usual=1)
-@pytest.mark.parametrize("hyper", [{}, {"hyper": []}], ids=["hyper", "no hyper"])
-def test_the_picture_shows_each_hyperparameter_lml_and_losses(hyper, tmp_path):
-    figure = trainer(**hyper).fit(10).plot(tmp_path / "history.png")
-    titles = [axes.get_title() for axes in figure.axes]
-    assert titles == ([] if hyper else [f"0.{i}" for i in range(6)]) + ["L_ML [nats]", "loss [nats per example]"]
-    assert (tmp_path / "history.png").stat().st_size > 1000
 
 
 @pytest.mark.parametrize(("method", "library"), [("frame", "pandas"), ("plot", "matplotlib")])
