@@ -16,9 +16,8 @@ class PerPartition(PartitionedOptimizer):
     """An optimiser of torch.optim for one partition at a time; with C = 1, it equals that optimiser bitwise.
 
     A step gathers the entries of one partition, lets torch's optimiser step them as a tensor, and scatters them back.
-    Each partition has its own state, including a step count. The states have as many numbers as the state of torch's
-    optimiser for the whole parameter. partnets.optim.SGD, Adam and AdamW do the same in one pass without copies, many
-    times faster.
+    Each partition has its own state: its entries of tensors like the parameter, and its own numbers, such as a count.
+    partnets.optim.SGD, Adam and AdamW do the same in one pass without copies, many times faster.
 
     Args:
         optimizer: the class: Adadelta, Adagrad, Adamax, ASGD, NAdam, RAdam, RMSprop, Rprop; Adam, AdamW and SGD for
@@ -40,8 +39,8 @@ class PerPartition(PartitionedOptimizer):
         >>> with partnets.subnetwork(model, active=1, update=1):
         ...     model(torch.ones(2, 4)).sum().backward()
         >>> optimizer.step(update=1)
-        >>> {k: state["square_avg"].shape for k, state in optimizer.state[model.weight].items()}
-        {1: torch.Size([6])}
+        >>> optimizer.state[model.weight]["square_avg"].shape, optimizer.state[model.weight]["step"][:, 0]
+        (torch.Size([3, 4]), tensor([1., 0.], dtype=torch.float64))
     """
 
     def __init__(
