@@ -71,7 +71,7 @@ def workers():
 
 
 def evaluate(one):
-    return {"loss": partnets.mean_loss(one.model, one.chunks[1])}
+    return {"mean loss": partnets.mean_loss(one.model, one.chunks[1])}
 
 
 MANY = {
