@@ -23,11 +23,11 @@ PUBLIC = {
         Linear Loader MultiheadAttention RMSNorm Rule Trainer Tuned accuracy audit callbacks chunk data
         estimate_statistics explain_partition finalize held_out hyper lml loggers loss_matrix mean_loss merge optim
         partition partitions per_subnetwork reassign register single_chunk subnetwork tune without_rule""",
-    "partnets.training.callbacks": "Callback every record_loss_matrix subnetwork_metrics",
     "partnets.data": """Data Normalise ToFloat digits moments""",
     "partnets.hyper": """Affine Averaged ColourJitter ConcreteDropout Hyperparameter InputMask Learned Range Submodule
         hyperparameters interval positive probability real""",
     "partnets.distributed": "DDP OptimizerState Trainer fully_shard load save share",
+    "partnets.training.callbacks": "Callback every",
     "partnets.integrations.lightning": "PartitionedModule",
     "partnets.training.loggers": "CSV TensorBoard",
     "partnets.optim": "SGD Adam AdamW PartitionedOptimizer PerPartition decays",

@@ -56,7 +56,6 @@ from partnets.training import (
     step_hyper,
     step_lookahead,
     step_weights,
-    sweep,
     weights_learning,
 )
 from partnets.tuning import Tuned, tune
@@ -122,7 +121,6 @@ __all__ = [
     "step_weights",
     "stn",
     "subnetwork",
-    "sweep",
     "tune",
     "weights_learning",
     "without_rule",

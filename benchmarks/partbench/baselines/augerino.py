@@ -15,7 +15,7 @@ from partnets.training.trainer import Trainer
 # As in their code: beyond it, the safe variant gives no bonus.
 SAFE_WIDTH = 10.0
 # Options of partnets.Trainer for separate steps of w and ψ.
-SEPARATE = {"hyper_every", "hyper_steps", "hyper_after", "hyper_chunks", "hyper_batch_size", "sampling", "one_pass"}
+SEPARATE = {"hyper_every", "hyper_steps", "hyper_after", "hyper_batch_size", "sampling", "one_pass"}
 
 
 class Augerino(Trainer):
@@ -59,14 +59,14 @@ class Augerino(Trainer):
 
     def iterate(self) -> tuple[int, float, None, None]:
         """Take a step of w and of ψ on one batch; the recorded loss is without the bonus."""
-        batch = self._source.sample_upto(1, self.batch_size, self.generator)
+        batch = self._source.sample_upto(1, self.settings.batch_size, self.generator)
         self.optimizer.zero_grad()
         self.hyper_optimizer.zero_grad()
         with subnetwork(self.model, active=1, update=1, hyper=True):
             loss = self._loss(self.loss, batch)
             (loss - self.regularisation * bonus(self.augmentation, self.safe)).backward()
         check_reached(self.model, parameters_of(self.hyper_optimizer))
-        clip_gradient(self.optimizer, self.clip)
+        clip_gradient(self.optimizer, self.settings.clip)
         self.optimizer.step(update=1)
         if self.scheduler is not None:
             self.scheduler.step()
@@ -76,7 +76,7 @@ class Augerino(Trainer):
         return 1, loss.item(), None, None
 
     def _plan(self, steps: int, generator: Generator) -> Iterator[tuple[str, int, int]]:
-        return repeat(("draw_upto", 1, self.batch_size), steps)
+        return repeat(("sample_upto", 1, self.settings.batch_size), steps)
 
 
 def bonus(augmentation: Affine, safe: bool = True) -> Tensor:

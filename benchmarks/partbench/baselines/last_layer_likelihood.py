@@ -13,7 +13,7 @@ from torch.utils.data import Dataset
 from partbench.baselines.sparse_process import SparseProcess
 from partnets.data.chunks import chunk
 from partnets.hyper import Averaged
-from partnets.training.start import check_finite
+from partnets.training.preflight import check_finite
 from partnets.utils.modules import device_of, evaluating, frozen, to_device
 
 # Number of draws from the process for the expectation of a softmax.

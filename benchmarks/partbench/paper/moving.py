@@ -41,7 +41,7 @@ class Mover(Learner):
             if trainer.steps in plan:
                 share = plan[trainer.steps]
                 partnets.reassign(model, share, trainer.optimizer, by=by, seed=trainer.steps)
-                trainer.sampling = share
+                trainer.settings.sampling = share
 
         chunks = partnets.chunk(self.data.train, self.recipe.proportions, seed=self.seed)
         optimizer = self.recipe.optimizer(model, chunks)

@@ -88,7 +88,6 @@ def reassign(
     for module in partitioned_modules(model):
         for name in state_of(module).weights:
             aliases[id(module._parameters[name])].append((module, name))
-    groups = {p: group for group in (optimizer.param_groups if optimizer else ()) for p in group["params"]}
     moved = {"later": 0, "earlier": 0}
     for one in weights:
         parameter, partition, old = one.parameter, partition_of(one.module, one.name), one.partition.ids()
@@ -111,17 +110,13 @@ def reassign(
         moved["later"] += int((new > old).sum())
         moved["earlier"] += int(earlier.sum())
         parameter.copy_(torch.where(earlier, values, parameter))
-        state = (
-            optimizer.whole_state(parameter, groups[parameter]) if optimizer and optimizer.state[parameter] else None
-        )
         set_partition(one.module, one.name, Partition.from_ids(new, count=partition.count, defaults=defaults))
         for module, name in aliases[id(parameter)]:
             if (module, name) != (one.module, one.name):
                 share(one.module, one.name, module, name)
-        if state is not None:
-            for like in (each for each in state.values() if isinstance(each, Tensor) and each.shape == parameter.shape):
+        for name, like in optimizer.state[parameter].items() if optimizer else ():
+            if name != "step":
                 _start_anew(like, old, new)
-            optimizer.state[parameter] = optimizer.of_whole(parameter, groups[parameter], state)
     outdate_statistics(model)
     return moved
 

@@ -60,7 +60,7 @@ class OptimizerState:
     def state_dict(self) -> dict:
         """Return {'state': {name: {moment: tensor, ...}}, 'groups': [settings, with names under 'params']}."""
         names = [self._names[parameter] for parameter in self.optimizer.parameters()]
-        states = self.optimizer.whole_states()
+        states = self.optimizer.full_states()
         groups = self.optimizer.state_dict()["param_groups"]
         groups = [group | {"params": [names[i] for i in group["params"]]} for group in groups]
         return {"state": {self._names[parameter]: state for parameter, state in states.items()}, "groups": groups}
@@ -82,7 +82,7 @@ class OptimizerState:
             groups.append(saved | {"params": [numbers[name] for name in saved["params"]]})
             for parameter in group["params"]:
                 name = self._names[parameter]
-                state[numbers[name]] = self.optimizer.of_whole(parameter, saved, state_dict["state"][name])
+                state[numbers[name]] = state_dict["state"][name]
         self.optimizer.load_state_dict({"state": state, "param_groups": groups})
 
 
@@ -144,7 +144,9 @@ def load(trainer: partnets.Trainer, folder: str | PathLike) -> None:
         raise FileNotFoundError(
             f"{folder} has no {REST}: a save into it was never finished; load another folder, or save again."
         ) from error
-    rest = checkpoint.read(trainer, folder / REST, own_rank(), without=LARGE)
+    rest = checkpoint.read(trainer, folder / REST, without=LARGE)
+    if "part" not in rest:
+        raise ValueError(f"{folder / REST} was written by Trainer.save; pass it to the load method of a Trainer.")
     part, large = folder / rest["part"], _large(trainer)
     dcp.FileSystemReader(part).read_metadata()  # dcp.load would hide a missing file behind an error of all ranks
     dcp.load(large, checkpoint_id=part)

@@ -16,7 +16,7 @@ from partnets.distributed.ddp import DDP
 from partnets.distributed.ranks import averaged, check_agreement, check_same_file, gathered, on_all_ranks, on_rank_0
 from partnets.distributed.shared_chunks import share
 from partnets.training import checkpoint
-from partnets.training.start import check_finite
+from partnets.training.preflight import check_finite
 
 
 class Trainer(partnets.Trainer):
@@ -53,18 +53,18 @@ class Trainer(partnets.Trainer):
         if isinstance(model, nn.parallel.DistributedDataParallel):
             raise ValueError("the model is inside of DistributedDataParallel; pass the wrapped model, without it.")
         super().__init__(model, share(chunks), **options)
-        if isinstance(model, FSDPModule) and self._inner_steps:
+        if isinstance(model, FSDPModule) and self.strategy.seen:
             ahead = [path or "the model" for path, one in self.hyper_gradient.items() if one is not None]
             raise ValueError(
                 f"{', '.join(ahead)} learns by looking ahead, which needs whole weights on each rank, but the model is"
                 " sharded; do not shard it, or set these values by hyper.assign and leave them out of hyper."
             )
-        facts = {"the seed": self.seed, "the chunks": chunks.order, "the examples": checkpoint.digest(chunks)}
-        facts |= {"lml_every": self.lml_every, "patience": self.patience}
-        check_agreement(facts | checkpoint.configuration(self) | _settings(self))
+        facts = {"the seed": self.settings.seed, "the chunks": chunks.order, "the examples": checkpoint.digest(chunks)}
+        facts |= {"lml_every": self.settings.lml_every, "patience": self.settings.patience}
+        check_agreement(facts | self.configuration() | _settings(self))
         ranks, parts = self.chunks.ranks, [*self._parts.values(), *self._hyper_parts.values()]
         for name in ("batch_size", "hyper_batch_size"):
-            if (size := getattr(self, name)) % ranks:
+            if (size := getattr(self.settings, name)) % ranks:
                 raise ValueError(f"{name}={size} cannot be shared by {ranks} ranks; pass a multiple of {ranks}.")
         if any(examples % ranks for examples in parts):
             raise ValueError(

@@ -24,7 +24,7 @@ from partnets.federated.vectors import Vectors
 from partnets.hyper import penalties
 from partnets.hyper.hyperparameter import find_hyper
 from partnets.optim.base import PartitionedOptimizer
-from partnets.training.start import AUDITED, check_learns, refuse_leaks, try_judging, warn_of_knowledge
+from partnets.training.preflight import AUDITED, check_learns, refuse_leaks, try_judging, warn_of_knowledge
 from partnets.training.step import check_reached, hyper_learning, step_weights, still_modules
 from partnets.utils import random_state
 from partnets.utils.checks import check_at_least

@@ -18,8 +18,7 @@ from partnets.federated.round import Round, Update, shown
 from partnets.federated.vectors import Vectors, norm
 from partnets.hyper.hyperparameter import find_hyper, values_by_path
 from partnets.optim.base import PartitionedOptimizer, check_partitioned
-from partnets.training import validation
-from partnets.training.settings import settings_of, warn_of_others
+from partnets.training.checkpoint import settings_of, warn_of_others
 from partnets.training.step import parameters_of
 from partnets.utils import sealed
 
@@ -333,7 +332,7 @@ class Server:
                 f"{path} was saved by a server with another {', '.join(different)}; construct this server with the"
                 " same."
             )
-        validation.check(self, {name: saved[name] for name in ("optimizer", "hyper_optimizer")}, 0)
+        self.optimizer.check_state_dict(saved["optimizer"])
         optimizers = {"optimizer": self.optimizer, "hyper_optimizer": self.hyper_optimizer}
         before = settings_of(optimizers)
         self.load_values(saved["values"])

@@ -28,9 +28,9 @@ from partnets.optim import AdamW, PartitionedOptimizer
 from partnets.optim.base import check_partitioned
 from partnets.subnetworks.context import subnetwork
 from partnets.training.checkpoint import raise_other_chunks
-from partnets.training.lookahead import Technique, step_lookahead, steps_ahead
-from partnets.training.start import check_leaks, check_learns
-from partnets.training.step import step_hyper, still_modules, weights_learning
+from partnets.training.hypergradient import Strategy, Technique
+from partnets.training.preflight import check_leaks, check_learns
+from partnets.training.step import parameters_of, still_modules, weights_learning
 from partnets.utils import sealed
 from partnets.utils.modules import device_of, evaluating
 from partnets.utils.random_state import preserved
@@ -116,8 +116,9 @@ class PartitionedTrainer(transformers.Trainer):
             self.optimizer = _stepping(self.optimizer)
         make = hyper_optimizer or (lambda parameters: torch.optim.Adam(parameters, lr=1e-3))
         psi = hyperparameters(self.model)
-        self.hyper_optimizer, self.hyper_gradient = make(psi) if psi else None, hyper_gradient
-        self._steps_ahead = steps_ahead(self.model, self.hyper_optimizer, hyper_gradient)
+        self.hyper_optimizer = make(psi) if psi else None
+        learning = parameters_of(self.hyper_optimizer) if psi else []
+        self._strategy = Strategy.of_parameters(self.model, learning, hyper_gradient if learning else None)
         self._hyper_losses: list[Tensor] = []
         self._still, self._to_audit = still_modules(self.model), audit
         config = getattr(self.model, "config", None)
@@ -196,7 +197,7 @@ class PartitionedTrainer(transformers.Trainer):
             options["prefetch_factor"] = self.args.dataloader_prefetch_factor
         steps = math.ceil(len(chunks.order) / size)
         hyper_size = None if self.hyper_optimizer is None else size
-        options |= {"hyper_batch_size": hyper_size, "steps_ahead": self._steps_ahead}
+        options |= {"hyper_batch_size": hyper_size, "steps_ahead": self._strategy.seen}
         seed = self.args.seed if self.args.data_seed is None else self.args.data_seed
         loader = Loader(chunks, size, steps=steps, seed=seed, **options)
         return self.accelerator.prepare(loader)
@@ -219,12 +220,9 @@ class PartitionedTrainer(transformers.Trainer):
         k, batch, hyper_k, hyper_batch = inputs
         optimizer = getattr(self.optimizer, "optimizer", self.optimizer)  # inside accelerate's wrapper, if any
         if hyper_k is not None:
-            steps, batches = (self.model, optimizer, self.hyper_optimizer), {hyper_k: hyper_batch}
-            if self._steps_ahead:
-                how = {"by": self.hyper_gradient, "clip": self.args.max_grad_norm or None}
-                loss = step_lookahead(*steps, batches, self._computed, self._judged, **how)
-            else:
-                loss = step_hyper(*steps[::2], batches, self._judged, backward=self.accelerator.backward)
+            models, batches = (self.model, optimizer, self.hyper_optimizer), {hyper_k: hyper_batch}
+            options = {"clip": self.args.max_grad_norm or None, "backward": self.accelerator.backward}
+            loss = self._strategy.step_hyper(*models, batches, self._computed, self._judged, **options)
             self._hyper_losses.append(loss)
             self.hyper_optimizer.zero_grad()  # otherwise the loop's clipping would include ψ's gradient
         with weights_learning(self.model, k):

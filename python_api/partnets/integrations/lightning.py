@@ -14,9 +14,9 @@ from partnets.evaluation.running_statistics import estimate_statistics
 from partnets.evaluation.same_chunks import check_same_chunks, remember_chunks
 from partnets.hyper import Hyperparameter
 from partnets.optim import PartitionedOptimizer
-from partnets.training.lookahead import Technique, step_lookahead, steps_ahead
-from partnets.training.start import check_leaks
-from partnets.training.step import step_hyper, step_weights
+from partnets.training.hypergradient import Strategy, Technique
+from partnets.training.preflight import check_leaks
+from partnets.training.step import parameters_of, step_weights
 from partnets.utils import random_state
 
 try:
@@ -100,11 +100,8 @@ class PartitionedModule(LightningModule):
         if hyper_optimizer is None:
             return
         batches = {draw.hyper_k: draw.hyper_batch}
-        if self.trainer.train_dataloader.steps_ahead:
-            how = {"by": self.hyper_gradient, "clip": self.clip}
-            loss = step_lookahead(self, optimizer, hyper_optimizer, batches, compute, compute, **how)
-        else:
-            loss = step_hyper(self, hyper_optimizer, batches, compute, **options)
+        how = {"clip": self.clip, **options}
+        loss = self._strategy.step_hyper(self, optimizer, hyper_optimizer, batches, compute, compute, **how)
         self.log("hyper_loss", loss)
 
     def on_fit_start(self) -> None:
@@ -186,7 +183,9 @@ class PartitionedModule(LightningModule):
                 f"configure_optimizers gave {len(optimizers)} optimisers for hyper_batch_size={size}; return one of"
                 " partnets.optim, and a second one if partnets.Loader draws batches for ψ."
             )
-        steps = steps_ahead(self, *optimizers[1:], by=self.hyper_gradient) if size is not None else 0
+        learning = [] if size is None else parameters_of(optimizers[1])
+        self._strategy = Strategy.of_parameters(self, learning, self.hyper_gradient if learning else None)
+        steps = self._strategy.seen
         if steps != loader.steps_ahead:
             raise ValueError(
                 f"ψ looks {steps} steps ahead, but the loader has batches for {loader.steps_ahead}; pass"

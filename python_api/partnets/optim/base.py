@@ -25,8 +25,6 @@ from partnets.utils.modules import is_sharded
 
 # Learning rates down to minus this number count as 0, because LinearLR may end there.
 ROUNDING = 1e-9
-# The first number of steps that a saved state cannot have: a float64 counts no further.
-STEPS_LIMIT = 1 << 53
 
 
 @dataclass
@@ -58,11 +56,9 @@ class PartitionedOptimizer(torch.optim.Optimizer):
 
     Attributes:
         count: C, the number of partitions.
-        counts: whether the state has the number of steps of each partition.
         unserved: settings of torch's optimiser of this kind that this one does not have.
     """
 
-    counts = False
     unserved: tuple[str, ...] = ()
     # The hyper.LearningRate of each parameter that has one. The class has no value for it: Lightning's wrapper derives
     # from this class, and looks up missing attributes in the optimiser.
@@ -166,12 +162,11 @@ class PartitionedOptimizer(torch.optim.Optimizer):
         steps, changed = [], []
         for group in self.param_groups:
             self.check(self._with_decays(group))  # schedules and loops change settings
-            for name in self.unserved:
-                if group.get(name):
-                    raise ValueError(
-                        f"a group has {name}={group[name]}, which partnets.optim.{self.kind} does not have; take"
-                        f" partnets.optim.PerPartition(torch.optim.{self.kind}, model, {name}=...)."
-                    )
+            if ignored := [name for name in self.unserved if group.get(name)]:
+                raise ValueError(
+                    f"a group has {ignored[0]}={group[ignored[0]]}, which partnets.optim.{self.kind} does not have;"
+                    f" take partnets.optim.PerPartition(torch.optim.{self.kind}, model, {ignored[0]}=...)."
+                )
             stepped = defaultdict(list)
             for parameter in group["params"]:
                 owner = self._owners[parameter]
@@ -198,14 +193,14 @@ class PartitionedOptimizer(torch.optim.Optimizer):
     def _prepared(self, owners: Sequence[PartitionedParameter], group: dict, update: int) -> Entries:
         """Return the entries of a partition in parameters: those of an earlier step if nothing has moved since."""
         moments, known = self.moments(group), self.__dict__.setdefault("_entries", {})
-        names = (*moments, "step") if self.counts else moments
+        names = (*moments, "step")
         states = [self.state[owner.parameter] for owner in owners]
         key = [
             (*owner.place(), *map(_place, map(state.get, names))) for owner, state in zip(owners, states, strict=True)
         ]
         found = known.get((update, owners[0]))
         if found is None or found.key != key or any(is_sharded(owner.parameter) for owner in owners):
-            pairs = [(owner, self._filled(owner.parameter, group)) for owner in owners]
+            pairs = [(owner, self._started(self.state[owner.parameter], owner.parameter, group)) for owner in owners]
             found = known[update, owners[0]] = Entries(
                 key,
                 [owner.of(owner.stored, update) for owner in owners],
@@ -218,9 +213,7 @@ class PartitionedOptimizer(torch.optim.Optimizer):
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Reset the gradients of all partitions, as torch.optim.Optimizer does."""
         if set_to_none:
-            for (
-                parameter
-            ) in self.parameters():  # torch's method takes ten times as long, as it notes this for profilers
+            for parameter in self.parameters():  # torch's method takes ten times as long: it tells profilers
                 parameter.grad = None
         else:
             super().zero_grad(set_to_none)
@@ -260,28 +253,14 @@ class PartitionedOptimizer(torch.optim.Optimizer):
             return False
         return bool((grad if owner.partition is None else take(grad, owner.partition, update)).any())
 
-    def whole_states(self) -> dict[nn.Parameter, dict]:
-        """Return each parameter's state: moments shaped like `stored`, and tensors with a number for each partition.
+    def full_states(self) -> dict[nn.Parameter, dict]:
+        """Return each parameter's state: moments shaped like `stored`, and numbers for each partition.
 
         State that no step has made yet is included as zeros. So all optimisers of a model have states of one kind, and
         on several ranks moments are sharded like parameters.
         """
-        return {
-            parameter: self.whole_state(parameter, group)
-            for group in self.param_groups
-            for parameter in group["params"]
-        }
-
-    def whole_state(self, parameter: nn.Parameter, group: dict) -> dict:
-        """Return a parameter's state as in whole_states."""
-        return self._filled(parameter, group)
-
-    def of_whole(self, parameter: nn.Parameter, group: dict, whole: dict) -> dict:
-        """Return the state that load_state_dict takes, from one that whole_state has returned."""
-        return whole
-
-    def _filled(self, parameter: nn.Parameter, group: dict) -> dict:
-        return self._started(self.state[parameter], parameter, group)
+        groups = {parameter: group for group in self.param_groups for parameter in group["params"]}
+        return {parameter: self._started(self.state[parameter], parameter, groups[parameter]) for parameter in groups}
 
     def _started(self, state: dict, parameter: nn.Parameter, group: dict) -> dict:
         """Return a parameter's state after adding missing parts as zeros."""
@@ -294,13 +273,10 @@ class PartitionedOptimizer(torch.optim.Optimizer):
                     f"{moment} of {_described(self._owners[parameter])} is {of}, and the parameter {by}: the model was"
                     " moved or converted after a step. Make a new optimiser, or load its state_dict into a new one."
                 )
-        if self.counts:
-            # On the parameter's device, where kernels count; torch loads them where they were saved.
-            steps = state.get("step")
-            if steps is None:
-                state["step"] = torch.zeros(self.count, dtype=torch.int64, device=parameter.device)
-            elif steps.device != parameter.device:
-                state["step"] = steps.to(parameter.device)
+        # On the device of new ones, such as the parameter's, where kernels count; torch loads it where it was saved.
+        steps, new = state.get("step"), self.new_steps(parameter, group)
+        if new is not None and (steps is None or steps.device != new.device):
+            state["step"] = new if steps is None else steps.to(new.device)
         return state
 
     def check(self, settings: dict) -> None:
@@ -311,6 +287,10 @@ class PartitionedOptimizer(torch.optim.Optimizer):
     def moments(self, group: dict) -> tuple[str, ...]:
         """Return the names of the tensors in the state that are shaped like `stored`."""
         raise NotImplementedError
+
+    def new_steps(self, parameter: nn.Parameter, group: dict) -> Tensor | None:
+        """Return the numbers of each partition, [C] or [C, n], before a parameter's first step; None if it has none."""
+        return None
 
     def step_all(self, entries: Entries, grads: Sequence[Tensor], update: int, group: dict) -> None:
         """Step one partition of several parameters, with a gradient for each."""
@@ -377,17 +357,6 @@ class PartitionedOptimizer(torch.optim.Optimizer):
         of = group.get("max_lr") or group.get("initial_lr") or began
         return group["lr"] / of if of else 1.0
 
-    def state_shapes(self, parameter: nn.Parameter, group: dict) -> dict[str, tuple[int, ...]]:
-        """Return the name and shape of each part of the state of a parameter that was stepped."""
-        return dict.fromkeys(self.moments(group), tuple(self._owners[parameter].stored.shape))
-
-    def check_states(self, states: dict[nn.Parameter, dict], group: dict) -> None:
-        """Raise ValueError unless these can be states of the parameters, with the settings of their saved group."""
-        for parameter, state in states.items():
-            check_shapes(state, state and self.state_shapes(parameter, group))
-            if state and self.counts and state["step"].dtype != torch.int64:
-                raise_foreign(f"numbers of steps as {state['step'].dtype} instead of torch.int64")
-
     def __getstate__(self) -> dict:
         own = {"count": self.count, "_owners": self._owners, "_rates": dict(self._rates), "_lrs": self._lrs}
         return {**super().__getstate__(), **own}
@@ -418,34 +387,30 @@ class PartitionedOptimizer(torch.optim.Optimizer):
         """Check a state_dict before anything changes, as load_state_dict does.
 
         Raises:
-            ValueError: settings, parameters, their shapes or the number of partitions differ, a setting or a number of
-                steps is out of range, or a part is missing.
+            ValueError: settings are missing, or parameters, their shapes or the number of partitions differ.
         """
-        if not {"state", "param_groups"} <= state_dict.keys():
-            raise_foreign(f"{sorted(state_dict)} instead of state and param_groups")
-        states, groups = state_dict["state"], state_dict["param_groups"]
-        indices = [index for group in groups for index in group["params"]]
-        if len(indices) != len(self.parameters()):
-            raise_foreign(f"{len(indices)} parameters and this one {len(self.parameters())}")
+        groups, states = state_dict["param_groups"], state_dict["state"]
         theirs, own = ([len(group["params"]) for group in each] for each in (groups, self.param_groups))
-        if theirs != own or len(set(indices)) < len(indices):
-            raise_foreign(f"parameter groups of {theirs} and this one of {own}")
-        if not set(indices) >= states.keys():
-            raise_foreign(f"states of {sorted(states)}, but the parameters {sorted(indices)}")
-        for group in groups:
+        if theirs != own:
+            _raise_foreign(f"parameter groups of {theirs} and this one of {own}")
+        for group, mine in zip(groups, self.param_groups, strict=True):
             # torch adds "differentiable" to the defaults, but to no group, when it loads or copies a state.
             lacking = self.defaults.keys() - group.keys() - {"differentiable"}
             decays = group.get("weight_decay")
             if lacking or (decays is not None and (not isinstance(decays, Sequence) or len(decays) != self.count)):
                 what = f"no {', '.join(sorted(lacking))}" if lacking else f"weight_decay={decays}"
-                raise_foreign(f"{what}, and this one is a {self.kind} of {self.count} partitions")
-            try:
-                self.check(self._with_decays(group))
-            except (TypeError, ValueError) as error:
-                raise_foreign(f"settings out of range: {error}", error)
-        owners = dict(zip(indices, self.parameters(), strict=True))
-        for group in groups:
-            self.check_states({owners[i]: states[i] for i in group["params"] if i in states}, group)
+                _raise_foreign(f"{what}, and this one is a {self.kind} of {self.count} partitions")
+            for index, parameter in zip(group["params"], mine["params"], strict=True):
+                if states.get(index):
+                    self._check_state(states[index], parameter, group)
+
+    def _check_state(self, state: dict, parameter: nn.Parameter, group: dict) -> None:
+        expected = dict.fromkeys(self.moments(group), tuple(self._owners[parameter].stored.shape))
+        if (steps := self.new_steps(parameter, group)) is not None:
+            expected["step"] = tuple(steps.shape)
+        shapes = {name: tuple(getattr(value, "shape", ())) for name, value in state.items()}
+        if shapes != expected:
+            _raise_foreign(f"a parameter's state of shapes {shapes} instead of {expected}")
 
 
 def _place(tensor: Tensor | None) -> tuple[int, int] | None:
@@ -506,47 +471,9 @@ def check_partitioned(optimizer: object, name: str = "optimizer") -> None:
     )
 
 
-def check_shapes(state: dict, expected: dict) -> None:
-    """Raise ValueError unless a saved state has these names and shapes and possible numbers of steps.
-
-    Args:
-        state: a parameter's state, which may contain dicts.
-        expected: the shapes by name, with dicts in the same places.
-    """
-    if (shapes := _shapes(state)) != expected:
-        raise_foreign(f"a parameter's state of shapes {shapes} instead of {expected}")
-    _check_steps(state)
-
-
-def raise_foreign(what: str, cause: Exception | None = None) -> NoReturn:
+def _raise_foreign(what: str) -> NoReturn:
     """Raise ValueError because a saved optimiser has parts that this one cannot load."""
-    raise ValueError(
-        f"the saved optimiser has {what}; load the state of such an optimiser of the same model."
-    ) from cause
-
-
-def _check_steps(state: dict) -> None:
-    """Raise ValueError if a number of steps in a parameter's state is negative, too large or NaN."""
-    for name, value in state.items():
-        if isinstance(value, dict):
-            _check_steps(value)
-        elif name == "step":
-            steps = torch.as_tensor(value)
-            if not ((steps >= 0) & (steps < STEPS_LIMIT)).all():  # also false for NaN
-                raise_foreign(f"{steps.tolist()} as numbers of steps")
-
-
-def _shapes(state: dict) -> dict:
-    """Return the shape of each dense tensor, () for each number, and the layout of each other tensor."""
-    shapes = {}
-    for name, value in state.items():
-        if isinstance(value, dict):
-            shapes[name] = _shapes(value)
-        elif isinstance(value, Tensor):
-            shapes[name] = tuple(value.shape) if value.layout == torch.strided else value.layout
-        else:
-            shapes[name] = () if isinstance(value, int | float) else type(value)
-    return shapes
+    raise ValueError(f"the saved optimiser has {what}; load the state of such an optimiser of the same model.")
 
 
 def _listed(group: dict) -> list[nn.Parameter]:

@@ -103,7 +103,6 @@ class Adam(PartitionedOptimizer):
         tensor([1, 0])
     """
 
-    counts = True
     unserved = "amsgrad", "maximize"
     decoupled = False
 
@@ -127,8 +126,8 @@ class Adam(PartitionedOptimizer):
     def moments(self, group):
         return "exp_avg", "exp_avg_sq"
 
-    def state_shapes(self, parameter, group):
-        return super().state_shapes(parameter, group) | {"step": (self.count,)}
+    def new_steps(self, parameter, group):
+        return torch.zeros(self.count, dtype=torch.int64, device=parameter.device)
 
     def step_all(self, entries, grads, update, group):
         if entries.steps is None:

@@ -14,7 +14,7 @@ from partnets.optim.base import check_held
 from partnets.stn.converting import vector_of
 from partnets.stn.step import count_examples
 from partnets.stn.vector import HyperVector
-from partnets.training.state import TrainingState
+from partnets.training.trainer import Trainer
 from partnets.utils.eager import eagerly
 from partnets.utils.modules import evaluating, to_device
 from partnets.utils.random_state import preserved
@@ -25,7 +25,7 @@ SIZES = 2, 3
 TRIES = 16
 
 
-def check_start(trainer: TrainingState) -> None:
+def check_start(trainer: Trainer) -> None:
     """Raise ValueError if layers get other examples than the batch's, or a hyperparameter is not read."""
     vector, before = vector_of(trainer.model), Snapshot(trainer.model)
     check_held(trainer.model)
@@ -52,11 +52,11 @@ def check_start(trainer: TrainingState) -> None:
         )
 
 
-def _drawn(trainer: TrainingState, examples: int, seed: int) -> Any:
+def _drawn(trainer: Trainer, examples: int, seed: int) -> Any:
     return to_device(trainer.chunks.sample(1, examples, Generator().manual_seed(seed)), trainer.device)
 
 
-def _train(trainer: TrainingState, vector: HyperVector, batch: Any) -> None:
+def _train(trainer: Trainer, vector: HyperVector, batch: Any) -> None:
     """Compute the loss of a step of the weights; layers raise if their dimension of examples is another one."""
     # Penalties are computed only with gradients enabled.
     with vector.perturbed(count_examples(batch, vector.batch_dim)), torch.enable_grad(), penalties():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -20,6 +21,7 @@ from partnets.stn.vector import HyperVector
 from partnets.subnetworks.rules import rule_of
 from partnets.subnetworks.statistics import partitioned_norms
 from partnets.training import step
+from partnets.training.hypergradient import Strategy
 from partnets.utils.linearised import is_linear, lifted, linearised
 from partnets.utils.modules import evaluating
 
@@ -198,6 +200,26 @@ def step_hyper(
         step.step_hyper(model, optimizer, batches, perturbed_loss, weights=weights, backward=backward_at_perturbed)
     weights = dict.fromkeys(batches, 1 / len(batches)) if weights is None else weights
     return sum(weights[k] * value for k, value in zip(batches, values, strict=True))
+
+
+@dataclass(frozen=True)
+class Response(Strategy):
+    """The strategy by which ψ learns through the response of the layers.
+
+    Attributes:
+        entropy: as for step_hyper.
+    """
+
+    entropy: float
+
+    def step_weights(self, *arguments, **options):
+        return step_weights(*arguments, **options)
+
+    def step_hyper(
+        self, model, optimizer, hyper_optimizer, batches, loss, hyper_loss, *, weights, backward, clip, averaged
+    ):
+        options = {"entropy": self.entropy, "weights": weights, "backward": backward}
+        return step_hyper(model, hyper_optimizer, batches, hyper_loss, **options)
 
 
 def check_entropy(entropy: float) -> None:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from torch import Tensor, nn
+from torch import nn
 
 from partnets.data.chunks import Chunks
 from partnets.hyper import Hyperparameter, Learned
 from partnets.stn.converting import vector_of
 from partnets.stn.start import check_start
-from partnets.stn.step import check_entropy, step_hyper, step_weights
+from partnets.stn.step import Response, check_entropy
 from partnets.subnetworks.parameters import partitioned_parameters
 from partnets.training import trainer
 
@@ -54,8 +54,6 @@ class Trainer(trainer.Trainer):
         (['networks.0.2.rate', 'networks.0.2.rate, scale'], [2, 2, 2, 2, 2])
     """
 
-    trains_responses = True
-
     def __init__(
         self,
         model: nn.Module,
@@ -72,7 +70,7 @@ class Trainer(trainer.Trainer):
             hyper = vector_of(model).modules
         if sampling is None:
             sampling = _owning(model, chunks)
-        super().__init__(model, chunks, hyper=hyper, sampling=sampling, hyper_gradient="direct", **options)
+        super().__init__(model, chunks, hyper=hyper, sampling=sampling, **options)
 
     def values(self) -> dict[str, float]:
         """Return the present value of each hyperparameter, in its units, and each σ, in unconstrained units."""
@@ -83,15 +81,13 @@ class Trainer(trainer.Trainer):
                     values |= {f"{path}.{name}" if path else name: scale for name, scale in one.scales(inner).items()}
         return values
 
-    def _update_weights(self, *arguments, **options) -> Tensor:
-        return step_weights(self.model, self.optimizer, *arguments, **options)
+    def _make_strategy(self, hyper_gradient: None, learns: bool) -> Response:
+        return Response({}, self.entropy)
 
-    def _update_hyper(self, *arguments, **options) -> Tensor:
-        return step_hyper(self.model, self.hyper_optimizer, *arguments, entropy=self.entropy, **options)
-
-    def settings(self) -> dict[str, Any]:
+    def configuration(self) -> dict[str, Any]:
         vector = vector_of(self.model)
-        return {"centred": vector.centred, "linearised": vector.linearised, "entropy": self.entropy}
+        own = {"centred": vector.centred, "linearised": vector.linearised, "entropy": self.entropy}
+        return super().configuration() | own
 
     def _start(self) -> None:
         check_start(self)

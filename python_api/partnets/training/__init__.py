@@ -1,10 +1,10 @@
 """Training: a step of w_k and a step of ψ, the Trainer that alternates them, its records and its checkpoints."""
 
 from partnets.training import callbacks, loggers
-from partnets.training.choices import Sweep, sweep
 from partnets.training.dense import held_out, single_chunk
 from partnets.training.history import History
-from partnets.training.lookahead import Implicit, Lookahead, step_lookahead
+from partnets.training.hypergradient import Implicit, Lookahead, step_lookahead
+from partnets.training.settings import Settings
 from partnets.training.step import hyper_learning, step_hyper, step_weights, weights_learning
 from partnets.training.trainer import Trainer
 
@@ -12,7 +12,7 @@ __all__ = [
     "History",
     "Implicit",
     "Lookahead",
-    "Sweep",
+    "Settings",
     "Trainer",
     "callbacks",
     "held_out",
@@ -22,6 +22,5 @@ __all__ = [
     "step_hyper",
     "step_lookahead",
     "step_weights",
-    "sweep",
     "weights_learning",
 ]

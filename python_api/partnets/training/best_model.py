@@ -66,12 +66,7 @@ class Best:
 
 
 def division(model: nn.Module) -> str:
-    """Return a fingerprint of the maps of entries to partitions; "" if the model has no maps.
-
-    Example:
-        >>> division(nn.Linear(1, 1))
-        ''
-    """
+    """Return a fingerprint of the maps of entries to partitions; "" if the model has no maps."""
     maps = hashlib.sha256()
     found = [module._buffers[name + MAP] for module, name in weights_of(model)]
     for map in found:
@@ -80,12 +75,7 @@ def division(model: nn.Module) -> str:
 
 
 def copies(model: nn.Module) -> dict[str, Tensor]:
-    """Return a copy of each parameter and buffer, by dotted name.
-
-    Example:
-        >>> list(copies(nn.Linear(1, 1)))
-        ['weight', 'bias']
-    """
+    """Return a copy of each parameter and buffer, by dotted name."""
     return {name: tensor.detach().clone() for name, tensor in tensors(model)}
 
 

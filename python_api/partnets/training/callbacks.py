@@ -1,9 +1,8 @@
 """Callbacks of a Trainer: functions of the trainer, called after each step; metrics they return go into History.
 
     evaluate = every(100, lambda trainer: {"test accuracy": partnets.accuracy(trainer.model, test)})
-    each = every(500, subnetwork_metrics("test accuracy", lambda model: partnets.accuracy(model, test)))
     keep = every(1000, lambda trainer: trainer.save("checkpoint.pt"))
-    partnets.Trainer(model, chunks, callbacks=[evaluate, each, every(500, record_loss_matrix), keep])
+    partnets.Trainer(model, chunks, callbacks=[evaluate, keep])
 
 Random states are restored after callbacks, so the frequency of evaluations does not affect training.
 """
@@ -11,14 +10,12 @@ Random states are restored after callbacks, so the frequency of evaluations does
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
-from torch import nn
-
-from partnets.evaluation.metrics import loss_matrix, per_subnetwork
-from partnets.training.state import TrainingState
 from partnets.utils.checks import check_at_least
 
-Callback = Callable[[TrainingState], dict[str, float] | None]
+# A function of a Trainer, which returns metrics to record or None.
+Callback = Callable[[Any], dict[str, float] | None]
 
 
 def every(steps: int, callback: Callback) -> Callback:
@@ -35,30 +32,3 @@ def every(steps: int, callback: Callback) -> Callback:
     """
     check_at_least(1, steps=steps)
     return lambda trainer: callback(trainer) if trainer.steps % steps == 0 else None
-
-
-def record_loss_matrix(trainer: TrainingState) -> None:
-    """Append the mean loss of each subnetwork on each chunk to the trainer's history."""
-    matrix = loss_matrix(trainer.model, trainer.chunks, trainer.hyper_loss, **trainer.evaluating)
-    trainer.history.add_matrix(trainer.steps, matrix.tolist())
-
-
-def subnetwork_metrics(name: str, metric: Callable[[nn.Module], float]) -> Callback:
-    """Return a callback that records a metric of each subnetwork, as "NAME, subnetwork 1" to "NAME, subnetwork C".
-
-    Example:
-        >>> import torch, partnets
-        >>> model = partnets.Linear(2, 2, proportions=(0.5, 0.5), seed=0)
-        >>> chunks = partnets.chunk((torch.randn(8, 2), torch.randint(2, (8,))), (0.5, 0.5))
-        >>> test = torch.randn(20, 2), torch.randint(2, (20,))
-        >>> report = subnetwork_metrics("test accuracy", lambda model: partnets.accuracy(model, test))
-        >>> list(partnets.Trainer(model, chunks, callbacks=[report]).fit(1).metrics)
-        ['test accuracy, subnetwork 1', 'test accuracy, subnetwork 2']
-    """
-
-    def callback(trainer: TrainingState) -> dict[str, float]:
-        trainer.estimate_statistics()
-        values = per_subnetwork(trainer.model, metric)
-        return {f"{name}, subnetwork {k}": value for k, value in enumerate(values, start=1)}
-
-    return callback

@@ -3,36 +3,29 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import reprlib
-from collections.abc import Collection
+import warnings
+from collections.abc import Collection, Mapping
 from os import PathLike
 from typing import Any, NoReturn
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from partnets.data.chunks import digest
-from partnets.subnetworks.state import num_partitions, state_of
-from partnets.training import validation
+from partnets.subnetworks.state import MAP, STORED, state_of
 from partnets.training.best_model import Best
 from partnets.training.history import History
-from partnets.training.settings import settings_of, warn_of_others
-from partnets.training.state import TrainingState
 from partnets.utils import random_state as random_states
 from partnets.utils import sealed
 
-FORMAT = 4
-_EXPECTED = f"checkpoint of format {FORMAT}; pass a file that Trainer.save wrote."
-# The entries of all checkpoints besides format and configuration.
-_NAMES = (
-    *("order", "examples", "model", "optimizer", "hyper_optimizer", "scheduler", "hyper_scheduler", "best"),
-    *("generator", "history", "noises"),
-)
+STATEFUL = ("model", "optimizer", "hyper_optimizer", "scheduler", "hyper_scheduler")
+# The settings that schedulers change in the groups of their optimizer.
+SCHEDULED = {"lr", "momentum", "betas"}
 
 
-def save(
-    trainer: TrainingState, path: str | PathLike, noises: list[dict], without: Collection[str] = (), **more: str
-) -> None:
+def save(trainer: Any, path: str | PathLike, noises: list[dict], without: Collection[str] = (), **more: str) -> None:
     """Write a checkpoint for `load`, atomically.
 
     Args:
@@ -40,55 +33,57 @@ def save(
         without: entries that are stored elsewhere, from "model", "optimizer" and "best".
         **more: further entries for `read`.
     """
-    state = {name: value for name, value in _state(trainer).items() if name not in without}
-    sealed.save({"format": FORMAT, "configuration": configuration(trainer), "noises": noises, **state, **more}, path)
+    state = {
+        **{name: None if (one := getattr(trainer, name)) is None else one.state_dict() for name in STATEFUL},
+        "configuration": trainer.configuration(),
+        "order": trainer.chunks.order,
+        "examples": digest(trainer.chunks),
+        "best": None if trainer.best is None else vars(trainer.best),
+        "generator": trainer.generator.get_state(),
+        "history": dataclasses.asdict(trainer.history),
+        "noises": noises,
+    }
+    sealed.save({name: value for name, value in state.items() if name not in without} | more, path)
 
 
-def load(trainer: TrainingState, path: str | PathLike, rank: int = 0) -> None:
+def load(trainer: Any, path: str | PathLike, rank: int = 0) -> None:
     """Load a file that `save` wrote, checking it before anything changes; run no code from it.
 
     Args:
         rank: the rank to restore random states of; they are left unchanged if the file lacks this rank.
     """
-    take(trainer, read(trainer, path, rank), path, rank)
+    take(trainer, read(trainer, path), path, rank)
 
 
-def read(trainer: TrainingState, path: str | PathLike, rank: int = 0, without: Collection[str] = ()) -> dict:
-    """Return the content of a file that `save` wrote, checked for `take`; change nothing.
+def read(trainer: Any, path: str | PathLike, without: Collection[str] = ()) -> dict:
+    """Return the content of a file that `save` wrote, after checking that it is of this trainer's configuration.
 
     Args:
         without: as for `save`.
     """
-    saved = sealed.load(path, _EXPECTED)
-    if not _same(saved.get("format"), FORMAT) or not isinstance(saved.get("configuration"), dict):
-        raise ValueError(f"{path} is not a {_EXPECTED}")
-    own = configuration(trainer)
+    saved = sealed.load(path, "checkpoint; pass a file that Trainer.save wrote.")
+    if missing := sorted({*STATEFUL, "best"} - {*without} - saved.keys()):
+        raise ValueError(
+            f"{path} has no {', '.join(missing)}, as partnets.distributed.save wrote it; pass its folder to"
+            " partnets.distributed.load."
+        )
+    own = trainer.configuration()
     for name, value in saved["configuration"].items():
-        if not _same(value, own.get(name)):
+        if value != own.get(name):
             raise ValueError(
                 f"{path} was saved with {name} {reprlib.repr(value)}, but this trainer has"
                 f" {reprlib.repr(own.get(name))}; construct the trainer with the saved settings."
             )
-    try:
-        if missing := sorted({*_NAMES} - {*without} - saved.keys()):
-            raise ValueError(f"it has no {', '.join(missing)}.")
-        same_order = torch.equal(saved["order"], trainer.chunks.order)
-        validation.check(trainer, saved, rank)
-    except Exception as error:  # a damaged file may fail anywhere
-        raise ValueError(
-            f"{path} is damaged or not of this program, and nothing has changed. {error} Load an earlier file that"
-            " Trainer.save wrote."
-        ) from error
     known = saved["examples"], digest(trainer.chunks)
-    if not same_order or (None not in known and known[0] != known[1]):
+    if not torch.equal(saved["order"], trainer.chunks.order) or (None not in known and known[0] != known[1]):
         raise_other_chunks(path)
     return saved
 
 
-def take(trainer: TrainingState, saved: dict, path: str | PathLike, rank: int = 0) -> None:
+def take(trainer: Any, saved: dict, path: str | PathLike, rank: int = 0) -> None:
     """Set a trainer to the content that `read` returned for the file at `path`; warn if settings differed."""
     before = _settings(trainer)
-    for name in ("model", "optimizer", "hyper_optimizer", "scheduler", "hyper_scheduler"):
+    for name in STATEFUL:
         if getattr(trainer, name) is not None and name in saved:
             getattr(trainer, name).load_state_dict(saved[name])
     if trainer.best is not None and "best" in saved:
@@ -100,16 +95,9 @@ def take(trainer: TrainingState, saved: dict, path: str | PathLike, rank: int = 
     warn_of_others(before, _settings(trainer), path, stacklevel=4)
 
 
-def _settings(trainer: TrainingState) -> dict[str, Any]:
-    optimizers = {"optimizer": trainer.optimizer, "hyper_optimizer": trainer.hyper_optimizer}
-    return settings_of(optimizers, {"scheduler": trainer.scheduler, "hyper_scheduler": trainer.hyper_scheduler})
-
-
-def _same(saved, own) -> bool:
-    try:
-        return bool(saved == own)
-    except Exception:  # a damaged file may have tensors instead of plain values
-        return False
+def random_state(trainer: Any) -> dict:
+    """Return the random states with which a trainer continues; while callbacks run, those before them."""
+    return trainer.noise or random_states.get_state(trainer.device)
 
 
 def raise_other_chunks(path: str | PathLike) -> NoReturn:
@@ -120,72 +108,68 @@ def raise_other_chunks(path: str | PathLike) -> NoReturn:
     )
 
 
-def _state(trainer: TrainingState) -> dict:
-    return {
-        "order": trainer.chunks.order,
-        "examples": digest(trainer.chunks),
-        "model": trainer.model.state_dict(),
-        "optimizer": trainer.optimizer.state_dict(),
-        "hyper_optimizer": _state_dict(trainer.hyper_optimizer),
-        "scheduler": _state_dict(trainer.scheduler),
-        "hyper_scheduler": _state_dict(trainer.hyper_scheduler),
-        "best": None if trainer.best is None else vars(trainer.best),
-        "generator": trainer.generator.get_state(),
-        "history": dataclasses.asdict(trainer.history),
-    }
+def facts_of(model: nn.Module) -> dict[str, Any]:
+    """Return the facts of a model's state that must be the same to load it, but not its partitions, which may move.
 
-
-def random_state(trainer: TrainingState) -> dict:
-    """Return the random states with which a trainer continues; while callbacks run, those before them."""
-    return trainer.noise or random_states.get_state(trainer.device)
-
-
-def _state_dict(stateful) -> dict | None:
-    return None if stateful is None else stateful.state_dict()
-
-
-def _groups(model: nn.Module, optimizer: torch.optim.Optimizer | None) -> list[list[str]]:
-    """Return the names of each group's parameters, as an optimiser's state depends on their order."""
-    names = {parameter: name for name, parameter in model.named_parameters()}
-    groups = [] if optimizer is None else optimizer.param_groups
-    return [[names[parameter] for parameter in group["params"]] for group in groups]
-
-
-def _channels(model: nn.Module) -> dict[str, dict[int, list[list[int]]]]:
-    """Return the nested channels of parameters, by dimension: their partitions in order, and how many are in a row."""
-    found = {}
+    The nested channels of parameters, by dimension, as their partitions in order and how many are in a row; and the
+    dtype and shape of each tensor, except stored defaults, as partitions that move change their sizes.
+    """
+    channels = {}
     for path, module in model.named_modules():
         narrow = getattr(state_of(module), "narrow", None)
         for name, owners in narrow.owners.items() if narrow else ():
             runs = {dim: torch.unique_consecutive(one, return_counts=True) for dim, one in owners.items()}
-            found[f"{path}.{name}".lstrip(".")] = {dim: [one.tolist() for one in run] for dim, run in runs.items()}
+            channels[f"{path}.{name}".lstrip(".")] = {dim: [one.tolist() for one in run] for dim, run in runs.items()}
+    state = model.state_dict()
+    stored = {name.removesuffix(MAP) + STORED for name in state if name.endswith(MAP)}
+    kinds = {
+        name: f"{value.dtype} {list(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
+        for name, value in state.items()
+        if name not in stored
+    }
+    return {"channels": channels, "parameters": kinds}
+
+
+def settings_of(
+    optimizers: Mapping[str, torch.optim.Optimizer | None], schedulers: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
+    """Return the settings of each group, and of each scheduler, by name.
+
+    Args:
+        optimizers: by name.
+        schedulers: by name, "scheduler" for the optimizer "optimizer"; only arguments in their state_dict are returned.
+
+    Example:
+        >>> optimizer = torch.optim.SGD([torch.zeros(1)], lr=0.1)
+        >>> settings_of({"optimizer": optimizer})["optimizer.param_groups[0].lr"]
+        0.1
+    """
+    found, schedulers = {}, schedulers or {}
+    for which, optimizer in optimizers.items():
+        is_scheduled = schedulers.get(which.replace("optimizer", "scheduler")) is not None
+        left_out = {"params", *(SCHEDULED if is_scheduled else ())}
+        for i, group in enumerate(optimizer.param_groups if optimizer else ()):
+            found |= {f"{which}.param_groups[{i}].{name}": group[name] for name in group if name not in left_out}
+    for which, scheduler in schedulers.items():
+        if scheduler is not None:
+            given = [name for name in inspect.signature(type(scheduler)).parameters if name != "last_epoch"]
+            state = scheduler.state_dict()
+            found |= {f"{which}.{name}": state[name] for name in given if name in state}
     return found
 
 
-def configuration(trainer: TrainingState) -> dict:
-    """Return the settings that must be the same to resume from a checkpoint."""
-    return {
-        "chunk sizes": trainer.chunks.sizes,
-        "partitions": num_partitions(trainer.model),
-        "channels": _channels(trainer.model),
-        "parameters": validation.kinds(trainer.model.state_dict()),
-        "hyper": list(trainer.hyper),
-        "optimizer": trainer.optimizer.kind,
-        "hyper_optimizer": type(trainer.hyper_optimizer).__name__,
-        "optimizer groups": _groups(trainer.model, trainer.optimizer),
-        "hyper_optimizer groups": _groups(trainer.model, trainer.hyper_optimizer),
-        "scheduler": type(trainer.scheduler).__name__,
-        "hyper_scheduler": type(trainer.hyper_scheduler).__name__,
-        "batch_size": trainer.batch_size,
-        "hyper_batch_size": trainer.hyper_batch_size,
-        "sampling": list(trainer.sampling),
-        "clip": trainer.clip,
-        "hyper_every": trainer.hyper_every,
-        "hyper_steps": trainer.hyper_steps,
-        "hyper_after": trainer.hyper_after,
-        "hyper_chunks": trainer.hyper_chunks,
-        "one_pass": trainer.one_pass,
-        "hyper_gradient": {path: repr(one) for path, one in trainer.hyper_gradient.items() if one is not None},
-        "keep_best": trainer.best is not None,
-        **trainer.settings(),
-    }
+def warn_of_others(before: Mapping[str, Any], after: Mapping[str, Any], path: str | PathLike, stacklevel: int) -> None:
+    """Warn if settings of a checkpoint have replaced different ones."""
+    others = [name for name, value in before.items() if str(value) != str(after.get(name))]
+    changed = [f"{name} is {after.get(name)}, not {before[name]}" for name in others]
+    if changed:
+        warnings.warn(
+            f"training continues with the settings in {path}: {', '.join(changed)}. To change them, set param_groups,"
+            " or the scheduler's attributes, after load.",
+            stacklevel=stacklevel + 1,
+        )
+
+
+def _settings(trainer: Any) -> dict[str, Any]:
+    optimizers = {"optimizer": trainer.optimizer, "hyper_optimizer": trainer.hyper_optimizer}
+    return settings_of(optimizers, {"scheduler": trainer.scheduler, "hyper_scheduler": trainer.hyper_scheduler})

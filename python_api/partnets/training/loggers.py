@@ -6,40 +6,31 @@ import csv
 import weakref
 from os import PathLike
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 
-from partnets.utils.checks import check_at_least
+from partnets.training.callbacks import Callback, every
 from partnets.utils.files import replacing
 
-if TYPE_CHECKING:
-    from partnets.training.records import Records
-    from partnets.training.state import TrainingState
 
+def CSV(path: str | PathLike, *, steps: int = 100) -> Callback:
+    """Return a callback that writes the rows and columns of History.frame to a CSV file, every `steps` steps.
 
-class CSV:
-    """A callback that writes a CSV file with the rows and columns of History.frame; cells without a value are empty.
-
-    After step n the file has the rows of steps 1..n, except the last n mod `every`; `close` writes these too. Rows are
-    appended. The whole file is replaced if there is a new column, such as the first metric, another history, such as
-    after resuming, or a file size other than the last written, such as after a full disk. So an interrupted and resumed
-    training leaves the same file as an uninterrupted one.
-
-    Put it last among a trainer's callbacks: values recorded for a step after its row was written appear only when the
-    file is replaced.
+    Cells without a value are empty. The whole file is replaced, so an interruption leaves no half of it, and a resumed
+    training continues it. Put it last among a trainer's callbacks, so that it writes their metrics.
 
     Args:
-        path: the path of the file; an existing file is replaced at the first call.
-        every: the number of steps between writes.
+        path: the path of the file.
+        steps: the number of steps between writes.
 
     Raises:
-        ValueError: every is below 1.
+        ValueError: steps is below 1.
         OSError: the file cannot be written; when called.
 
     Example:
         >>> import tempfile, types
         >>> from partnets import History
         >>> path = Path(tempfile.mkdtemp()) / "training.csv"
-        >>> log, trainer = CSV(path), types.SimpleNamespace(history=History(), steps=1)
+        >>> log, trainer = CSV(path, steps=1), types.SimpleNamespace(history=History(), steps=1)
         >>> trainer.history.add(1, k=2, loss=0.7, values={"augmentation.rotation": 5.0})
         >>> log(trainer)
         >>> print(path.read_text(), end="")
@@ -47,43 +38,14 @@ class CSV:
         1,2,0.7,,,5.0,
     """
 
-    def __init__(self, path: str | PathLike, *, every: int = 1) -> None:
-        check_at_least(1, every=every)
-        self.path, self.every = Path(path), every
-        self._history: Records | None = None  # the history in the file
-        self._names: list[str] = []
-        self._rows = self._bytes = 0
+    def write(trainer: Any) -> None:
+        columns = trainer.history.columns()
+        with replacing(path) as file:
+            writer = csv.writer(file, lineterminator="\n")
+            writer.writerow(columns)
+            writer.writerows(zip(*columns.values(), strict=True))
 
-    def __call__(self, trainer: TrainingState) -> None:
-        """Write the steps that are due."""
-        if trainer.history is not self._history:
-            self._history, self._names = trainer.history, []
-        elif trainer.steps % self.every:
-            return
-        self._write(trainer.steps - trainer.steps % self.every)
-
-    def close(self) -> None:
-        """Write the steps that `every` has deferred; not needed if it is 1."""
-        if self._history is not None:
-            self._write(len(self._history.steps["step"]))
-
-    def _write(self, rows: int) -> None:
-        """Append to the file, or replace it, so that it has the first `rows` rows."""
-        columns = self._history.columns(start=self._rows)
-        if list(columns) == self._names and self.path.exists() and self.path.stat().st_size == self._bytes:
-            with open(self.path, "a", encoding="utf-8", newline="") as file:
-                _write_rows(file, columns, rows - self._rows)
-        else:
-            columns = self._history.columns()
-            with replacing(self.path) as file:
-                csv.writer(file, lineterminator="\n").writerow(columns)
-                _write_rows(file, columns, rows)
-        self._names, self._rows, self._bytes = list(columns), rows, self.path.stat().st_size
-
-
-def _write_rows(file, columns: dict[str, list], count: int) -> None:
-    rows = zip(*(column[:count] for column in columns.values()), strict=True)
-    csv.writer(file, lineterminator="\n").writerows(rows)
+    return every(steps, write)
 
 
 class TensorBoard:
@@ -113,10 +75,10 @@ class TensorBoard:
             ) from error
         self.folder = Path(folder)
         self._new_writer = SummaryWriter
-        self._history: Records | None = None  # the history that the writer writes
+        self._history: Any = None  # the history that the writer writes
         self._close_writer = lambda: None
 
-    def __call__(self, trainer: TrainingState) -> None:
+    def __call__(self, trainer: Any) -> None:
         """Write the latest step."""
         history = trainer.history
         if history is not self._history:
@@ -125,10 +87,16 @@ class TensorBoard:
             self._writer = self._new_writer(str(self.folder), purge_step=trainer.steps)
             # Closed at Python's exit at the latest: the writer buffers scalars up to two minutes and would lose them.
             self._close_writer = weakref.finalize(self, self._writer.close)
-        for name, (value,) in history.columns(start=-1).items():
-            if value is not None and name not in ("step", "k", "hyper_k"):
-                group = "values/" if name in history.values else "metrics/" if name in history.metrics else ""
-                self._writer.add_scalar(group + name, value, trainer.steps)
+        step = trainer.steps
+        latest = {name: history.steps[name][-1] for name in ("loss", "hyper_loss")}
+        latest |= {f"values/{name}": values[-1] for name, values in history.values.items()}
+        evaluated = {f"metrics/{name}": record for name, record in history.metrics.items()}
+        for name, record in {"lml": history.lml, **evaluated}.items():
+            if record["step"] and record["step"][-1] == step:
+                latest[name] = record["lml" if name == "lml" else "value"][-1]
+        for name, value in latest.items():
+            if value is not None:
+                self._writer.add_scalar(name, value, step)
 
     def close(self) -> None:
         """Write buffered scalars, as also happens at Python's exit; a further call begins another file."""

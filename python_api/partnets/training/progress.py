@@ -1,62 +1,33 @@
-"""Progress of training on a terminal: steps, losses and the time left, and each hyperparameter below."""
+"""Progress of training on a terminal: steps, the time left, losses and each hyperparameter."""
 
 from __future__ import annotations
 
-import sys
-
 from tqdm import tqdm
 
-from partnets.training.records import Records
+from partnets.training.history import History
 
 BAR = "{n_fmt}/{total_fmt} steps |{bar:20}| {elapsed}, {remaining} left{postfix}"
 
 
-class Progress:
-    """Two lines on standard error during training, if it is a terminal and `shown` is True.
+class Progress(tqdm):
+    """A line on standard error during training, if it is a terminal and `shown` is True.
 
     Example:
         >>> with Progress(done=0, steps=10) as progress:
-        ...     progress.update(Records())
+        ...     progress.show(History())
     """
 
     def __init__(self, done: int, steps: int, *, shown: bool = True) -> None:
         disable = None if shown else True  # None disables the bar if there is no terminal
-        self.bar = tqdm(total=done + steps, initial=done, disable=disable, bar_format=BAR)
-        self.values = tqdm(position=1, disable=disable, bar_format="{desc}", leave=False)
+        super().__init__(total=done + steps, initial=done, disable=disable, bar_format=BAR)
 
-    def update(self, history: Records) -> None:
+    def show(self, history: History) -> None:
         """Show one more step and the latest values of a history."""
-        if self.bar.disable:
+        if self.disable:
             return
-        latest = {"loss": history.steps["loss"][-1:], "L_ML": history.lml["lml"][-1:]}
-        self.bar.set_postfix_str(_joined(latest), refresh=False)
-        self.values.set_description_str(_joined(short_names(history.values)), refresh=False)
-        if self.bar.update():  # true if the bar was printed
-            self.values.refresh()
-
-    def __enter__(self) -> Progress:
-        return self
-
-    def __exit__(self, *_) -> None:
-        if self.bar.disable:
-            return
-        self.values.close()
-        self.bar.refresh()
-        self.bar.close()
-        if self.values.desc:  # tqdm cannot keep a second line
-            print(self.values.desc, file=sys.stderr)
-
-
-def short_names(values: dict[str, list]) -> dict[str, list]:
-    """Return the values under the last part of their dotted names, if these are unique.
-
-    Example:
-        >>> short_names({"augmentation.rotation": [5.0]})
-        {'rotation': [5.0]}
-    """
-    short = {name.rpartition(".")[2]: value for name, value in values.items()}
-    return short if len(short) == len(values) else values
-
-
-def _joined(columns: dict[str, list]) -> str:
-    return ", ".join(f"{name} {column[-1]:.3g}" for name, column in columns.items() if column)
+        latest = {"loss": history.steps["loss"], "L_ML": history.lml["lml"]}
+        short = {name.rpartition(".")[2]: values for name, values in history.values.items()}
+        latest |= short if len(short) == len(history.values) else history.values
+        text = ", ".join(f"{name} {column[-1]:.3g}" for name, column in latest.items() if column)
+        self.set_postfix_str(text, refresh=False)
+        self.update()

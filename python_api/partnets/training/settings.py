@@ -1,57 +1,90 @@
-"""settings: the settings of optimisers and schedulers, which a checkpoint replaces."""
+"""Settings: the numbers that determine a training, which are keyword arguments of Trainer."""
 
 from __future__ import annotations
 
-import inspect
-import warnings
-from collections.abc import Mapping
-from os import PathLike
-from typing import Any
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
 
-import torch
-
-# The settings that schedulers change in the groups of their optimizer.
-SCHEDULED = {"lr", "momentum", "betas"}
+from partkernels.arguments import check_seed
+from partnets.training.step import check_clip
+from partnets.utils.checks import check_at_least
 
 
-def settings_of(
-    optimizers: Mapping[str, torch.optim.Optimizer | None], schedulers: Mapping[str, Any] | None = None
-) -> dict[str, Any]:
-    """Return the settings of each group, and of each scheduler, by name.
+@dataclass(kw_only=True)
+class Settings:
+    """The settings of a Trainer, which are its keyword arguments.
 
     Args:
-        optimizers: by name.
-        schedulers: by name, "scheduler" for the optimizer "optimizer"; only arguments in their state_dict are returned.
+        batch_size, hyper_batch_size: the number of examples in a step of w and of ψ; hyper_batch_size is batch_size if
+            None.
+        sampling: C probabilities with which k is drawn for a step of w; the chunks' proportions if None.
+        clip: the norm, over all parameters, to which the gradient of w_k is clipped; None does not clip.
+        hyper_every: the number of steps of w between updates of ψ.
+        hyper_steps: the number of steps of ψ in an update, each on another batch.
+        hyper_after: the number of steps of w before the first step of ψ.
+        one_pass: whether each step updates w_1..w_C in turn, each on its share of batch_size examples, by `sampling`,
+            and a step of ψ takes a share of hyper_batch_size from each unseen chunk, by their sizes. Batches are then
+            smaller: see docs/training.md for the effect.
+        lml_every: the number of steps between full evaluations of L_ML, all with the same noise; None never evaluates.
+        keep_best: whether to keep a copy of the model at the highest L_ML; see Trainer.restore_best.
+        patience: the number of successive evaluations without a higher L_ML that ends fit; None never ends early.
+        seed: an int in [0, 2**63), the seed of the trainer's generator.
+        other_chunks: whether the model may have learned from other chunks than these; see partnets.lml.
+        audit: whether to check, before the first step, that no part of the model carries later chunks into earlier
+            subnetworks, as partnets.audit does; this takes some passes.
+
+    Raises:
+        ValueError: a setting is out of range.
 
     Example:
-        >>> optimizer = torch.optim.SGD([torch.zeros(1)], lr=0.1)
-        >>> settings_of({"optimizer": optimizer})["optimizer.param_groups[0].lr"]
-        0.1
-        >>> scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 5)
-        >>> settings_of({}, {"scheduler": scheduler})
-        {'scheduler.step_size': 5, 'scheduler.gamma': 0.1}
+        >>> Settings(batch_size=16).hyper_batch_size
+        16
     """
-    found, schedulers = {}, schedulers or {}
-    for which, optimizer in optimizers.items():
-        is_scheduled = schedulers.get(which.replace("optimizer", "scheduler")) is not None
-        left_out = {"params", *(SCHEDULED if is_scheduled else ())}
-        for i, group in enumerate(optimizer.param_groups if optimizer else ()):
-            found |= {f"{which}.param_groups[{i}].{name}": group[name] for name in group if name not in left_out}
-    for which, scheduler in schedulers.items():
-        if scheduler is not None:
-            given = [name for name in inspect.signature(type(scheduler)).parameters if name != "last_epoch"]
-            state = scheduler.state_dict()
-            found |= {f"{which}.{name}": state[name] for name in given if name in state}
-    return found
 
+    batch_size: int = 128
+    hyper_batch_size: int | None = None
+    sampling: Sequence[float] | None = None
+    clip: float | None = None
+    hyper_every: int = 1
+    hyper_steps: int = 1
+    hyper_after: int = 0
+    one_pass: bool = False
+    lml_every: int | None = None
+    keep_best: bool = False
+    patience: int | None = None
+    seed: int = 0
+    other_chunks: bool = False
+    audit: bool = True
 
-def warn_of_others(before: Mapping[str, Any], after: Mapping[str, Any], path: str | PathLike, stacklevel: int) -> None:
-    """Warn if settings of a checkpoint have replaced different ones."""
-    others = [name for name, value in before.items() if str(value) != str(after.get(name))]
-    changed = [f"{name} is {after.get(name)}, not {before[name]}" for name in others]
-    if changed:
-        warnings.warn(
-            f"training continues with the settings in {path}: {', '.join(changed)}. To change them, set param_groups,"
-            " or the scheduler's attributes, after load.",
-            stacklevel=stacklevel + 1,
-        )
+    def __post_init__(self) -> None:
+        if self.hyper_batch_size is None:
+            self.hyper_batch_size = self.batch_size
+        counts = ("batch_size", "hyper_batch_size", "hyper_every", "hyper_steps", "lml_every", "patience")
+        given = {name: getattr(self, name) for name in counts if getattr(self, name) is not None}
+        check_at_least(1, **given)
+        check_at_least(0, hyper_after=self.hyper_after)
+        check_clip(self.clip)
+        check_seed("seed", self.seed)
+        if not isinstance(self.one_pass, bool):
+            raise ValueError(f"one_pass={self.one_pass!r}; pass True or False.")
+        if self.lml_every is None and (self.keep_best or self.patience is not None):
+            raise ValueError("keep_best and patience need L_ML; pass lml_every, the steps between its evaluations.")
+
+    def check_sampling(self, owns: Sequence[bool]) -> None:
+        """Raise ValueError unless `sampling` has a probability for each partition, and 0 for those that own nothing.
+
+        Args:
+            owns: whether each partition owns parameters.
+        """
+        self.sampling = tuple(map(float, self.sampling))
+        if (
+            len(self.sampling) != len(owns)
+            or not all(0 <= share < math.inf for share in self.sampling)
+            or not sum(self.sampling)
+        ):
+            raise ValueError(f"sampling={self.sampling}; pass {len(owns)} probabilities, one for each partition.")
+        for k, (share, is_owner) in enumerate(zip(self.sampling, owns, strict=True), start=1):
+            if share and not is_owner:
+                only = tuple(float(j != k) for j in range(1, len(owns) + 1))
+                raise ValueError(f"partition {k} has no parameter to learn; leave it out by sampling, such as {only}.")

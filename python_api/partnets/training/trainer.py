@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 import inspect
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+import warnings
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from functools import partial
 from os import PathLike
@@ -15,46 +17,38 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
-from partkernels.arguments import check_seed
 from partnets import optim
 from partnets.data.batch import Forward, Loss, call, mean
 from partnets.data.chunks import Chunks, check_unseen, divided, draw_k
 from partnets.data.fetching import check_options
+from partnets.evaluation import estimate_statistics
 from partnets.evaluation.marginal_likelihood import lml
 from partnets.evaluation.metrics import check_counts
 from partnets.evaluation.same_chunks import check_same_chunks, remember_chunks
 from partnets.hyper import Hyperparameter, hyperparameters
-from partnets.hyper.hyperparameter import find_hyper
+from partnets.hyper.hyperparameter import find_hyper, values_by_path
 from partnets.optim.base import check_partitioned
 from partnets.subnetworks.context import resident, whole
 from partnets.subnetworks.parameters import partitioned_parameters
-from partnets.training import checkpoint
-from partnets.training.ahead import Ahead
+from partnets.subnetworks.state import num_partitions
+from partnets.subnetworks.stateful import attributes_with_tensors
+from partnets.training import checkpoint, preflight
 from partnets.training.best_model import Best
 from partnets.training.callbacks import Callback
 from partnets.training.history import History
-from partnets.training.inner_steps import alone
-from partnets.training.lookahead import Technique, most_steps, step_lookahead, techniques
+from partnets.training.hypergradient import Strategy, Technique
+from partnets.training.prefetch import Prefetch
 from partnets.training.progress import Progress
-from partnets.training.start import (
-    check_finite,
-    check_leaks,
-    check_learns,
-    check_start,
-    warn_of_direct_dropout,
-    warn_of_forgotten,
-    warn_of_proportions,
-    warn_of_unused_losses,
-)
-from partnets.training.state import TrainingState
-from partnets.training.step import check_clip, has_step_hooks, parameters_of, step_hyper, step_weights, still_modules
+from partnets.training.settings import Settings
+from partnets.training.step import has_step_hooks, parameters_of, still_modules
+from partnets.training.unrolled import alone
 from partnets.utils.checks import check_at_least
 from partnets.utils.likelihood import check_loss, check_mean, plain
-from partnets.utils.modules import to_device
+from partnets.utils.modules import device_of, to_device
 from partnets.utils.random_state import preserved
 
 
-class Trainer(TrainingState):
+class Trainer:
     """A trainer that alternates steps of the partitions w_k (Eq. 3) and of the hyperparameters ψ (Appendix I.1, Eq. 4).
 
     A step of w_k is partnets.step_weights on a batch of D_1:k, k ~ Cat(sampling). A step of ψ is partnets.step_hyper on
@@ -78,36 +72,17 @@ class Trainer(TrainingState):
         hyper_optimizer: an optimizer of torch.optim of hyper's parameters; Adam with a learning rate of 1e-3 if None.
         scheduler, hyper_scheduler: schedulers of torch.optim.lr_scheduler of these two optimisers, stepped after each
             step of w of any partition (as in Appendix I.1) and after each step of ψ.
-        batch_size, hyper_batch_size: the number of examples in a step of w and of ψ; hyper_batch_size is batch_size if
-            None.
-        sampling: C probabilities with which k is drawn for a step of w; the chunks' proportions if None.
-        clip: the norm, over all parameters, to which the gradient of w_k is clipped; None does not clip.
-        hyper_every: the number of steps of w between updates of ψ.
-        hyper_steps: the number of steps of ψ in an update, each on another batch.
-        hyper_after: the number of steps of w before the first step of ψ.
-        hyper_chunks: 'one': a step of ψ takes a batch of one chunk, D_k with k ~ Cat(u_2..u_C). 'all': it takes a batch
-            of each unseen chunk, weighted by their sizes: the same expected gradient with less noise, at C - 1 times
-            the cost.
-        one_pass: whether each step updates w_1..w_C in turn, each on its share of batch_size examples, by `sampling`,
-            and a step of ψ takes a share of hyper_batch_size from each unseen chunk, by their sizes. Batches are then
-            smaller: see docs/training.md for the effect.
         hyper_gradient: how ψ learns. 'direct': through the present weights' predictions of unseen data. 'lookahead':
             through steps of the weights, so that ψ may act only on training; a partnets.Lookahead sets their number and
             differentiation. 'implicit', or a partnets.Implicit: through the minimum of the training loss. One value for
             all of hyper, or a dict for some of its modules. Other modules use their classes' settings: direct, except
             hyper.Penalty, LabelSmoothing and others that are off in evaluation. See docs/hyperparameters.md.
-        lml_every: the number of steps between full evaluations of L_ML, all with the same noise; None never evaluates.
-        keep_best: whether to keep a copy of the model at the highest L_ML; see restore_best.
-        patience: the number of successive evaluations without a higher L_ML that ends fit; None never ends early.
         callbacks: functions called after each step, in order, as callback(trainer); see partnets.callbacks and loggers.
-        seed: an int in [0, 2**63), the seed of the trainer's generator.
-        other_chunks: whether the model may have learned from other chunks than these; see partnets.lml.
-        audit: whether to check, before the first step, that no part of the model carries later chunks into earlier
-            subnetworks, as partnets.audit does; this takes some passes.
         forward: forward(model, batch), which returns output and y; the default is partnets.data.batch.call.
-        **loading: options of a DataLoader, such as num_workers, pin_memory and prefetch_factor, with which fit and
-            evaluations of L_ML prefetch batches. The draws and every bit are unchanged, unless the data set draws at
-            random; then the bits are the same for any number of workers from 1 on.
+        **settings: batch_size, lml_every, clip, seed and the other fields of partnets.training.Settings; and options of
+            a DataLoader, such as num_workers, pin_memory and prefetch_factor, with which fit and evaluations of L_ML
+            prefetch batches. These leave all draws and bits unchanged, unless the data set draws at random; then the
+            bits are the same for any number of workers from 1 on.
 
     Warns:
         UserWarning: the loss is not a log-likelihood, such as a squared error; the partitions' shares of the weights
@@ -115,7 +90,13 @@ class Trainer(TrainingState):
             at the first step, the weights seem to have learned from later chunks already.
 
     Attributes:
-        history, generator, best, noise: as in TrainingState, the base class, which callbacks can rely on.
+        settings: the Settings; callbacks may change them.
+        history: the History of all steps.
+        hyper: the path and the module of each trained hyperparameter.
+        hyper_gradient: for each module of hyper, by path, a partnets.Lookahead or Implicit; None if direct.
+        generator: the generator that draws chunks and batches.
+        best: the step, L_ML and state that keep_best has kept; None without keep_best.
+        noise: while callbacks run, the random states with which training will continue; otherwise None.
 
     Raises:
         ValueError: the model and the chunks differ in C, hyper is not inside the model, an optimiser belongs to other
@@ -137,9 +118,8 @@ class Trainer(TrainingState):
         ([10, 20], ['0.0', '0.1', '0.2', '0.3'])
     """
 
-    # Whether ψ learns from unseen chunks, whether progress is shown on a terminal, and whether layers may respond to ψ.
+    # Whether ψ learns from unseen chunks, and whether progress is shown on a terminal.
     needs_unseen = shows_progress = True
-    trains_responses = False
 
     def __init__(
         self,
@@ -153,92 +133,69 @@ class Trainer(TrainingState):
         hyper_optimizer: torch.optim.Optimizer | None = None,
         scheduler: LRScheduler | None = None,
         hyper_scheduler: LRScheduler | None = None,
-        batch_size: int = 128,
-        hyper_batch_size: int | None = None,
-        sampling: Sequence[float] | None = None,
-        clip: float | None = None,
-        hyper_every: int = 1,
-        hyper_steps: int = 1,
-        hyper_after: int = 0,
-        hyper_chunks: str = "one",
-        one_pass: bool = False,
         hyper_gradient: str | Technique | Mapping[Hyperparameter, str | Technique] | None = None,
-        lml_every: int | None = None,
-        keep_best: bool = False,
-        patience: int | None = None,
         callbacks: Iterable[Callback] = (),
-        seed: int = 0,
-        other_chunks: bool = False,
-        audit: bool = True,
         forward: Forward = call,
-        **loading,
+        **settings,
     ) -> None:
         check_counts(model, chunks)
-        if not other_chunks:
-            check_same_chunks(model, chunks)
+        names = {field.name for field in dataclasses.fields(Settings)}
+        loading = {name: value for name, value in settings.items() if name not in names}
         self.loading = check_options(loading, type(self).__name__)
-        hyper_batch_size = batch_size if hyper_batch_size is None else hyper_batch_size
-        optional = {"lml_every": lml_every, "patience": patience}
-        given = {name: number for name, number in optional.items() if number is not None}
-        check_at_least(1, batch_size=batch_size, hyper_batch_size=hyper_batch_size, **given)
-        check_at_least(1, hyper_every=hyper_every, hyper_steps=hyper_steps)
-        check_at_least(0, hyper_after=hyper_after)
-        check_clip(clip)
-        check_seed("seed", seed)
-        if hyper_chunks not in ("one", "all"):
-            raise ValueError(f"hyper_chunks={hyper_chunks!r}; pass 'one' or 'all'.")
-        if not isinstance(one_pass, bool):
-            raise ValueError(f"one_pass={one_pass!r}; pass True or False.")
-        if one_pass and hyper_chunks == "all":
-            raise ValueError(
-                "hyper_chunks='all' takes a batch of each chunk, but one_pass a part of one; pass one of them."
-            )
-        if lml_every is None and (keep_best or patience is not None):
-            raise ValueError("keep_best and patience need L_ML; pass lml_every, the steps between its evaluations.")
-        self.hyper = find_hyper(model, hyper)
-        if not self.trains_responses and (hyper is None or self.hyper):
-            _check_no_responses(model)
-        chosen = techniques(self.hyper.values(), hyper_gradient)
-        self.hyper_gradient = {path: chosen[module] for path, module in self.hyper.items()}
-        if self.needs_unseen and not self.trains_responses:
-            warn_of_direct_dropout(self.hyper, self.hyper_gradient)
-        if (self.hyper and self.needs_unseen) or lml_every:
-            check_unseen(chunks)
-        psi = list(dict.fromkeys(parameter for module in self.hyper.values() for parameter in module.parameters()))
+        self.settings = Settings(**{name: value for name, value in settings.items() if name in names})
+        if not self.settings.other_chunks:
+            check_same_chunks(model, chunks)
+        self.model, self.chunks, self.forward, self.callbacks = model, chunks, forward, list(callbacks)
 
+        self.hyper = find_hyper(model, hyper)
+        self.strategy = self._make_strategy(hyper_gradient, hyper is None or bool(self.hyper))
+        self.hyper_gradient = {path: self.strategy.chosen.get(module) for path, module in self.hyper.items()}
         if hyper is None and self.needs_unseen and chunks.count > 1:
-            warn_of_forgotten(model)
-        check_learns(model, loss)
-        warn_of_unused_losses(model, self.hyper, loss)
+            preflight.warn_of_forgotten(model)
+
+        preflight.check_learns(model, loss)
+        preflight.warn_of_unused_losses(model, self.hyper, loss)
         check_mean(loss)
-        self.hyper_loss = plain(loss) if hyper_loss is None else hyper_loss
-        self._judges = chunks.count > 1 and self.needs_unseen and bool(self.hyper or lml_every)
+        self.loss, self.hyper_loss = loss, plain(loss) if hyper_loss is None else hyper_loss
+        if (self.hyper and self.needs_unseen) or self.settings.lml_every:
+            check_unseen(chunks)
+        self._judges = chunks.count > 1 and self.needs_unseen and bool(self.hyper or self.settings.lml_every)
         if self._judges:
             check_loss(self.hyper_loss)
-            warn_of_proportions(model, chunks.proportions)
-        self.model, self.chunks, self.loss, self.forward = model, chunks, loss, forward
-        self.audit, self.other_chunks = audit, other_chunks
-        self._ahead = Ahead(chunks, self.loading) if self.loading else None
-        self._forward: nn.Module = model
+            preflight.warn_of_proportions(model, chunks.proportions)
+
+        psi = list(dict.fromkeys(parameter for module in self.hyper.values() for parameter in module.parameters()))
         self.optimizer = optim.Adam(model) if optimizer is None else optimizer
         self.hyper_optimizer = hyper_optimizer
         if psi and hyper_optimizer is None:
             self.hyper_optimizer = torch.optim.Adam([p for p in psi if p.requires_grad], lr=1e-3)
         _check_optimizers(model, self.optimizer, psi, self.hyper_optimizer)
-        self.scheduler = _check_scheduler("scheduler", scheduler, self.optimizer)
-        self.hyper_scheduler = _check_scheduler("hyper_scheduler", hyper_scheduler, self.hyper_optimizer)
-        self.batch_size, self.hyper_batch_size, self.lml_every = batch_size, hyper_batch_size, lml_every
-        self.sampling = _check_sampling(chunks.proportions if sampling is None else sampling, model, chunks)
-        self.hyper_every, self.hyper_steps = hyper_every, hyper_steps
-        self.hyper_after, self.hyper_chunks = hyper_after, hyper_chunks
-        self.one_pass = one_pass
+        self.scheduler, self.hyper_scheduler = scheduler, hyper_scheduler
+        _check_scheduler("scheduler", scheduler, self.optimizer)
+        _check_scheduler("hyper_scheduler", hyper_scheduler, self.hyper_optimizer)
+
+        if self.settings.sampling is None:
+            self.settings.sampling = chunks.proportions
+        owned = partitioned_parameters(model)
+        self.settings.check_sampling([any(one.numel(k) for one in owned) for k in range(1, chunks.count + 1)])
         _ = self._parts, self._hyper_parts  # these raise if a part is empty
-        self.best, self.patience, self.callbacks = Best() if keep_best else None, patience, list(callbacks)
-        self.clip, self.seed, self.generator = clip, seed, torch.Generator().manual_seed(seed)
+        self.generator = torch.Generator().manual_seed(self.settings.seed)
+        self.history = History()
+        self.best = Best() if self.settings.keep_best else None
         self.noise: dict | None = None
+        self._source = Prefetch(chunks, self.loading) if self.loading else chunks
+        self._forward: nn.Module = model
         self._still = still_modules(model)
         self._started = False
-        self.history = History()
+
+    def _make_strategy(self, hyper_gradient: Any, learns: bool) -> Strategy:
+        """Return how ψ learns; `learns` is whether some of it does, or might have been meant to."""
+        if learns:
+            _check_no_responses(self.model)
+        strategy = Strategy.of(self.hyper.values(), hyper_gradient)
+        if self.needs_unseen:
+            preflight.warn_of_direct_dropout(self.hyper, strategy.chosen)
+        return strategy
 
     def fit(self, steps: int | None = None, *, epochs: float | None = None) -> History:
         """Train for a number of further steps, or until L_ML exhausts `patience`; show progress on a terminal.
@@ -258,16 +215,18 @@ class Trainer(TrainingState):
         if steps is None:
             if not 0 <= epochs < math.inf:
                 raise ValueError(f"epochs={epochs}; pass a number, at least 0.")
-            steps = math.ceil(epochs * len(self.chunks.order) / self.batch_size)
+            steps = math.ceil(epochs * len(self.chunks.order) / self.settings.batch_size)
         check_at_least(0, steps=steps)
-        fetching = self._ahead.fetching(partial(self._plan, steps), self.generator) if self._ahead else nullcontext()
+        fetching = nullcontext()
+        if isinstance(self._source, Prefetch):
+            fetching = self._source.fetching(partial(self._plan, steps), self.generator)
         stays = nullcontext() if has_step_hooks(self.optimizer) else resident(self.model)
         with fetching, stays, Progress(self.steps, steps, shown=self.shows_progress) as progress:
             for _ in range(steps):
                 if self.exhausted:
                     break
                 self.step()
-                progress.update(self.history)
+                progress.show(self.history)
         self.estimate_statistics()
         return self.history
 
@@ -286,7 +245,7 @@ class Trainer(TrainingState):
                 self._start()
         done = self.steps + 1
         self.history.add(done, *self.iterate(), self.values())
-        is_due = self.lml_every and done % self.lml_every == 0
+        is_due = self.settings.lml_every and done % self.settings.lml_every == 0
         if not is_due and not self.callbacks:
             return
         with whole(self.model):
@@ -297,7 +256,7 @@ class Trainer(TrainingState):
         if is_due:
             self.estimate_statistics()
             # The same noise each time, so that the maximum over evaluations does not select lucky noise.
-            found = lml(self.model, self.chunks, self.hyper_loss, seed=self.seed, **self.evaluating)
+            found = lml(self.model, self.chunks, self.hyper_loss, seed=self.settings.seed, **self.evaluating)
             self.history.add_lml(done, found)
             if self.best is not None:
                 self.best.offer(self.model, done, found)
@@ -311,12 +270,13 @@ class Trainer(TrainingState):
                     self.noise = None
 
     def _start(self) -> None:
-        if not self.other_chunks:  # checked again, as weights may have been loaded since construction
+        settings = self.settings
+        if not settings.other_chunks:  # checked again, as weights may have been loaded since construction
             check_same_chunks(self.model, self.chunks)
-        if self.audit:
-            check_leaks(self.model, self.chunks, self.batch_size, self._audited, self.sampling)
+        if settings.audit:
+            preflight.check_leaks(self.model, self.chunks, settings.batch_size, self._audited, settings.sampling)
         if self._judges:
-            check_start(self)
+            preflight.check_start(self)
         remember_chunks(self.model, self.chunks)
         self._started = True
 
@@ -331,118 +291,185 @@ class Trainer(TrainingState):
         """
         k, loss = self.step_weights()
         found = None, None
-        if self._hyper_learns(self.steps + 1):
-            for _ in range(self.hyper_steps):
-                found = self.step_hyper()
+        for _ in range(self._hyper_steps(self.steps + 1)):
+            found = self.step_hyper()
         return k, loss, *found
 
-    @property
-    def _source(self) -> Chunks | Ahead:
-        """Return the source of batches."""
-        return self._ahead or self.chunks
-
-    def _hyper_learns(self, step: int) -> bool:
-        late = step - self.hyper_after
-        return bool(self.hyper) and late >= 1 and late % self.hyper_every == 0
+    def _hyper_steps(self, step: int) -> int:
+        """Return the number of steps of ψ after a step of w."""
+        late = step - self.settings.hyper_after
+        is_due = self.hyper and late >= 1 and late % self.settings.hyper_every == 0
+        return self.settings.hyper_steps if is_due else 0
 
     def step_weights(self) -> tuple[int, float]:
         """Update w_k on a batch from D_1:k, with k ~ Cat(sampling); return k and the loss.
 
         With one_pass, update all partitions, each on a part of a batch; return 0 and the mean loss of all examples.
         """
+        clip, losses = self.settings.clip, []
+        options = {"clip": clip, "backward": self._backward}
+        options["masked"] = clip is not None or has_step_hooks(self.optimizer)
         parts = self._draw_learning(self.generator)
-        options = {
-            "clip": self.clip,
-            "backward": self._backward,
-            "masked": self.clip is not None or has_step_hooks(self.optimizer),
-        }
-        losses = []
         for k, examples in parts.items():
             batch = self._source.sample_upto(k, examples, self.generator)
-            losses.append(self._update_weights(k, batch, partial(self._loss, self.loss), **options).item())
+            loss = partial(self._loss, self.loss)
+            losses.append(self.strategy.step_weights(self.model, self.optimizer, k, batch, loss, **options).item())
         if self.scheduler is not None:
             self.scheduler.step()
-        if not self.one_pass:
+        if not self.settings.one_pass:
             return k, losses[0]
-        return 0, sum(examples * loss for examples, loss in zip(parts.values(), losses, strict=True)) / self.batch_size
+        total = sum(examples * loss for examples, loss in zip(parts.values(), losses, strict=True))
+        return 0, total / self.settings.batch_size
 
     def step_hyper(self) -> tuple[int | None, float]:
         """Update ψ on chunks that the subnetworks have not seen; return k, None for all chunks, and the loss."""
-        k, weights = self._draw_unseen(self.generator)
-        if not self._inner_steps:
-            batches, judge = _Drawn(weights, self._draw), partial(self._loss, self.hyper_loss)
-            found = self._update_hyper(batches, judge, weights=weights, backward=self._backward)
-        else:
-            batches = _Drawn(weights, lambda j: (self._draw(j), [self._draw_seen(j) for _ in range(self._inner_steps)]))
-            by = {module: self.hyper_gradient[path] for path, module in self.hyper.items()}
-            # Uses the model itself: a wrapper such as DDP expects one backward pass for each forward pass.
-            losses = (partial(self._loss, loss, model=self.model) for loss in (self.loss, self.hyper_loss))
-            options = {"by": by, "weights": weights, "clip": self.clip, "averaged": self._averaged}
-            found = step_lookahead(self.model, self.optimizer, self.hyper_optimizer, batches, *losses, **options)
+        weights = self._draw_unseen(self.generator)
+        # A wrapper such as DDP expects one backward pass for each forward pass, unlike steps that look ahead.
+        model = self.model if self.strategy.seen else self._forward
+        found = self.strategy.step_hyper(
+            self.model,
+            self.optimizer,
+            self.hyper_optimizer,
+            {k: self._draw_hyper(k) for k in weights},
+            partial(self._loss, self.loss, model=model),
+            partial(self._loss, self.hyper_loss, model=model),
+            weights=weights,
+            clip=self.settings.clip,
+            backward=self._backward,
+            averaged=self._averaged,
+        )
         if self.hyper_scheduler is not None:
             self.hyper_scheduler.step()
-        return k, found.item()
-
-    def _update_weights(self, *arguments, **options) -> Tensor:
-        return step_weights(self.model, self.optimizer, *arguments, **options)
-
-    def _update_hyper(self, *arguments, **options) -> Tensor:
-        return step_hyper(self.model, self.hyper_optimizer, *arguments, **options)
+        return None if self.settings.one_pass else next(iter(weights)), found.item()
 
     @property
     def _parts(self) -> dict[int, int]:
         """Return each partition's number of examples with one_pass, for the current `sampling`."""
-        if not self.one_pass:
+        if not self.settings.one_pass:
             return {}
-        return divided("batch_size", self.batch_size, dict(enumerate(self.sampling, start=1)))
+        return divided("batch_size", self.settings.batch_size, dict(enumerate(self.settings.sampling, start=1)))
 
     @property
     def _hyper_parts(self) -> dict[int, int]:
         """Return each unseen chunk's number of examples in ψ's batches with one_pass."""
-        if not (self.one_pass and self.hyper):
+        if not (self.settings.one_pass and self.hyper):
             return {}
         unseen = dict(enumerate(self.chunks.proportions[1:], start=2))
-        return divided("hyper_batch_size", self.hyper_batch_size, unseen)
+        return divided("hyper_batch_size", self.settings.hyper_batch_size, unseen)
 
     def _draw_learning(self, generator: torch.Generator) -> dict[int, int]:
         """Return the partitions that a step of w updates, with their numbers of examples."""
-        return self._parts or {draw_k(self.sampling, generator): self.batch_size}
+        return self._parts or {draw_k(self.settings.sampling, generator): self.settings.batch_size}
 
-    def _examples_of(self, chunk: int) -> int:
-        """Return the number of examples that a step of ψ takes from a chunk."""
-        return self._hyper_parts.get(chunk, self.hyper_batch_size)
-
-    @property
-    def _inner_steps(self) -> int:
-        """Return the number of batches of seen chunks that a step of ψ needs."""
-        return most_steps(self.hyper_gradient.values())
-
-    def _draw(self, j: int) -> Any:
-        return self._source.sample(j, self._examples_of(j), self.generator)
-
-    def _draw_seen(self, j: int) -> Any:
-        return self._source.sample_upto(j - 1, self._examples_upto(j - 1), self.generator)
-
-    def _examples_upto(self, k: int) -> int:
-        """Return the number of examples in a step of w_k."""
-        return self._parts.get(k, self.batch_size)
-
-    def _draw_unseen(self, generator: torch.Generator) -> tuple[int | None, dict[int, float]]:
-        """Draw the chunk of a step of ψ, None for all chunks; return it with the weight of each chunk."""
+    def _draw_unseen(self, generator: torch.Generator) -> dict[int, float]:
+        """Return the chunks of a step of ψ, with the weights of their losses."""
         u = self.chunks.proportions
-        k = draw_k(u, generator, start=2) if self.hyper_chunks == "one" and not self.one_pass else None
-        return k, {k: 1.0} if k else {j: share / sum(u[1:]) for j, share in enumerate(u[1:], start=2)}
+        if self.settings.one_pass:
+            return {k: share / sum(u[1:]) for k, share in enumerate(u[1:], start=2)}
+        return {draw_k(u, generator, start=2): 1.0}
+
+    def _hyper_draws(self, k: int) -> list[tuple[str, int, int]]:
+        """Return the draws of chunk k for a step of ψ: kind, chunk and number of examples."""
+        unseen = "sample", k, self._hyper_parts.get(k, self.settings.hyper_batch_size)
+        seen = "sample_upto", k - 1, self._parts.get(k - 1, self.settings.batch_size)
+        return [unseen] + [seen] * self.strategy.seen
+
+    def _draw_hyper(self, k: int) -> Any:
+        """Return a batch of D_k, with batches of D_1:k-1 if the strategy needs some."""
+        unseen, *seen = (
+            getattr(self._source, kind)(j, examples, self.generator) for kind, j, examples in self._hyper_draws(k)
+        )
+        return (unseen, seen) if self.strategy.seen else unseen
 
     def _plan(self, steps: int, generator: torch.Generator) -> Iterator[tuple[str, int, int]]:
-        """Yield the draws of step_weights and step_hyper in the next `steps` steps, in order, for Ahead."""
+        """Yield the draws of step_weights and step_hyper in the next `steps` steps, in order, for Prefetch."""
         for step in range(self.steps + 1, self.steps + 1 + steps):
             for k, examples in self._draw_learning(generator).items():
-                yield "draw_upto", k, examples
-            for _ in range(self.hyper_steps if self._hyper_learns(step) else 0):
-                for j in self._draw_unseen(generator)[1]:
-                    yield "draw", j, self._examples_of(j)
-                    for _ in range(self._inner_steps):
-                        yield "draw_upto", j - 1, self._examples_upto(j - 1)
+                yield "sample_upto", k, examples
+            for _ in range(self._hyper_steps(step)):
+                for k in self._draw_unseen(generator):
+                    yield from self._hyper_draws(k)
+
+    @property
+    def steps(self) -> int:
+        """Return the number of completed steps."""
+        return len(self.history.steps["step"])
+
+    @property
+    def device(self) -> torch.device:
+        """Return the model's device."""
+        return device_of(self.model)
+
+    @property
+    def exhausted(self) -> bool:
+        """Return whether the last `patience` evaluations gave no higher L_ML."""
+        if self.settings.patience is None:
+            return False
+        best = self.history.best_lml()
+        return sum(step > (best[0] if best else 0) for step in self.history.lml["step"]) >= self.settings.patience
+
+    def values(self) -> dict[str, float]:
+        """Return the present value of each trained hyperparameter in its units, by its module's path."""
+        return values_by_path(self.hyper)
+
+    @property
+    def evaluating(self) -> dict[str, Any]:
+        """Return the arguments of partnets.lml and loss_matrix that evaluate as this training does."""
+        return {"batch_size": self.settings.batch_size, "forward": self.forward, **self.loading}
+
+    def estimate_statistics(self) -> None:
+        """Call partnets.estimate_statistics on the model; this does not change any bit of further training.
+
+        Call it in a callback before evaluating a model with BatchNorm.
+        """
+        estimate_statistics(self.model, self.chunks, other_chunks=True, **self.evaluating)  # chunks are checked already
+
+    def restore_best(self) -> float:
+        """Restore the model, including ψ, to the state with the highest L_ML, and return this L_ML in nats.
+
+        The optimisers are left unchanged, so call this at the end of training. Attributes of modules named in
+        partnets.partition(..., stateful=) are left unchanged too.
+
+        Warns:
+            UserWarning: there are such attributes with tensors.
+
+        Raises:
+            ValueError: the trainer keeps no best state, or has not evaluated L_ML.
+        """
+        if self.best is None:
+            raise ValueError("this trainer keeps no best state; construct it with keep_best=True and lml_every.")
+        self.best.restore(self.model)
+        if paths := attributes_with_tensors(self.model):
+            warnings.warn(
+                f"{', '.join(paths)} keeps tensors in attributes, which are not restored, so L_ML is not that of the"
+                " best state. Keep them in buffers.",
+                stacklevel=2,
+            )
+        return self.best.lml
+
+    def configuration(self) -> dict[str, Any]:
+        """Return the facts that must be the same to resume from a checkpoint."""
+        names = {parameter: name for name, parameter in self.model.named_parameters()}
+        optimizers = {"optimizer": self.optimizer, "hyper_optimizer": self.hyper_optimizer}
+        groups = {
+            f"{which} groups": [[names[p] for p in group["params"]] for group in one.param_groups] if one else []
+            for which, one in optimizers.items()
+        }
+        free = {"lml_every", "patience", "seed", "other_chunks", "audit"}
+        settings = {name: value for name, value in vars(self.settings).items() if name not in free}
+        return {
+            "chunk sizes": self.chunks.sizes,
+            "partitions": num_partitions(self.model),
+            **checkpoint.facts_of(self.model),
+            "hyper": list(self.hyper),
+            "optimizer": self.optimizer.kind,
+            "hyper_optimizer": type(self.hyper_optimizer).__name__,
+            **groups,
+            "scheduler": type(self.scheduler).__name__,
+            "hyper_scheduler": type(self.hyper_scheduler).__name__,
+            **settings,
+            "hyper_gradient": {path: repr(one) for path, one in self.hyper_gradient.items() if one is not None},
+        }
 
     def save(self, path: str | PathLike) -> None:
         """Write a checkpoint from which `load` resumes with the same bits, atomically.
@@ -467,14 +494,14 @@ class Trainer(TrainingState):
             UserWarning: these settings differ from the trainer's.
 
         Raises:
-            ValueError: the file is not a checkpoint, or is of another model, other chunks, optimisers or batch sizes;
-                nothing has changed.
+            ValueError: the file is not a checkpoint of this version, is damaged, or is of another model, other chunks,
+                optimisers or settings; nothing has changed.
             OSError: the file does not exist or cannot be read.
         """
         checkpoint.load(self, path)
 
     def _backward(self, loss: Tensor) -> None:
-        check_finite(loss, f"step {self.steps + 1}")
+        preflight.check_finite(loss, f"step {self.steps + 1}")
         loss.backward()
 
     _averaged = staticmethod(alone)
@@ -482,22 +509,6 @@ class Trainer(TrainingState):
     def _loss(self, loss: Loss, batch: Any, *, model: nn.Module | None = None) -> Tensor:
         model = self._forward if model is None else model
         return mean(loss, *self.forward(model, to_device(batch, self.device)))
-
-
-class _Drawn(Mapping):
-    """A mapping from chunks to batches, drawn on access, so that only one is in memory at a time."""
-
-    def __init__(self, ks: Iterable[int], draw: Callable[[int], Any]) -> None:
-        self.ks, self.draw = list(ks), draw
-
-    def __getitem__(self, k: int) -> Any:
-        return self.draw(k)
-
-    def __iter__(self) -> Iterator[int]:
-        return iter(self.ks)
-
-    def __len__(self) -> int:
-        return len(self.ks)
 
 
 def _check_no_responses(model: nn.Module) -> None:
@@ -534,22 +545,8 @@ def _check_optimizers(model, optimizer, psi, hyper_optimizer) -> None:
         )
 
 
-def _check_scheduler(name: str, scheduler, optimizer):
+def _check_scheduler(name: str, scheduler: Any, optimizer: torch.optim.Optimizer | None) -> None:
     if isinstance(scheduler, ReduceLROnPlateau):
         raise ValueError(f"{name} is a ReduceLROnPlateau, which needs a metric in step(); step it in a callback.")
     if scheduler is not None and scheduler.optimizer is not optimizer:
         raise ValueError(f"{name} belongs to another optimiser; construct it with the trainer's optimiser.")
-    return scheduler
-
-
-def _check_sampling(sampling: Sequence[float], model: nn.Module, chunks: Chunks) -> tuple[float, ...]:
-    sampling = tuple(map(float, sampling))
-    if len(sampling) != chunks.count or not all(0 <= share < math.inf for share in sampling) or not sum(sampling):
-        raise ValueError(f"sampling={sampling}; pass {chunks.count} probabilities, one for each partition.")
-    owned = partitioned_parameters(model)
-    for k, share in enumerate(sampling, start=1):
-        owns = any(one.numel(k) for one in owned)
-        if share and not owns:
-            only = tuple(float(j != k) for j in range(1, chunks.count + 1))
-            raise ValueError(f"partition {k} has no parameter to learn; leave it out by sampling, such as {only}.")
-    return sampling

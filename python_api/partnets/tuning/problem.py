@@ -23,7 +23,7 @@ from partnets.data.dataset import Data
 from partnets.data.examples import Collate, as_dataset, as_tensor, collated
 from partnets.hyper import Hyperparameter, hyperparameters
 from partnets.subnetworks.state import partitioned_modules
-from partnets.training.start import warn_of_unused_losses
+from partnets.training.preflight import warn_of_unused_losses
 from partnets.training.step import check_clip, parameters_of
 from partnets.tuning.loss import usual_loss
 from partnets.tuning.settings import Setting, find_settings, put_before

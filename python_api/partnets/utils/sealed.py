@@ -1,14 +1,12 @@
-"""Files of torch.save with a checksum of the whole file at the end, so that any changed bit is detected.
+"""Files of torch.save with a checksum at the end, so that any changed bit is detected, and one version number.
 
 torch.save's zip has checksums only of records, which torch.load does not check. torch.load can read these files too.
-Files without a checksum, from older versions, are loaded without a check.
 """
 
 from __future__ import annotations
 
 import hashlib
 import os
-import zipfile
 from os import PathLike
 from typing import IO
 
@@ -16,9 +14,10 @@ import torch
 
 from partnets.utils.files import regular, replacing
 
-# A file ends with MARK and the 32 bytes of the checksum. Its contents have a key SEALED, to detect a lost end.
+# The version of all files; others are refused.
+VERSION = 5
+# A file ends with MARK and the 32 bytes of the checksum.
 MARK = b"partnets blake2b"
-SEALED = "sealed"
 
 
 def save(contents: dict, path: str | PathLike) -> None:
@@ -42,7 +41,7 @@ def save(contents: dict, path: str | PathLike) -> None:
         ValueError: ...one.pt is damaged: it has another checksum than when it was saved; ...
     """
     with replacing(path, binary=True) as file:
-        torch.save(contents | {SEALED: True}, file)
+        torch.save(contents | {"version": VERSION}, file)
         file.flush()
         if code := torch.serialization.get_unsafe_globals_in_checkpoint(file.name):
             raise ValueError(
@@ -58,31 +57,27 @@ def load(path: str | PathLike, expected: str) -> dict:
     """Load a file that `save` wrote to the CPU, without running code from it.
 
     Args:
-        expected: "checkpoint of ...; pass ...", for the error.
+        expected: "checkpoint; pass ...", for the error.
 
     Raises:
-        ValueError: the file is damaged, or torch.save did not write it.
+        ValueError: the file is damaged, of another version, or `save` did not write it.
         OSError: the file does not exist or cannot be read.
     """
     with open(regular(path), "rb") as file:
         size = os.fstat(file.fileno()).st_size - len(MARK) - 32
         file.seek(max(size, 0))
         end = file.read()
-        marked = size >= 0 and end.startswith(MARK)
-        if marked and end != MARK + _checksum(file, size):
-            _raise_damaged(path, "another checksum than when it was saved")
-        try:
-            # torch.save does not compress, so a file that unpacks to more than its size is not from `save`.
-            if any(entry.compress_type != zipfile.ZIP_STORED for entry in zipfile.ZipFile(file).infolist()):
-                raise ValueError("it is compressed")
-            file.seek(0)
-            contents = torch.load(file, map_location="cpu", weights_only=True)
-            if not isinstance(contents, dict):
-                raise TypeError(f"it contains a {type(contents).__name__}")
-        except Exception as error:  # torch and zipfile raise many types
-            raise ValueError(f"{path} is not a {expected}") from error
-    if contents.pop(SEALED, False) and not marked:
-        _raise_damaged(path, "lost its end, where its checksum was")
+        if size < 0 or not end.startswith(MARK):
+            raise ValueError(f"{path} is not a {expected}")
+        if end != MARK + _checksum(file, size):
+            raise ValueError(
+                f"{path} is damaged: it has another checksum than when it was saved; pass an undamaged copy, or an"
+                " earlier file."
+            )
+        file.seek(0)
+        contents = torch.load(file, map_location="cpu", weights_only=True)
+    if (version := contents.pop("version", None)) != VERSION:
+        raise ValueError(f"{path} is of version {version}, but this program has version {VERSION}; save it again.")
     return contents
 
 
@@ -94,7 +89,3 @@ def _checksum(file: IO[bytes], size: int) -> bytes:
         found.update(part)
         size -= len(part)
     return found.digest()
-
-
-def _raise_damaged(path: str | PathLike, what: str) -> None:
-    raise ValueError(f"{path} is damaged: it has {what}; pass an undamaged copy, or an earlier file.")

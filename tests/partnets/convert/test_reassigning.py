@@ -65,7 +65,7 @@ def ids_of(model):
 
 
 def whole(optimizer):
-    return {p: optimizer.whole_state(p, group) for group in optimizer.param_groups for p in group["params"]}
+    return optimizer.full_states()
 
 
 @pytest.mark.parametrize("make", OPTIMIZERS)

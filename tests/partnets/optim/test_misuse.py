@@ -36,7 +36,7 @@ def refused(model, step, message):
 
 
 @pytest.mark.parametrize("when", ["before", "after"])
-@pytest.mark.parametrize("kind", [torch.optim.Adam, torch.optim.SGD, torch.optim.RMSprop, torch.optim.AdamW])
+@pytest.mark.parametrize("kind", [torch.optim.Adam, torch.optim.SGD])
 def test_a_step_of_all_partitions_at_once_is_refused_by_the_next_subnetwork(kind, when):
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 3))
@@ -58,28 +58,6 @@ def test_a_step_inside_of_a_subnetwork_raises():
     with pytest.raises(RuntimeError, match="was written into inside"), partnets.subnetwork(model, 1, 1):
         loss(model).backward()
         optimizer.step()
-
-
-def test_optimisers_of_psi_of_one_partition_and_of_ordinary_models_step():
-    model = network()
-    for parameters in (model[0].parameters(), partnets.merge(model).parameters(), partnets.Linear(6, 3).parameters()):
-        optimizer = torch.optim.Adam(parameters)
-        for group in optimizer.param_groups:
-            for parameter in group["params"]:
-                parameter.grad = torch.ones_like(parameter)
-        optimizer.step()
-
-
-@pytest.mark.parametrize("given", [False, True])
-def test_psi_learns_nothing_where_a_partition_learns_unless_asked_for(given):
-    model = network()
-    with partnets.subnetwork(model, 2, 2, hyper=given):
-        loss(model).backward()
-    assert (model[0].logits.grad is not None) == given
-    assert model[0].logits.requires_grad and model[1].bias.grad.any()
-    with partnets.subnetwork(model, 2):
-        loss(model).backward()
-    assert model[0].logits.grad.any()
 
 
 MADE = {
@@ -138,19 +116,7 @@ def test_a_step_without_a_partition_names_them():
         optim.Adam(network()).step(4)
 
 
-def test_parameters_are_not_taken_for_a_model():
-    with pytest.raises(TypeError, match="SGD got a generator; pass the model itself"):
-        optim.SGD(network().parameters(), lr=0.1)
-
-
-@pytest.mark.parametrize("clip", [0, -1.0, float("nan"), float("inf")])
-def test_a_norm_to_clip_to_is_checked_before_the_step(clip):
-    model = network()
-    with pytest.raises(ValueError, match="clip="):
-        partnets.step_weights(model, optim.Adam(model), 1, None, lambda _: pytest.fail("computed"), clip=clip)
-
-
-@pytest.mark.parametrize("make", [optim.SGD, optim.Adam, lambda model: optim.SGD(model, momentum=0.9)])
+@pytest.mark.parametrize("make", [optim.SGD, optim.Adam])
 def test_a_sparse_gradient_is_named(make):
     model = partnets.partition(nn.Linear(4, 3), (0.5, 0.5))
     optimizer, before = make(model), [parameter.clone() for parameter in model.parameters()]
@@ -198,18 +164,13 @@ def test_a_schedule_may_set_one_weight_decay_for_all_partitions(make):
     assert all(map(torch.equal, *(model.parameters() for model in models)))
 
 
-@pytest.mark.parametrize(
-    ("make", "name"),
-    [(optim.SGD, "maximize"), (optim.SGD, "dampening"), (optim.Adam, "amsgrad"), (optim.AdamW, "maximize")],
-)
+@pytest.mark.parametrize(("make", "name"), [(optim.SGD, "maximize"), (optim.AdamW, "amsgrad")])
 def test_a_setting_of_torchs_that_a_group_is_given_later_is_not_ignored(make, name):
     model = network()
-    optimizer = make(model, lr=0.1, groups=[{"params": [model[1].weight]}])
+    optimizer = make(model, lr=0.1)
     before = [parameter.clone() for parameter in model.parameters()]
-    optimizer.param_groups[1][name] = 0.5 if name == "dampening" else True
-    with pytest.raises(
-        ValueError, match=rf"{name}=(True|0.5), which partnets.optim.{make.__name__} does not have; take"
-    ):
+    optimizer.param_groups[0][name] = True
+    with pytest.raises(ValueError, match=rf"{name}=True, which partnets.optim.{make.__name__} does not have; take"):
         partnets.step_weights(model, optimizer, 1, None, lambda _: loss(model))
     assert all(map(torch.equal, model.parameters(), before))
 
@@ -224,19 +185,11 @@ def tied(**options):
 
 
 @pytest.mark.parametrize("scheme", ["weight", "node"])
-@pytest.mark.parametrize("make", [optim.SGD, optim.Adam, partial(optim.PerPartition, torch.optim.Adam)])
+@pytest.mark.parametrize("make", [optim.Adam, partial(optim.PerPartition, torch.optim.Adam)])
 def test_a_weight_that_two_layers_divide_otherwise_is_refused(make, scheme):
     with pytest.raises(ValueError, match=r"1\.weight is another layer's parameter too.*before partnets.partition"):
         make(tied(scheme=scheme), lr=0.1)
     make(tied(scheme=scheme, before=True), lr=0.1)
-
-
-def test_a_weight_that_two_nested_layers_divide_otherwise_is_refused():
-    model = nn.Sequential(nn.Linear(6, 6), nn.ReLU(), nn.Linear(6, 6), nn.ReLU(), nn.Linear(6, 3))
-    partnets.partition(model, PROPORTIONS, scheme="nested", example=torch.ones(2, 6))
-    model[2].weight = model[0].weight  # all inputs of layer 0 are active
-    with pytest.raises(ValueError, match="another layer's parameter too"):
-        optim.Adam(model)
 
 
 def test_what_a_loop_sets_in_a_group_is_checked_before_anything_moves():

@@ -5,7 +5,6 @@ import io
 
 import pytest
 import torch
-from pairwise import pairwise
 from torch import nn
 from torch.optim import lr_scheduler
 
@@ -108,42 +107,6 @@ def test_a_run_resumes_from_the_three_states_with_the_same_bits(optimizer, sched
     rest = range(RESUMED, STEPS)
     assert run(*whole, rest) == run(*resumed, rest)
     assert all(map(torch.equal, whole[0].parameters(), resumed[0].parameters()))
-
-
-def test_one_cycle_moves_momentum_against_the_learning_rate():
-    model = network(PROPORTIONS)
-    for optimizer, read in (
-        (optim.SGD(model, momentum=0.9, groups=groups(model)), lambda group: group["momentum"]),
-        (optim.Adam(model, groups=groups(model)), lambda group: group["betas"][0]),
-    ):
-        scheduler = SCHEDULERS["one cycle"](optimizer)
-        run(model, lambda step, one=optimizer: one.step(update=2), scheduler, range(STEPS))
-        assert read(optimizer.param_groups[0]) == pytest.approx(0.95)
-        scheduler = SCHEDULERS["one cycle"](optimizer)
-        run(model, lambda step, one=optimizer: one.step(update=2), scheduler, range(4))
-        assert read(optimizer.param_groups[0]) < 0.86
-
-
-@pytest.mark.full
-@pairwise(strength=1, optimizer=OPTIMIZERS, name=[name for name in SCHEDULERS if name != "plateau"])
-def test_a_trainers_checkpoint_has_the_schedule(optimizer, name, tmp_path):
-    x = torch.randn(40, 4, dtype=torch.float64)
-    ours, _, settings = optimizer
-
-    def fresh():
-        model = network(PROPORTIONS)
-        one = ours(model, **settings, groups=groups(model))
-        chunks = partnets.chunk((x, (x[:, 0] > 0).long()), PROPORTIONS)
-        return partnets.Trainer(model, chunks, optimizer=one, scheduler=SCHEDULERS[name](one), batch_size=8)
-
-    whole, first, second = fresh(), fresh(), fresh()
-    whole.fit(STEPS)
-    first.fit(RESUMED)
-    first.save(tmp_path / "checkpoint.pt")
-    second.load(tmp_path / "checkpoint.pt")
-    second.fit(STEPS - RESUMED)
-    assert all(map(torch.equal, whole.model.parameters(), second.model.parameters()))
-    assert [g["lr"] for g in whole.optimizer.param_groups] == [g["lr"] for g in second.optimizer.param_groups]
 
 
 @pytest.mark.parametrize("kind", [optim.SGD, optim.Adam])

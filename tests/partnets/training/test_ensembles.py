@@ -49,13 +49,12 @@ def test_subnetwork_k_is_network_k_and_the_last_from_there_on(networks, count):
     assert len({tuple(output.flatten().tolist()) for output in expected}) == networks
 
 
-@pytest.mark.parametrize("optimizer", [optim.SGD, optim.Adam, optim.AdamW])
 @pytest.mark.parametrize("k", range(1, COUNT + 1))
-def test_a_step_of_a_partition_changes_one_network_alone(optimizer, k):
+def test_a_step_of_a_partition_changes_one_network_alone(k):
     model, mask = ensemble()
     sampling = [float(j == k) for j in range(1, COUNT + 1)]
     one = partnets.Trainer(
-        model, partnets.chunk(examples(), PROPORTIONS), hyper=mask, optimizer=optimizer(model), sampling=sampling
+        model, partnets.chunk(examples(), PROPORTIONS), hyper=mask, optimizer=optim.Adam(model), sampling=sampling
     )
     before = [copies(weights(network)) for network in model.networks]
     for _ in range(3):
@@ -63,58 +62,6 @@ def test_a_step_of_a_partition_changes_one_network_alone(optimizer, k):
     for j, (network, old) in enumerate(zip(model.networks, before, strict=True), start=1):
         assert all(torch.equal(weight, was) == (j != k) for weight, was in zip(weights(network), old, strict=True))
     assert torch.equal(mask.logits, torch.zeros(4)) and mask.logits.grad is None
-
-
-@pytest.mark.parametrize("k", range(1, COUNT + 1))
-def test_gradients_of_other_networks_are_left_alone(k):
-    model, _ = ensemble()
-    before = [copies(weights(network)) for network in model.networks]
-    for weight in model.parameters():
-        weight.grad = torch.ones_like(weight)
-    optim.SGD(model, lr=0.5).step(update=k)
-    for j, (network, old) in enumerate(zip(model.networks, before, strict=True), start=1):
-        assert all(torch.equal(weight, was - 0.5 * (j == k)) for weight, was in zip(weights(network), old, strict=True))
-
-
-def test_a_step_is_that_of_an_ordinary_optimiser_on_the_one_network():
-    model, _ = ensemble()
-    model.eval()
-    alone, (x, y) = copy.deepcopy(model.networks[1]), examples(16)
-    ordinary, optimizer = torch.optim.Adam(alone[1].parameters(), lr=0.01), optim.Adam(model, lr=0.01)
-    for _ in range(3):
-        ordinary.zero_grad()
-        F.cross_entropy(alone(x), y).backward()
-        ordinary.step()
-        optimizer.zero_grad()
-        with partnets.subnetwork(model, active=2, update=2):
-            F.cross_entropy(model(x), y).backward()
-        optimizer.step(update=2)
-    torch.testing.assert_close(weights(model.networks[1]), weights(alone))
-
-
-@pytest.mark.parametrize(("active", "update"), [(2, None), (3, None), (3, 2), (2, 1)])
-def test_psi_alone_gets_a_gradient_where_the_live_network_is_not_updated(active, update):
-    model, mask = ensemble()
-    model.eval()
-    x, y = examples(16)
-    with partnets.subnetwork(model, active=active, update=update, hyper=True):
-        F.cross_entropy(model(x), y).backward()
-    assert all(weight.grad is None for network in model.networks for weight in weights(network))
-    logits = torch.zeros(4, requires_grad=True)
-    linear = model.networks[active - 1][1]
-    F.cross_entropy(F.linear(x * logits.sigmoid(), linear.weight.detach(), linear.bias.detach()), y).backward()
-    torch.testing.assert_close(mask.logits.grad, logits.grad)
-    assert all(parameter.requires_grad for parameter in model.parameters())
-
-
-@pytest.mark.full
-def test_psi_is_shared_and_learns_from_every_network():
-    model, mask = ensemble()
-    one = partnets.Trainer(model, partnets.chunk(examples(), PROPORTIONS), hyper=mask, batch_size=8)
-    one.fit(12)
-    assert set(one.history.steps["hyper_k"]) == {2, 3}
-    assert all(network[0] is mask for network in model.networks) and (mask.logits != 0).all()
-    assert sorted(one.history.values) == [f"networks.0.0.{i}" for i in range(4)]
 
 
 def run(build, sampling=None, changed=None):
@@ -157,7 +104,7 @@ def test_the_validation_set_never_reaches_a_weight():
     assert not any(map(torch.equal, first[0], third[0]))
 
 
-@pytest.mark.parametrize("validation", [0.1, 0.25, 0.5])
+@pytest.mark.parametrize("validation", [0.1, 0.5])
 def test_the_validation_set_has_its_share_and_psi_learns_from_it(validation):
     mask = hyper.InputMask(4)
     model, chunks = held_out(nn.Sequential(mask, nn.Linear(4, 2)), examples(), validation=validation, seed=3)
@@ -172,8 +119,9 @@ def test_the_validation_set_has_its_share_and_psi_learns_from_it(validation):
     assert one.history.lml["lml"] == [pytest.approx(expected, rel=1e-5)]
 
 
-def test_standard_training_is_the_plain_pytorch_loop():
-    network = nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 2)).double()
+@pytest.mark.parametrize("norm", [nn.Identity(), nn.BatchNorm1d(6), nn.BatchNorm1d(6, affine=False)], ids=str)
+def test_standard_training_is_the_plain_pytorch_loop(norm):
+    network = nn.Sequential(nn.Linear(4, 6), copy.deepcopy(norm), nn.Tanh(), nn.Linear(6, 2)).double()
     plain, (x, y) = copy.deepcopy(network), examples()
     x = x.double()
     settings = {"lr": 0.1, "momentum": 0.9, "weight_decay": 0.01, "nesterov": True}
@@ -190,70 +138,7 @@ def test_standard_training_is_the_plain_pytorch_loop():
         optimizer.zero_grad()
         F.cross_entropy(plain(x[batch]), y[batch]).backward()
         optimizer.step()
-    torch.testing.assert_close(list(network.parameters()), list(plain.parameters()), rtol=1e-10, atol=1e-12)
-
-
-def with_batchnorm(affine=True):
-    return nn.Sequential(nn.Linear(4, 5), nn.BatchNorm1d(5, affine=affine), nn.ReLU(), nn.Linear(5, 2))
-
-
-@pytest.mark.parametrize("affine", [True, False])
-def test_running_statistics_are_those_of_the_plain_pytorch_loop(affine):
-    network = with_batchnorm(affine).double()
-    plain = copy.deepcopy(network)
-    model, chunks = single_chunk(network, [part.double() if part.is_floating_point() else part for part in examples()])
-    generator = torch.Generator().manual_seed(0)
-    optimizer = torch.optim.SGD(plain.parameters(), lr=0.1)
-    for _ in range(4):
-        torch.multinomial(torch.ones(1), 1, generator=generator)  # draws k, which is always 1
-        x, y = chunks.sample_upto(1, 8, generator)
-        optimizer.zero_grad()
-        F.cross_entropy(plain(x), y).backward()
-        optimizer.step()
-    partnets.Trainer(model, chunks, optimizer=optim.SGD(model, lr=0.1), batch_size=8).fit(4)
-    torch.testing.assert_close(network.state_dict(), plain.state_dict())
-    assert network[1].num_batches_tracked == 4
-
-
-def test_running_statistics_never_see_the_validation_set():
-    def trained(shift):
-        torch.manual_seed(0)
-        mask = hyper.InputMask(4)
-        x, y = examples()
-        model, chunks = held_out(nn.Sequential(mask, with_batchnorm()), (x, y), validation=0.5)
-        x[chunks.indices(2)] += shift
-        # The mask does not learn, because the weights would depend on it.
-        optimizer = torch.optim.SGD(mask.parameters(), lr=0.0)
-        partnets.Trainer(
-            model, chunks, hyper=mask, hyper_optimizer=optimizer, batch_size=8, sampling=(1, 0), lml_every=2
-        ).fit(4)
-        return model.networks[0][1][1]
-
-    one, other = trained(0.0), trained(5.0)
-    assert torch.equal(one.running_mean, other.running_mean) and torch.equal(one.running_var, other.running_var)
-    assert one.num_batches_tracked == 4 and one.training
-
-
-def test_psi_stays_in_standard_training():
-    mask = hyper.InputMask(4)
-    partnets.Trainer(*single_chunk(nn.Sequential(mask, nn.Linear(4, 2)), examples())).fit(3)
-    assert torch.equal(mask.logits, torch.zeros(4)) and mask.logits.requires_grad
-
-
-@pytest.mark.full
-def test_a_run_of_an_ensemble_resumes_with_the_same_bits(tmp_path):
-    def fresh():
-        torch.manual_seed(0)
-        model, mask = ensemble()
-        return partnets.Trainer(model, partnets.chunk(examples(), PROPORTIONS), hyper=mask, batch_size=8)
-
-    one, resumed = fresh(), fresh()
-    one.fit(5)
-    one.save(tmp_path / "checkpoint.pt")
-    one.fit(5)
-    resumed.load(tmp_path / "checkpoint.pt")
-    resumed.fit(5)
-    assert all(map(torch.equal, one.model.parameters(), resumed.model.parameters()))
+    torch.testing.assert_close(network.state_dict(), plain.state_dict(), rtol=1e-10, atol=1e-12)
 
 
 @pytest.mark.parametrize(

@@ -9,8 +9,6 @@ import torch
 from partnets import History
 from partnets.training import plots
 
-MATRIX = [[0.31, 0.62, 0.71], [0.33, 0.35, 0.66], [0.34, 0.36, 0.37]]
-
 
 def recorded(steps=40):
     """Return a history with steps of ψ at even steps and the highest L_ML in the middle, while the loss falls."""
@@ -21,7 +19,6 @@ def recorded(steps=40):
         if step % 10 == 0:
             history.add_lml(step, -100.0 - abs(step - steps / 2))
             history.add_metrics(step, {"test accuracy": step / 100})
-    history.add_matrix(steps, MATRIX)
     return history
 
 
@@ -30,14 +27,9 @@ def axes_of(figure, title):
     return axes
 
 
-def test_it_is_rebuilt_from_plain_values_and_from_those_of_an_older_version():
+def test_it_is_rebuilt_from_plain_values():
     history = recorded()
     assert History(**dataclasses.asdict(history)) == history
-    old = {name: dataclasses.asdict(history)[name] for name in ("steps", "values", "lml")}
-    rebuilt = History(**old)
-    assert rebuilt.metrics == {} and rebuilt.matrices == {"step": [], "matrix": []}
-    rebuilt.add_metrics(41, {"test accuracy": 0.5})
-    assert history.metrics != rebuilt.metrics
 
 
 def test_the_table_is_nan_where_nothing_was_evaluated():
@@ -49,31 +41,12 @@ def test_the_table_is_nan_where_nothing_was_evaluated():
     assert [str(kind) for kind in frame.dtypes] == ["int64"] * 2 + ["float64"] * 6
 
 
-def test_an_empty_table_has_the_columns_of_a_full_one():
-    assert list(History().frame().columns) == ["step", "k", "loss", "hyper_k", "hyper_loss", "lml"]
-
-
 def test_of_two_evaluations_of_a_step_the_table_has_the_last():
     history = recorded(12)
     history.add_lml(12, -1.0)
     history.add_lml(12, -2.0)
     lml = history.frame()["lml"]
     assert len(lml) == 12 and lml.dropna().tolist() == [-104.0, -2.0]
-
-
-def test_an_evaluation_before_the_first_step_is_in_the_plots_alone():
-    history = History()
-    history.add_lml(0, -3.0)
-    history.add(1, 1, 0.5)
-    assert history.frame()["lml"].isna().all()
-    assert list(axes_of(history.plot(), "L_ML [nats]").lines[0].get_xdata()) == [0]
-
-
-@pytest.mark.parametrize("start", [0, 5, 11, 12, -1])
-def test_the_last_rows_are_the_end_of_all_rows(start):
-    history = recorded(12)
-    whole = history.columns()
-    assert history.columns(start=start) == {name: column[start:] for name, column in whole.items()}
 
 
 @pytest.mark.parametrize(
@@ -88,10 +61,6 @@ def test_the_last_rows_are_the_end_of_all_rows(start):
         lambda history: history.add_metrics(41, {"test accuracy": 1.0, "ECE": None}),
         lambda history: history.add_metrics(39, {"ECE": 1.0, "test accuracy": 1.0}),
         lambda history: history.add_lml(39, -1.0),
-        lambda history: history.add_matrix(39, MATRIX),
-        lambda history: history.add_matrix(41, [[0.1, 0.2], [0.3]]),
-        lambda history: history.add_matrix(41, [[0.1, 0.2]]),
-        lambda history: history.add_matrix(41, []),
     ],
 )
 def test_what_would_be_lost_or_hidden_raises_and_records_nothing(record):
@@ -112,10 +81,7 @@ def test_a_hyperparameter_cannot_have_the_name_of_another_column(name):
 def test_what_is_recorded_is_plain_so_that_a_checkpoint_holds_it():
     history = History()
     history.add_metrics(1, {"test accuracy": torch.tensor(0.5)})
-    history.add_matrix(1, torch.tensor([[0.5, 0.25], [1.0, 2.0]]))
     assert type(history.metrics["test accuracy"]["value"][0]) is float
-    assert history.matrices["matrix"] == [[[0.5, 0.25], [1.0, 2.0]]]
-    assert {type(loss) for row in history.matrices["matrix"][0] for loss in row} == {float}
 
 
 def test_the_best_lml_is_the_first_highest_finite_one():
@@ -157,16 +123,6 @@ def test_steps_without_an_update_of_psi_are_gaps_and_its_lone_values_points():
     assert raw.get_markevery() == list(range(1, 40, 2))  # isolated points need markers to be visible
 
 
-def test_the_heat_map_has_the_numbers_of_the_latest_matrix_and_boxes_the_terms_of_lml():
-    history = recorded()
-    history.add_matrix(50, [[1.25, 2.5], [3.75, math.inf]])
-    axes = axes_of(history.plot(), "loss by chunk, step 50")
-    numbers = {text.get_position(): text.get_text() for text in axes.texts}  # by (chunk, subnetwork), from 0
-    assert numbers == {(0, 0): "1.25", (1, 0): "2.5", (0, 1): "3.75", (1, 1): "inf"}
-    axes = axes_of(recorded().plot(), "loss by chunk, step 40")
-    assert [patch.get_center().tolist() for patch in axes.patches] == [[1, 0], [2, 1]]
-
-
 @pytest.mark.cases(usual=0, full=3)
 @pytest.mark.parametrize("suffix", ["png", "svg"])
 @pytest.mark.parametrize("loss", [0.5, math.inf, math.nan])
@@ -176,7 +132,5 @@ def test_every_history_can_be_drawn(loss, suffix, tmp_path):
     one.add(1, 1, loss, 2, loss, {r"no $\formula$": loss})
     one.add_lml(1, -loss)
     one.add_metrics(1, {rf"metric {i} $\formula$": loss for i in range(12)})
-    one.add_matrix(1, [[loss]])
     one.plot(tmp_path / f"one.{suffix}")
-    one.report(tmp_path / "one.html")
-    assert len(list(tmp_path.iterdir())) == 3
+    assert len(list(tmp_path.iterdir())) == 2

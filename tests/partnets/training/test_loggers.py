@@ -1,7 +1,6 @@
 """Loggers write the history's contents, and a resumed training continues its files at the checkpoint."""
 
 import copy
-import csv
 import random
 import subprocess
 import sys
@@ -34,98 +33,18 @@ def fresh():
     return SimpleNamespace(history=History(), steps=0)
 
 
-def logged(path, steps, every=1):
-    trainer, log = fresh(), loggers.CSV(path, every=every)
-    train(trainer, steps, log)
-    log.close()
-    return path.read_bytes()
-
-
-def rows(path):
-    return list(csv.DictReader(path.read_text(encoding="utf-8").splitlines()))
-
-
-def test_a_csv_file_is_the_frame(tmp_path):
+def test_a_csv_file_is_the_frame_of_the_last_multiple_also_after_resuming(tmp_path):
     trainer, path = fresh(), tmp_path / "training.csv"
-    train(trainer, 11, loggers.CSV(path))
-    pandas.testing.assert_frame_equal(pandas.read_csv(path), trainer.history.frame())
-
-
-def test_rows_are_readable_while_training_goes_on(tmp_path):
-    trainer, path = fresh(), tmp_path / "training.csv"
-    log = loggers.CSV(path, every=3)
-    written = []
-    for _ in range(8):
-        train(trainer, 1, log)
-        written.append([row["step"] for row in rows(path)])
-    assert written == [list("123456"[: step - step % 3]) for step in range(1, 9)]
-    log.close()
-    assert path.read_bytes() == logged(tmp_path / "other.csv", 8)
-
-
-def torn(path):
-    path.write_bytes(path.read_bytes() + b"4,2,0.")  # as if the disk was full
-
-
-@pytest.mark.parametrize("change", [torn, lambda path: path.rename(path.with_suffix(".1")), lambda path: path.unlink()])
-def test_a_file_that_something_has_happened_to_is_written_anew(tmp_path, change):
-    trainer, path = fresh(), tmp_path / "training.csv"
-    train(trainer, 3, log := loggers.CSV(path))
-    change(path)
-    train(trainer, 3, log)
-    assert path.read_bytes() == logged(tmp_path / "other.csv", 6)
-
-
-def test_the_first_metric_extends_the_header_and_leaves_earlier_cells_empty(tmp_path):
-    trainer, path = fresh(), tmp_path / "training.csv"
-    train(trainer, 4, log := loggers.CSV(path))
-    assert path.read_text(encoding="utf-8").splitlines()[0].endswith(",lml")
-    train(trainer, 2, log)
-    assert [row["test accuracy"] != "" for row in rows(path)] == [False, False, False, False, True, False]
-
-
-@pytest.mark.parametrize("every", [1, 4])
-@pytest.mark.parametrize("saved", [2, 4, 7, 10])
-@pytest.mark.parametrize("same", [True, False], ids=["same process", "new process"])
-def test_an_interrupted_and_resumed_csv_file_has_the_bytes_of_an_uninterrupted_one(saved, every, same, tmp_path):
-    expected = logged(tmp_path / "uninterrupted.csv", 17, every)
-
-    trainer, path = fresh(), tmp_path / "training.csv"
-    train(trainer, saved, log := loggers.CSV(path, every=every))
-    checkpoint = copy.deepcopy(vars(trainer.history))
+    log = loggers.CSV(path, steps=3)
+    train(trainer, 8, log)
+    pandas.testing.assert_frame_equal(pandas.read_csv(path), trainer.history.frame()[:6])
+    checkpoint, steps = copy.deepcopy(vars(trainer.history)), trainer.steps
     train(trainer, 4, log)
-    if not same:
-        with path.open("a") as file:
-            file.write("15,1,0.")  # cut off within a row
-        trainer, log = fresh(), loggers.CSV(path, every=every)
-    trainer.history, trainer.steps = History(**checkpoint), saved
-    train(trainer, 1, log)
-    assert len(path.read_text(encoding="utf-8").splitlines()) - 1 == saved + 1 - (saved + 1) % every
-    train(trainer, 16 - saved, log)
-    log.close()
-    assert path.read_bytes() == expected
-
-
-def test_an_interruption_while_the_header_is_extended_leaves_the_old_file(tmp_path, monkeypatch):
-    trainer, path = fresh(), tmp_path / "training.csv"
-    train(trainer, 4, log := loggers.CSV(path))
-    before = path.read_bytes()
-
-    def interrupted(file, columns, count):
-        file.write("half")
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(loggers, "_write_rows", interrupted)
-    trainer.history.add_metrics(4, {"test accuracy": 0.5})
-    with pytest.raises(KeyboardInterrupt):
-        log.close()
-    assert path.read_bytes() == before and list(tmp_path.iterdir()) == [path]
-
-
-@pytest.mark.parametrize("every", [0, -1, 1.5, True])
-def test_an_interval_below_a_step_raises(every, tmp_path):
-    with pytest.raises(ValueError, match="at least 1"):
-        loggers.CSV(tmp_path / "training.csv", every=every)
+    path.write_bytes(path.read_bytes() + b"13,1,0.")  # as if the disk was full
+    resumed = SimpleNamespace(history=History(**checkpoint), steps=steps)
+    train(resumed, 4, loggers.CSV(path, steps=3))
+    pandas.testing.assert_frame_equal(pandas.read_csv(path), trainer.history.frame())
+    assert list(tmp_path.iterdir()) == [path]
 
 
 def scalars(folder):

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import copy
+from functools import partial
 
 import pytest
 import torch
-import torch.distributed as dist
 import torch.nn.functional as F
 from pairwise import pairwise
 from torch import nn
@@ -15,7 +15,7 @@ from torch.utils.checkpoint import checkpoint
 
 import partnets
 from partnets import hyper, optim
-from partnets.training.inner_steps import InnerSteps, leaving_nothing
+from partnets.training.unrolled import InnerSteps, leaving_nothing
 
 PROPORTIONS = (0.5, 0.25, 0.25)
 
@@ -234,26 +234,6 @@ def test_several_chunks_are_weighed():
     torch.testing.assert_close(torch.stack([r.grad for r in raws]), 0.25 * found[0][1] + 0.75 * found[1][1])
 
 
-def test_what_has_no_gradient_is_named():
-    dropout = hyper.Dropout(0.3)
-    model = partnets.partition(nn.Sequential(nn.Linear(4, 8), dropout, nn.Linear(8, 2)), (0.5, 0.5))
-    x, y = torch.randn(6, 4), torch.randint(2, (6,))
-
-    def loss(batch):
-        return F.cross_entropy(model(batch[0]), batch[1])
-
-    step_of_psi = torch.optim.SGD(dropout.parameters(), lr=0.1)
-    given = {2: ((x, y), [(x, y)])}
-    with pytest.raises(RuntimeError, match=r"1\.rate\.raw no gradient"):
-        partnets.step_lookahead(model, optim.SGD(model), step_of_psi, given, loss, loss, by="lookahead")
-    with pytest.raises(ValueError, match="0 batches of D_1:1, but 1 steps"):
-        partnets.step_lookahead(model, optim.SGD(model), step_of_psi, {2: ((x, y), [])}, loss, loss, by="lookahead")
-    with pytest.raises(ValueError, match=r"batches is a dict; pass \{k: a batch of D_k\}"):
-        partnets.step_lookahead(model, optim.SGD(model), step_of_psi, {}, loss, loss, by="lookahead")
-    with pytest.raises(ValueError, match="hyper_gradient='ahead'"):
-        partnets.step_lookahead(model, optim.SGD(model), step_of_psi, given, loss, loss, by="ahead")
-
-
 def trained(steps=6, workers=0, **options):
     torch.manual_seed(0)
     x = torch.randn(120, 6)
@@ -327,13 +307,6 @@ def test_a_federation_refuses_it():
             make()
 
 
-@pytest.fixture
-def single_rank():
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    yield
-    dist.destroy_process_group()
-
-
 class Checkpointed(Tuned):
     """A model with activation checkpoints, which recompute in the backward pass."""
 
@@ -373,29 +346,6 @@ def test_what_two_modules_share_counts_once():
     torch.testing.assert_close(model.decay.decay.raw.grad[None], expected)
 
 
-def test_parameters_with_a_row_for_each_partition_are_stepped_by_every_optimiser():
-    class Positioned(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.first, self.positions, self.last = nn.Linear(6, 8), nn.Parameter(torch.randn(1, 8)), nn.Linear(8, 3)
-
-        def forward(self, x):
-            return self.last((self.first(x) + self.positions).tanh())
-
-    torch.manual_seed(0)
-    model = Tuned(Positioned()).double()
-    partnets.partition(model, PROPORTIONS)
-    x, y = torch.randn(2, 9, 6, dtype=torch.float64), torch.randint(3, (2, 9))
-    batches = list(zip(x, y, strict=True))
-    found = []
-    for make in (optim.Adam, lambda model: optim.PerPartition(torch.optim.Adam, model)):
-        copied = copy.deepcopy(model)
-        own = make(copied)
-        partnets.step_weights(copied, own, 1, batches[0], copied.learn)
-        found.append(ahead(copied, own, batches, 1, True)[1])
-    torch.testing.assert_close(*found, rtol=1e-5, atol=1e-9)
-
-
 class Centred(nn.Module):
     """A module that subtracts the running mean of previous batches."""
 
@@ -420,16 +370,6 @@ def test_differences_begin_at_the_state_that_a_step_began_at():
     batches, own = list(zip(x, y, strict=True)), optim.SGD(model, lr=0.1)
     exact, differences = (ahead(model, own, batches, 1, exact)[1] for exact in (True, False))
     torch.testing.assert_close(differences, exact, rtol=1e-5, atol=1e-9)
-
-
-def test_differences_of_weights_in_half_precision_are_refused():
-    model = Tuned(nn.Linear(6, 3)).bfloat16()
-    partnets.partition(model, PROPORTIONS)
-    batch = torch.randn(4, 6, dtype=torch.bfloat16), torch.tensor([0, 1, 2, 0])
-    given, step_of_psi = {2: (batch, [batch])}, torch.optim.SGD(model.psi()[:1], lr=0.1)
-    by = partnets.Lookahead(exact=False)
-    with pytest.raises(ValueError, match=r"half precision are lost in rounding; pass Lookahead\(exact=True\)"):
-        partnets.step_lookahead(model, optim.SGD(model), step_of_psi, given, model.learn, model.judge, by=by)
 
 
 @pytest.mark.parametrize("exact", [True, False])
@@ -504,18 +444,6 @@ def test_a_loaded_optimiser_knows_which_rates_are_learned(make):
     assert all(map(torch.equal, again[0].parameters(), second[0].parameters()))
 
 
-def test_the_rate_that_is_learned_is_the_highest_of_a_cycle():
-    _, optimizer = with_a_rate(optim.SGD)
-    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=1e-2, total_steps=20, cycle_momentum=False)
-    parameter, group = next((p, g) for g in optimizer.param_groups for p in g["params"])
-    rates = []
-    for _ in range(19):
-        rates.append(optimizer.rate_to_follow(parameter, group).item())
-        optimizer._opt_called = True  # avoids torch's warning about the order of steps
-        schedule.step()
-    assert max(rates) == pytest.approx(0.05, rel=0.05) and rates[0] == pytest.approx(0.05 / 25)
-
-
 def test_a_rate_that_is_learned_is_reduced_on_a_plateau_also_after_a_load():
     _, optimizer = with_a_rate(optim.SGD)
     schedule = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, factor=0.1, patience=0)
@@ -537,54 +465,6 @@ def smoothed(loss_in_model=True):
     model = partnets.partition(nn.Sequential(network, smoothing) if loss_in_model else network, PROPORTIONS)
     batch = torch.randn(6, 4), torch.randint(3, (6,))
     return model, smoothing, batch, lambda batch: smoothing(model(batch[0]), batch[1]).mean()
-
-
-@pytest.mark.parametrize("exact", [True, False])
-@pytest.mark.parametrize("make", [optim.Adam, optim.AdamW, optim.SGD])
-def test_a_schedule_that_ends_at_0_leaves_psi_as_it_is(make, exact):
-    model, smoothing, batch, loss = smoothed()
-    optimizer, of_psi = make(model, lr=0.1), torch.optim.SGD(smoothing.parameters(), lr=1.0)
-    partnets.step_weights(model, optimizer, 1, batch, loss)
-    optimizer.param_groups[0]["lr"] = 0.0
-    partnets.step_lookahead(
-        model, optimizer, of_psi, {2: (batch, [batch])}, loss, loss, by=partnets.Lookahead(exact=exact)
-    )
-    assert smoothing.values()["smoothing"] == pytest.approx(0.2) and not smoothing.smoothing.raw.grad.any()
-
-
-def test_what_a_step_cannot_take_is_refused_before_it():
-    model, smoothing, batch, loss = smoothed()
-    optimizer, of_psi = optim.Adam(model), torch.optim.SGD(smoothing.parameters(), lr=1.0)
-    for seen in ([], [batch] * 2):
-        with pytest.raises(ValueError, match=rf"there are {len(seen)} batches of D_1:1, but 1 steps to look ahead"):
-            partnets.step_lookahead(model, optimizer, of_psi, {2: (batch, seen)}, loss, loss)
-    model, smoothing, batch, loss = smoothed(loss_in_model=False)
-    optimizer, of_psi = optim.Adam(model), torch.optim.SGD(smoothing.parameters(), lr=1.0)
-    with pytest.raises(
-        ValueError, match="1 parameters that are not in the model; put the modules of ψ into the model, including"
-    ):
-        partnets.step_lookahead(model, optimizer, of_psi, {2: (batch, [batch])}, loss, loss)
-    with pytest.raises(ValueError, match="1 parameters that are not in the model"):
-        partnets.step_hyper(model, of_psi, {2: batch}, loss)
-    weights = Detaching(2)
-    model = partnets.partition(nn.Sequential(nn.Linear(4, 3), weights), PROPORTIONS)
-    of_psi = torch.optim.SGD(weights.parameters(), lr=1.0)
-    by = partnets.Lookahead(exact=False)
-    with pytest.raises(ValueError, match=r"Detaching detaches the values.*exact=True"):
-        partnets.step_lookahead(model, optim.Adam(model), of_psi, {2: (batch, [batch])}, loss, loss, by=by)
-
-
-@pytest.mark.parametrize("exact", [True, False])
-def test_layers_that_were_frozen_since_stay_in_the_steps_ahead(exact):
-    model, smoothing, batch, loss = smoothed()
-    optimizer, of_psi = optim.SGD(model, lr=0.1), torch.optim.SGD(smoothing.parameters(), lr=0.0)
-    by = partnets.Lookahead(exact=exact)
-    found = []
-    for frozen in (False, True):
-        model[0][0].requires_grad_(not frozen)
-        partnets.step_lookahead(model, optimizer, of_psi, {2: (batch, [batch])}, loss, loss, by=by)
-        found.append(smoothing.smoothing.raw.grad.item())
-    assert found[0] != found[1] != 0
 
 
 def test_a_gradient_of_psi_that_is_not_finite_raises_before_psi_is_stepped():
@@ -657,21 +537,6 @@ def test_under_autocast_the_weights_of_the_step_are_those_that_are_judged():
     assert found[0] == pytest.approx(found[1], rel=1e-5)
 
 
-@pytest.mark.full
-def test_a_checkpoint_of_a_direct_run_is_refused_by_one_that_looks_ahead(tmp_path):
-    def made(how):
-        model = partnets.partition(nn.Sequential(nn.Linear(6, 3), psi := hyper.Temperature(1.5)), PROPORTIONS)
-        chunks = partnets.chunk((torch.zeros(60, 6), torch.arange(60) % 3), PROPORTIONS)
-        return partnets.Trainer(model, chunks, hyper=psi, batch_size=16, hyper_gradient=how)
-
-    for one, other in (("direct", "lookahead"), ("lookahead", "direct")):
-        trainer = made(one)
-        trainer.fit(1)
-        trainer.save(tmp_path / "saved.pt")
-        with pytest.raises(ValueError, match="hyper_gradient"):
-            made(other).load(tmp_path / "saved.pt")
-
-
 @pytest.mark.filterwarnings("ignore:The .grad attribute")  # torch shows it to nobody
 @pytest.mark.parametrize("whole", [True, False])
 def test_exact_steps_ahead_through_what_is_compiled_are_refused(whole):
@@ -692,3 +557,73 @@ def test_exact_steps_ahead_through_what_is_compiled_are_refused(whole):
         partnets.step_lookahead(model, optim.SGD(model), step_of_psi, given, loss, loss)
     by = {smoothing: partnets.Lookahead(exact=False)}
     partnets.step_lookahead(model, optim.SGD(model), step_of_psi, given, loss, loss, by=by)
+
+
+def draws_without_a_gradient():
+    dropout = hyper.Dropout(0.3)
+    model = partnets.partition(nn.Sequential(nn.Linear(4, 8), dropout, nn.Linear(8, 2)), (0.5, 0.5))
+    batch = torch.randn(6, 4), torch.randint(2, (6,))
+    return model, dropout, batch, lambda batch: F.cross_entropy(model(batch[0]), batch[1])
+
+
+def in_half_precision():
+    model = Tuned(nn.Linear(6, 3)).bfloat16()
+    partnets.partition(model, PROPORTIONS)
+    batch = torch.randn(4, 6, dtype=torch.bfloat16), torch.tensor([0, 1, 2, 0])
+    return model, model.smoothing, batch, model.learn
+
+
+def detaching():
+    weights = hyper.ExampleWeights()
+    model = partnets.partition(nn.Sequential(nn.Linear(4, 3), weights), PROPORTIONS)
+    return model, weights, (torch.randn(6, 4), torch.randint(3, (6,))), None
+
+
+differences = partnets.Lookahead(exact=False)
+
+
+@pytest.mark.parametrize(
+    ("make", "by", "given", "error", "message"),
+    [
+        (draws_without_a_gradient, "lookahead", lambda b: {2: (b, [b])}, RuntimeError, r"1\.rate\.raw no gradient"),
+        (smoothed, None, lambda b: {2: (b, [])}, ValueError, "0 batches of D_1:1, but 1 steps to look ahead"),
+        (smoothed, None, lambda b: {2: (b, [b, b])}, ValueError, "2 batches of D_1:1, but 1 steps to look ahead"),
+        (smoothed, None, lambda b: {}, ValueError, r"batches is a dict; pass \{k: a batch of D_k\}"),
+        (smoothed, "ahead", lambda b: {2: (b, [b])}, ValueError, "hyper_gradient='ahead'"),
+        (partial(smoothed, False), None, lambda b: {2: (b, [b])}, ValueError, "1 parameters that are not in the model"),
+        (in_half_precision, differences, lambda b: {2: (b, [b])}, ValueError, "half precision are lost in rounding"),
+        (
+            detaching,
+            differences,
+            lambda b: {2: (b, [b])},
+            ValueError,
+            r"ExampleWeights detaches the values.*exact=True",
+        ),
+    ],
+)
+def test_what_a_step_cannot_take_is_refused_before_it(make, by, given, error, message):
+    model, psi, batch, loss = make()
+    before = copy.deepcopy([*psi.parameters()])
+    of_psi = torch.optim.SGD(psi.parameters(), lr=1.0)
+    with pytest.raises(error, match=message):
+        partnets.step_lookahead(model, optim.Adam(model), of_psi, given(batch), loss, loss, by=by)
+    assert same(before, [*psi.parameters()])
+
+
+@pytest.mark.full
+def test_the_learning_rate_of_a_quadratic_leads_to_its_minimum():
+    torch.manual_seed(0)
+    x = torch.linalg.qr(torch.randn(12, 12))[0] * 12**0.5  # the Hessian is then 2 times the identity
+    layer = nn.Linear(12, 1, bias=False)
+    model = partnets.partition(nn.Sequential(layer, hyper.LearningRate(layer, 0.05)), (1.0, 0.0), defaults="zero")
+    optimizer, rates = optim.SGD(model), torch.optim.Adam(model[1].parameters(), lr=0.05)
+
+    def loss(batch):
+        return F.mse_loss(model(batch[0]), batch[1])
+
+    for _ in range(200):
+        with torch.no_grad():
+            model[0].weight.normal_()
+        batch = x, torch.randn(12, 1)
+        partnets.step_lookahead(model, optimizer, rates, {2: (batch, [batch])}, loss, loss)
+    assert model[1].values()["rate"] == pytest.approx(0.5, rel=0.1)

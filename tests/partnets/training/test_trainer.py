@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from processes import run_python
 from torch import nn
+from torch.optim import lr_scheduler
 
 import partnets
 from partnets import hyper, optim
@@ -62,16 +63,6 @@ def test_it_takes_the_steps_that_its_docstring_writes_by_hand():
     assert all(map(torch.equal, one.model.parameters(), model.parameters()))
 
 
-@pytest.mark.full
-def test_chunks_are_drawn_in_proportion():
-    one = trainer(lml_every=None, batch_size=1)
-    one.fit(500)
-    counts = torch.bincount(torch.tensor(one.history.steps["k"]))[1:] / 500
-    torch.testing.assert_close(counts, torch.tensor(PROPORTIONS), rtol=0, atol=0.03)
-    counts = torch.bincount(torch.tensor(one.history.steps["hyper_k"]))
-    assert counts[:2].sum() == 0 and (counts[2:] / 500 - 0.5).abs().max() < 0.05
-
-
 def test_a_step_of_one_kind_changes_nothing_of_the_other():
     one = trainer()
     weights = [p for name, p in one.model.named_parameters() if not name.startswith("0.")]
@@ -86,37 +77,12 @@ def test_a_step_of_one_kind_changes_nothing_of_the_other():
     assert not all(map(torch.equal, weights, before))
 
 
-@pytest.mark.full
-def test_it_learns_which_inputs_matter():
-    torch.manual_seed(0)
-    model, chunks, mask = parts(proportions=(0.5, 0.5))
-    one = partnets.Trainer(
-        model,
-        chunks,
-        hyper=mask,
-        optimizer=optim.Adam(model, lr=0.02),
-        hyper_optimizer=torch.optim.Adam(mask.parameters(), lr=0.05),
-        batch_size=64,
-        lml_every=100,
-    )
-    history = one.fit(300)
-    probabilities = list(mask.values().values())
-    assert min(probabilities[:2]) > max(probabilities[2:])
-    assert history.lml["lml"][-1] > history.lml["lml"][0]
-
-
 def test_without_hyperparameters_only_the_weights_learn():
     one = trainer(hyper=[], lml_every=None)
     psi = one.model[0].logits.detach().clone()
     one.fit(3)
     assert torch.equal(one.model[0].logits, psi) and one.hyper_optimizer is None
     assert one.history.steps["hyper_k"] == [None] * 3 and one.history.values == {}
-
-
-def test_it_trains_an_ordinary_network_too():
-    model = partnets.Linear(6, 2)
-    history = partnets.Trainer(model, partnets.chunk(examples(), (1.0,)), optimizer=optim.SGD(model, lr=0.1)).fit(50)
-    assert sum(history.steps["loss"][-10:]) < 0.7 * sum(history.steps["loss"][:10])
 
 
 def test_running_statistics_of_a_skipped_module_stay():
@@ -148,25 +114,6 @@ def test_what_was_in_evaluation_mode_before_stays_so():
     assert (norm.mean == 0).all() and model[1].training and not norm.training
 
 
-@pytest.mark.full
-@pytest.mark.parametrize("modes", [(False,), (False, True)])
-def test_a_callback_that_leaves_another_mode_changes_nothing(modes):
-    def switch(one):
-        for mode in modes:
-            one.model.train(mode)
-
-    def trained(callbacks):
-        torch.manual_seed(0)
-        norm = nn.BatchNorm1d(6).requires_grad_(False)
-        network = nn.Sequential(norm, nn.Linear(6, 9), nn.Dropout(0.5), nn.Linear(9, 2))
-        model = partnets.partition(network, PROPORTIONS, skip=[norm])
-        partnets.Trainer(model, partnets.chunk(examples(), PROPORTIONS), callbacks=callbacks).fit(5)
-        return [*model.parameters(), *norm.buffers()]
-
-    expected, found = trained([]), trained([switch])
-    assert all(map(torch.equal, expected, found))
-
-
 def test_lml_is_evaluated_with_the_same_noise_each_time():
     torch.manual_seed(0)
     augmentation = hyper.Affine(rotation=90.0)
@@ -177,15 +124,6 @@ def test_lml_is_evaluated_with_the_same_noise_each_time():
     history = one.fit(10)
     assert history.lml["step"] == [1, 2, 3, 4] and len(set(history.lml["lml"])) == 1
     assert one.best.step == 1 and history.lml["lml"][0] == partnets.lml(model, chunks, batch_size=128, seed=0)
-
-
-def test_several_modules_are_recorded_under_their_paths():
-    masks = nn.Sequential(hyper.InputMask(6), hyper.InputMask(6))
-    model = partnets.partition(nn.ModuleDict({"masks": masks, "last": nn.Linear(6, 2)}), PROPORTIONS)
-    model.forward = lambda x: model["last"](masks(x))
-    one = partnets.Trainer(model, partnets.chunk(examples(), PROPORTIONS), hyper=list(masks))
-    one.fit(2)
-    assert set(one.history.values) == {f"masks.{i}.{j}" for i in range(2) for j in range(6)}
 
 
 class Unused(hyper.Hyperparameter):
@@ -217,6 +155,27 @@ def part_of_the_model():
     return partnets.Trainer(model, partnets.chunk(examples(), PROPORTIONS), optimizer=optim.Adam(model[1]))
 
 
+def held_out():
+    return partnets.Trainer(*partnets.held_out(nn.Linear(6, 2), examples()))
+
+
+def plateau():
+    model, chunks, _ = parts()
+    optimizer = optim.Adam(model)
+    return partnets.Trainer(
+        model, chunks, hyper=[], optimizer=optimizer, scheduler=lr_scheduler.ReduceLROnPlateau(optimizer)
+    )
+
+
+def closure():
+    model, chunks, mask = parts()
+    return partnets.Trainer(model, chunks, hyper=mask, hyper_optimizer=torch.optim.LBFGS(mask.parameters()))
+
+
+def other_schedule():
+    return lr_scheduler.StepLR(torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=0.1), 3)
+
+
 @pytest.mark.parametrize(
     ("construct", "message"),
     [
@@ -224,6 +183,29 @@ def part_of_the_model():
         (lambda: trainer(hyper_batch_size=-1), "batch_size"),
         (lambda: trainer(lml_every=0), "lml_every"),
         (lambda: trainer(seed=-1), "seed"),
+        (lambda: trainer(keep_best=True, lml_every=None), "pass lml_every"),
+        (lambda: trainer(patience=2, lml_every=None), "pass lml_every"),
+        (lambda: trainer(patience=True), "patience=True"),
+        (lambda: trainer(sampling=(1, 0)), r"sampling=\(1.0, 0.0\); pass 3 probabilities"),
+        (lambda: trainer(sampling=(0.5, 1.0, -0.5)), "pass 3 probabilities"),
+        (lambda: trainer(sampling=(0, 0, 0)), "pass 3 probabilities"),
+        (lambda: trainer(sampling=(1, 0, float("nan"))), "pass 3 probabilities"),
+        (lambda: trainer(clip=0), "clip=0; pass the greatest norm"),
+        (lambda: trainer(clip=float("nan")), "clip=nan"),
+        (lambda: trainer(hyper_every=1.5), "hyper_every=1.5; pass an int, at least 1"),
+        (lambda: trainer(hyper_after=-1), "hyper_after=-1; pass an int, at least 0"),
+        (lambda: trainer(one_pass="no"), "one_pass='no'; pass True or False"),
+        (lambda: trainer(one_pass=True, batch_size=3), "batch_size=3, divided by 0.8, 0.1, 0.1, leaves no example for"),
+        (lambda: trainer(hyper_gradient="ahead"), "hyper_gradient='ahead'; pass 'direct', 'lookahead'"),
+        (lambda: trainer(hyper_gradient={hyper.InputMask(6): "direct"}), "has a InputMask, which is not in hyper"),
+        (lambda: trainer(loss=nn.CrossEntropyLoss(reduction="sum")), "reduction='sum'"),
+        (lambda: trainer(loss=nn.CrossEntropyLoss(reduction="sum"), hyper=[], lml_every=None), "reduction='sum'"),
+        (held_out, r"partition 2 has no parameter .* \(1\.0, 0\.0\)"),
+        (plateau, "ReduceLROnPlateau, which needs a metric"),
+        (lambda: trainer(scheduler=other_schedule()), "^scheduler belongs to another optimiser"),
+        (lambda: trainer(hyper_scheduler=other_schedule()), "^hyper_scheduler belongs to another optimiser"),
+        (lambda: trainer(hyper_optimizer=torch.optim.LBFGS([torch.zeros(1)])), "other parameters than hyper"),
+        (closure, "hyper_optimizer is LBFGS, which needs a closure"),
         (lambda: trainer().fit(-1), "steps"),
         (lambda: trainer().fit(2.5), "steps=2.5; pass an int"),
         (part_of_the_model, "optimizer lacks 0.weight, 0.bias, which would never learn"),
@@ -260,29 +242,6 @@ def test_progress_is_quiet_off_a_terminal_and_shows_values_on_one(capsys, monkey
         assert part in shown
 
 
-@pytest.mark.full
-def test_the_table_has_a_row_for_each_step_and_lml_where_it_was_evaluated():
-    frame = trainer().fit(10).frame()
-    assert list(frame.columns) == ["step", "k", "loss", "hyper_k", "hyper_loss", *(f"0.{i}" for i in range(6)), "lml"]
-    assert frame["step"].tolist() == list(range(1, 11))
-    assert frame["step"][frame["lml"].notna()].tolist() == [5, 10]
-
-
-@pytest.mark.cases(usual=1)
-@pytest.mark.parametrize("hyper", [{}, {"hyper": []}], ids=["hyper", "no hyper"])
-def test_the_picture_shows_each_hyperparameter_lml_and_losses(hyper, tmp_path):
-    figure = trainer(**hyper).fit(10).plot(tmp_path / "history.png")
-    titles = [axes.get_title() for axes in figure.axes]
-    assert titles == ([] if hyper else [f"0.{i}" for i in range(6)]) + ["L_ML [nats]", "loss [nats per example]"]
-    assert (tmp_path / "history.png").stat().st_size > 1000
-
-
-def test_many_hyperparameters_share_a_panel():
-    history = partnets.History()
-    history.add(1, 1, 0.5, 2, 0.6, {f"mask.{i}": 0.5 for i in range(30)})
-    assert history.plot().axes[0].get_title() == "hyperparameters"
-
-
 @pytest.mark.parametrize(("method", "library"), [("frame", "pandas"), ("plot", "matplotlib")])
 def test_a_missing_library_is_named_with_the_cure(method, library, monkeypatch):
     for name in [name for name in sys.modules if name.split(".")[0] == library]:
@@ -297,48 +256,13 @@ def test_importing_partnets_imports_no_plotting_library():
     run_python("-c", code, check=True)
 
 
-class Lines(torch.utils.data.Dataset):
-    """A data set with examples of different lengths."""
-
-    def __len__(self):
-        return 40
-
-    def __getitem__(self, i):
-        return torch.arange(1 + i % 5), i % 2
-
-
-def padded(examples):
-    ids = nn.utils.rnn.pad_sequence([ids for ids, _ in examples], batch_first=True)
-    lengths = torch.tensor([len(ids) for ids, _ in examples])
-    return {"ids": ids, "lengths": lengths}, torch.tensor([y for _, y in examples])
-
-
-class Mean(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.table, self.head = nn.Embedding(5, 4), nn.Linear(4, 2)
-
-    def forward(self, batch):
-        mask = torch.arange(batch["ids"].shape[1]) < batch["lengths"][:, None]
-        return self.head((self.table(batch["ids"]) * mask[..., None]).sum(1))
-
-
-@pytest.mark.full
-def test_a_collate_function_may_give_dicts():
-    chunks = partnets.chunk(Lines(), (0.5, 0.5), collate=padded)
-    model = partnets.partition(Mean(), (0.5, 0.5))
-    partnets.Trainer(model, chunks, batch_size=8, lml_every=2).fit(2)
-    assert partnets.loss_matrix(model, chunks).isfinite().all()
-    assert 0 <= partnets.accuracy(model, chunks[2], collate=padded) <= 1
-
-
 def test_parts_of_a_batch_follow_what_a_callback_sets():
     model, parts = partnets.partition(nn.Linear(4, 2), (0.8, 0.1, 0.1)), []
 
     def change(one):
         parts.append(dict(one._parts))
         if one.steps == 1:
-            one.sampling, one.batch_size = (0.4, 0.2, 0.4), 50
+            one.settings.sampling, one.settings.batch_size = (0.4, 0.2, 0.4), 50
 
     chunks = partnets.chunk((torch.randn(200, 4), torch.randint(2, (200,))), (0.8, 0.1, 0.1))
     partnets.Trainer(model, chunks, batch_size=30, one_pass=True, callbacks=[change]).fit(2)
@@ -366,16 +290,6 @@ def test_options_of_other_trainers_are_refused_with_a_cure(option, cure):
         trainer(**{option: 1})
 
 
-def test_inputs_and_targets_as_two_arguments_are_refused_with_a_cure():
-    x, y = examples()
-    with pytest.raises(TypeError, match=r"are one argument: chunk\(\(x, y\), proportions\)"):
-        partnets.chunk(x, y, PROPORTIONS)
-    with pytest.raises(TypeError, match=r"are one argument: accuracy\(model, \(x, y\)\)"):
-        partnets.accuracy(parts()[0], x, y)
-    with pytest.raises(TypeError, match=r"are one argument: mean_loss\(model, \(x, y\), loss\)"):
-        partnets.mean_loss(parts()[0], x, y)
-
-
 @pytest.mark.parametrize(
     ("labels", "message"),
     [
@@ -392,12 +306,6 @@ def test_labels_that_do_not_fit_are_refused_before_the_first_step(labels, messag
     with pytest.raises(ValueError, match=message):
         one.fit(1)
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items() if torch.is_tensor(value))
-
-
-def test_a_history_is_shown_by_its_numbers():
-    one = trainer()
-    one.fit(5)
-    assert len(repr(one.history)) < 200 and repr(one.history).startswith("History(5 steps, 1 evaluations of L_ML, 0.0")
 
 
 def test_hooks_of_the_optimizer_see_the_whole_network_and_masked_gradients():

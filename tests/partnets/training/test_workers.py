@@ -1,6 +1,5 @@
 """Worker processes change no bit of a training, also after interruptions, and all of them end."""
 
-import copy
 import multiprocessing
 import random
 
@@ -12,7 +11,6 @@ from torch.utils.data import Dataset
 
 import partnets
 from partnets import hyper
-from partnets.training.callbacks import record_loss_matrix
 
 PROPORTIONS = (0.6, 0.2, 0.2)
 TWO = {"num_workers": 2}
@@ -72,7 +70,15 @@ def workers():
     assert running() == []
 
 
-MANY = {"hyper_chunks": "all", "hyper_after": 2, "callbacks": [record_loss_matrix]}
+def evaluate(one):
+    return {"mean loss": partnets.mean_loss(one.model, one.chunks[1])}
+
+
+MANY = {
+    "hyper_steps": 2,
+    "hyper_after": 2,
+    "callbacks": [evaluate],
+}
 
 
 @pytest.mark.full
@@ -100,15 +106,6 @@ def test_what_the_data_draw_depends_neither_on_the_number_of_workers_nor_on_an_i
     resumed.load(tmp_path / "checkpoint.pt")
     resumed.fit(3)
     assert same(resumed, whole)
-
-
-@pytest.mark.full
-def test_the_batches_that_were_fetched_ahead_are_the_ones_that_are_used(monkeypatch):
-    one = trainer(**TWO)
-    one.step()  # looks at a separate batch first
-    monkeypatch.setattr(partnets.Chunks, "fetch_as_asked", None)
-    monkeypatch.setattr(partnets.Chunks, "fetch", None)
-    one.fit(3)
 
 
 def test_one_that_somebody_else_draws_for_goes_on_rightly(recwarn):
@@ -149,31 +146,6 @@ def test_an_interruption_leaves_no_process_and_training_goes_on(error, workers):
             assert workers() == []
         one.fit(2)
     assert same(alone, helped)
-
-
-@pytest.mark.full
-def test_an_interruption_while_evaluating_leaves_no_process():
-    one = trainer(**TWO)
-    one.forward = lambda model, batch: 1 / 0
-    with pytest.raises(ZeroDivisionError):
-        partnets.lml(one.model, one.chunks, forward=one.forward, **TWO)
-
-
-@pytest.mark.full
-def test_patience_and_a_copy_need_nothing_special():
-    one = trainer(lml_every=1, patience=1, hyper_every=1, **TWO)
-    one.fit(50)
-    assert one.exhausted and one.steps < 50
-    copy.deepcopy(one).fit(0)
-
-
-@pytest.mark.full
-@pytest.mark.parametrize("kind", [partnets.mean_loss, partnets.accuracy])
-def test_evaluations_are_the_same(kind):
-    model = nn.Linear(4, 2)
-    assert kind(model, Rows(), batch_size=7) == kind(model, Rows(), batch_size=7, **TWO)
-    noisy = [kind(model, Noisy(), batch_size=7, num_workers=workers) for workers in (1, 2)]
-    assert noisy[0] == noisy[1]
 
 
 WRONG = [

@@ -15,7 +15,7 @@ from partnets.federated.client import TURN, Client
 from partnets.federated.flower.messages import ARRAYS, CONFIG, read_values, to_reply
 from partnets.federated.vectors import Vectors
 from partnets.subnetworks.state import num_partitions as count
-from partnets.training.start import warn_of_proportions
+from partnets.training.preflight import warn_of_proportions
 from partnets.utils import random_state
 from partnets.utils.seeds import derived
 

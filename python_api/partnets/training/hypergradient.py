@@ -1,4 +1,4 @@
-"""Hypergradients for ψ that acts only on training: Lookahead, Implicit and step_lookahead."""
+"""How ψ learns: Strategy, with Lookahead and Implicit for ψ that acts only on training, and step_lookahead."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from partnets.hyper import Hyperparameter, penalties
 from partnets.optim.base import PartitionedOptimizer, check_partitioned
 from partnets.subnetworks.statistics import outdate_statistics
-from partnets.training.inner_steps import Averaged, InnerSteps, alone, check_all_finite, leaving_nothing
+from partnets.training import step
 from partnets.training.step import (
     check_clip,
     check_reached,
@@ -22,6 +22,7 @@ from partnets.training.step import (
     parameters_of,
     training_only,
 )
+from partnets.training.unrolled import Averaged, InnerSteps, alone, check_all_finite, leaving_nothing
 from partnets.utils.checks import check_at_least
 from partnets.utils.modules import evaluating
 from partnets.utils.solvers import conjugate_gradients, neumann
@@ -118,13 +119,83 @@ Technique = Lookahead | Implicit
 TECHNIQUES: dict[str, Technique | None] = {"direct": None, "lookahead": Lookahead(), "implicit": Implicit()}
 
 
-def technique(given: Any) -> Technique | None:
-    """Return the Technique for a name, or the given Technique; None for 'direct'.
+@dataclass(frozen=True)
+class Strategy:
+    """How ψ learns, by which trainers and integrations take their steps.
+
+    Attributes:
+        chosen: for each module of ψ, a Lookahead or an Implicit; None if it learns directly.
 
     Example:
-        >>> technique("lookahead"), technique("direct")
-        (Lookahead(steps=1, exact=True), None)
+        >>> from partnets import hyper
+        >>> Strategy.of([hyper.InputMask(4)], None).seen, Strategy.of([hyper.LabelSmoothing(0.1)], None).seen
+        (0, 1)
     """
+
+    chosen: Mapping[Hyperparameter, Technique | None]
+
+    @classmethod
+    def of(
+        cls, hyper: Iterable[Hyperparameter], given: str | Technique | Mapping[Hyperparameter, str | Technique] | None
+    ) -> Strategy:
+        """Return the strategy of modules: as given, or by the attribute `hyper_gradient` of their classes.
+
+        Raises:
+            ValueError: a value is not a technique, or is given for a module that is not in hyper.
+        """
+        hyper = list(hyper)
+        chosen = {} if given is None else given
+        if not isinstance(chosen, Mapping):
+            return cls(dict.fromkeys(hyper, _technique(given)))
+        if strange := [one for one in chosen if one not in hyper]:
+            shown = f"a {type(strange[0]).__name__}" if isinstance(strange[0], nn.Module) else repr(strange[0])
+            raise ValueError(f"hyper_gradient has {shown}, which is not in hyper; pass only modules in hyper.")
+        return cls({one: _technique(chosen.get(one, one.hyper_gradient)) for one in hyper})
+
+    @classmethod
+    def of_parameters(cls, model: nn.Module, learning: Sequence[nn.Parameter], given: Any) -> Strategy:
+        """Return the strategy of the modules in `given`, and of the outermost modules with the other parameters."""
+        found = list(given) if isinstance(given, Mapping) else []
+        known = {parameter for module in found for parameter in module.parameters()}
+        rest, inner = set(learning) - known, set()
+        for module in model.modules():
+            if isinstance(module, Hyperparameter) and module not in inner and rest & set(module.parameters()):
+                inner.update(module.modules())
+                found.append(module)
+        return cls.of(dict.fromkeys(found), given)
+
+    @property
+    def seen(self) -> int:
+        """Return the number of batches of D_1:k-1 that a step of ψ needs for each of D_k; 0 if all of ψ is direct."""
+        return max((one.steps for one in self.chosen.values() if one is not None), default=0)
+
+    def step_weights(self, model: nn.Module, optimizer: PartitionedOptimizer, *arguments, **options) -> Tensor:
+        """Take a step of w_k, as partnets.step_weights does."""
+        return step.step_weights(model, optimizer, *arguments, **options)
+
+    def step_hyper(
+        self,
+        model: nn.Module,
+        optimizer: PartitionedOptimizer,
+        hyper_optimizer: torch.optim.Optimizer,
+        batches: Mapping[int, Any],
+        loss: Callable[[Any], Tensor],
+        hyper_loss: Callable[[Any], Tensor],
+        *,
+        weights: Mapping[int, float] | None = None,
+        clip: float | None = None,
+        backward: Callable[[Tensor], None] = Tensor.backward,
+        averaged: Averaged = alone,
+    ) -> Tensor:
+        """Take a step of ψ: partnets.step_lookahead with (unseen, seen) batches if `seen`, otherwise step_hyper."""
+        if not self.seen:
+            return step.step_hyper(model, hyper_optimizer, batches, hyper_loss, weights=weights, backward=backward)
+        options = {"by": self.chosen, "weights": weights, "clip": clip, "averaged": averaged}
+        return step_lookahead(model, optimizer, hyper_optimizer, batches, loss, hyper_loss, **options)
+
+
+def _technique(given: Any) -> Technique | None:
+    """Return the Technique for a name, or the given Technique; None for 'direct'."""
     if given is None or isinstance(given, Technique):
         return given
     if not isinstance(given, str) or given not in TECHNIQUES:
@@ -133,56 +204,6 @@ def technique(given: Any) -> Technique | None:
             " dict from hyperparameter modules to these."
         )
     return TECHNIQUES[given]
-
-
-def techniques(
-    hyper: Iterable[Hyperparameter], given: str | Technique | Mapping[Hyperparameter, str | Technique] | None
-) -> dict[Hyperparameter, Technique | None]:
-    """Return how each of these modules learns: as given, or by the attribute `hyper_gradient` of its class.
-
-    Raises:
-        ValueError: a value is not a technique, or is given for a module that is not in hyper.
-
-    Example:
-        >>> from partnets import hyper
-        >>> mask, smoothing = hyper.InputMask(4), hyper.LabelSmoothing(0.1)
-        >>> [*techniques([mask, smoothing], None).values()]
-        [None, Lookahead(steps=1, exact=True)]
-    """
-    hyper = list(hyper)
-    if given is None or isinstance(given, Mapping):
-        chosen = {} if given is None else given
-        if strange := [one for one in chosen if one not in hyper]:
-            shown = f"a {type(strange[0]).__name__}" if isinstance(strange[0], nn.Module) else repr(strange[0])
-            raise ValueError(f"hyper_gradient has {shown}, which is not in hyper; pass only modules in hyper.")
-        return {one: technique(chosen.get(one, one.hyper_gradient)) for one in hyper}
-    return dict.fromkeys(hyper, technique(given))
-
-
-def most_steps(chosen: Iterable[Technique | None]) -> int:
-    """Return the number of batches of D_1:k-1 that these techniques need for each of D_k; 0 if all are direct.
-
-    Example:
-        >>> most_steps([None, Lookahead(steps=3), Implicit()]), most_steps([None])
-        (3, 0)
-    """
-    return max((one.steps for one in chosen if one is not None), default=0)
-
-
-def steps_ahead(model: nn.Module, hyper_optimizer: torch.optim.Optimizer | None, by: Any = None) -> int:
-    """Return the number of batches of D_1:k-1 that step_lookahead needs for each of D_k; 0 if all of ψ learns directly.
-
-    Example:
-        >>> from partnets import hyper
-        >>> layer = nn.Linear(4, 2)
-        >>> model = nn.Sequential(layer, decay := hyper.WeightDecay(layer, 0.1))
-        >>> optimizer = torch.optim.Adam(decay.parameters())
-        >>> steps_ahead(model, optimizer), steps_ahead(model, optimizer, Lookahead(steps=3))
-        (1, 3)
-    """
-    if hyper_optimizer is None:
-        return 0
-    return most_steps(_chosen(model, parameters_of(hyper_optimizer), by).values())
 
 
 def step_lookahead(
@@ -252,19 +273,19 @@ def step_lookahead(
     check_clip(clip)
     weights = checked_weights(model, hyper_optimizer, batches, weights)
     learning = parameters_of(hyper_optimizer)
-    chosen = _chosen(model, learning, by)
+    strategy = Strategy.of_parameters(model, learning, by)
+    chosen = strategy.chosen
     for module, one in chosen.items():
         if one is not None and not one.exact and module.detaches:
             raise ValueError(
                 f"{type(module).__name__} detaches the values that it computes weights from, which finite differences"
                 " would ignore; pass Lookahead(exact=True) for it."
             )
-    needed = most_steps(chosen.values())
     hyper_optimizer.zero_grad()
     values = []
     for k, (unseen, seen) in batches.items():
-        if len(seen) != needed:
-            raise ValueError(f"there are {len(seen)} batches of D_1:{k - 1}, but {needed} steps to look ahead.")
+        if len(seen) != strategy.seen:
+            raise ValueError(f"there are {len(seen)} batches of D_1:{k - 1}, but {strategy.seen} steps to look ahead.")
         options = {"clip": clip, "averaged": averaged}
         value, found = _gradients(model, optimizer, k - 1, unseen, seen, loss, hyper_loss, chosen, learning, **options)
         values.append(weights[k] * value)
@@ -338,20 +359,3 @@ def _check_gradients(model: nn.Module, learning: Sequence[nn.Parameter]) -> None
             f"the gradient of {', '.join(wrong)} through the steps ahead is not finite; ψ has not been stepped. Look"
             " for roots of 0 and divisions by 0 in the loss, which have no finite second derivative."
         )
-
-
-def _chosen(model: nn.Module, learning: Sequence[nn.Parameter], by: Any) -> dict[Hyperparameter, Technique | None]:
-    """Return how each module learns: modules in `by`, and the outermost modules with the other parameters."""
-    named = list(by) if isinstance(by, Mapping) else []
-    known = {parameter for module in named for parameter in module.parameters()}
-    return techniques([*named, *_modules_of(model, [p for p in learning if p not in known])], by)
-
-
-def _modules_of(model: nn.Module, parameters: Sequence[nn.Parameter]) -> list[Hyperparameter]:
-    """Return the outermost hyperparameter modules that have some of these parameters."""
-    learning, seen, found = set(parameters), set(), []
-    for module in model.modules():
-        if isinstance(module, Hyperparameter) and module not in seen and learning & set(module.parameters()):
-            seen.update(module.modules())
-            found.append(module)
-    return found

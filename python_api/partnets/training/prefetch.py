@@ -1,4 +1,4 @@
-"""Ahead: prefetching of a training's batches."""
+"""Prefetch: a source of a training's batches that fetches them in advance, by a DataLoader."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from partnets.data.fetching import Request, request
 Plan = Callable[[Generator], Iterator[tuple[str, int, int]]]
 
 
-class Ahead:
-    """sample and sample_upto of chunks with batches prefetched by a DataLoader.
+class Prefetch:
+    """sample and sample_upto of chunks, with batches that a DataLoader has fetched in advance.
 
     A copy of the generator makes the coming draws in advance. At its step, each draw is repeated, and its batch is
     ready. So the generator's state does not depend on prefetching, and checkpoints need not store it. If other code
@@ -45,30 +45,32 @@ class Ahead:
 
     def sample(self, k: int, batch_size: int, generator: Generator) -> Any:
         """Sample a batch as Chunks does."""
-        return self._taken(request(self.chunks.draw(k, batch_size, generator), generator))
+        return self._take(self._draw("sample", k, batch_size, generator))
 
     def sample_upto(self, k: int, batch_size: int, generator: Generator) -> Any:
         """Sample a batch as Chunks does."""
-        return self._taken(request(self.chunks.draw_upto(k, batch_size, generator), generator))
+        return self._take(self._draw("sample_upto", k, batch_size, generator))
 
     @contextmanager
     def fetching(self, plan: Plan, generator: Generator) -> Iterator[None]:
-        """Fetch batches ahead in the context; end all worker processes on exit."""
-        copy = generator.clone_state()
+        """Fetch batches in advance in the context; end all worker processes on exit."""
         self._expected.clear()
-        with closing(self.chunks.fetched(self._requests(plan, copy), self.loading)) as self._batches:
+        with closing(self.chunks.fetched(self._requests(plan, generator.clone_state()), self.loading)) as self._batches:
             try:
                 yield
             finally:
                 self._batches = None
 
-    def _requests(self, plan: Plan, generator: Generator) -> Iterator[Request]:
-        for draw, k, batch_size in plan(generator):
-            wanted = request(getattr(self.chunks, draw)(k, batch_size, generator), generator)
-            self._expected.append(wanted)
-            yield wanted
+    def _draw(self, kind: str, k: int, batch_size: int, generator: Generator) -> Request:
+        draw = self.chunks.draw if kind == "sample" else self.chunks.draw_upto
+        return request(draw(k, batch_size, generator), generator)
 
-    def _taken(self, wanted: Request) -> Any:
+    def _requests(self, plan: Plan, generator: Generator) -> Iterator[Request]:
+        for kind, k, batch_size in plan(generator):
+            self._expected.append(self._draw(kind, k, batch_size, generator))
+            yield self._expected[-1]
+
+    def _take(self, wanted: Request) -> Any:
         if self._batches is not None:
             batch = next(self._batches, None)
             if self._expected and self._expected.popleft().seed == wanted.seed:

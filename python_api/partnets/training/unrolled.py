@@ -12,13 +12,13 @@ from torch import Tensor, nn
 from partnets.hyper import penalties
 from partnets.hyper.penalty import penalised
 from partnets.optim.base import PartitionedOptimizer
-from partnets.optim.followed import followed
+from partnets.optim.entrywise import differentiable_step
 from partnets.subnetworks.context import subnetwork, trying, whole
 from partnets.subnetworks.state import ROWS, partitioned_modules, state_of
 from partnets.subnetworks.stateful import copies, kept_for_all, put_back, stateful_modules
 from partnets.subnetworks.statistics import following_norms
 from partnets.subnetworks.switch import noted
-from partnets.training.start import check_finite
+from partnets.training.preflight import check_finite
 from partnets.utils.modules import device_of, evaluating, is_sharded
 from partnets.utils.random_state import get_state, preserved, set_state
 from partnets.utils.twice import twice_differentiable
@@ -44,7 +44,7 @@ class Taken(NamedTuple):
         slopes: the gradients' entries in the partition; None for parameters without a gradient.
         batch, noise: the batch, and the random states before the gradients were computed.
         states: the optimiser's states of the partition's entries before the step; None for its present states.
-        kept: copies of the state that stateful modules have before the step; None for exact second derivatives.
+        kept: copies of stateful modules' state before the step; None for exact second derivatives.
     """
 
     weights: Whole
@@ -57,12 +57,7 @@ class Taken(NamedTuple):
 
 
 def alone(tensors: Sequence[Tensor | None], like: Sequence[Tensor]) -> list[Tensor | None]:
-    """Return tensors unchanged, as the means over a single rank.
-
-    Example:
-        >>> alone([None, torch.ones(1)], [torch.zeros(2), torch.zeros(1)])
-        [None, tensor([1.])]
-    """
+    """Return tensors unchanged, as the means over a single rank."""
     return list(tensors)
 
 
@@ -151,7 +146,7 @@ class InnerSteps:
         if any(map(is_sharded, self.parameters)):
             raise ValueError(
                 "the model is sharded, but a step of ψ that looks ahead needs whole weights on each rank; train on one"
-                " rank, or compare values by partnets.sweep."
+                " rank, or compare a few values by their L_ML."
             )
         self.weights: Whole = [owner.stored for owner in self.owners]
         self.present = self.weights
@@ -165,18 +160,18 @@ class InnerSteps:
         noise = get_state(device_of(self.model))
         kept = None if self.exact else []
         gradients = self._gradients(batch, self.weights, self.parameters, graph=self.exact, kept=kept)
-        slopes = self._averaged([None if by is None else self._take_gradient(i, by) for i, by in enumerate(gradients)])
+        slopes = self._averaged(self._packed(gradients))
         graphs = gradients if self.exact else None
         self.taken.append(Taken(self.weights, graphs, slopes, batch, noise, self.states, kept))
         del gradients
         factor, states = self._factor(slopes), []
         weights = [weight.detach().clone() for weight in self.weights]
         for i, slope in enumerate(slopes):
-            entries = self._take_one(i, self.weights[i])
+            entries = self._take(i, self.weights[i])
             with torch.no_grad():
                 before = None if self.states is None else self.states[i]
                 entries, state = self._stepped(i, entries, None if slope is None else factor * slope, before)
-            self._put_one(i, weights[i], entries)
+            self.owners[i].put(weights[i], self.k, entries)
             states.append({} if is_last else state)
         self.weights, self.states = weights, states
 
@@ -188,7 +183,7 @@ class InnerSteps:
         rate = self.optimizer.rate_to_follow(parameter, self.groups[parameter])
         if slope is None:  # the optimiser skips parameters without a gradient, whatever their rate
             return entries * 1 if rate is None else entries + 0 * rate, state
-        return followed(optimizer, settings, state, entries, slope, rate)
+        return differentiable_step(optimizer, settings, state, entries, slope, rate)
 
     def _factor(self, slopes: list[Tensor | None]) -> float:
         """Return the factor by which clipping scales the gradient, as torch.nn.utils.clip_grad_norm_ does."""
@@ -211,15 +206,12 @@ class InnerSteps:
             value = loss(batch)
             found = torch.autograd.grad(value, [*self.parameters, *psi], allow_unused=True)  # recomputes checkpoints
         by_weights, by_psi = found[: len(self.parameters)], list(found[len(self.parameters) :])
-        pairs = zip(by_weights, self.parameters, strict=True)
-        by_weights = self.take_gradients([torch.zeros_like(w) if by is None else by for by, w in pairs])
-        return value.detach(), self._averaged(by_weights), by_psi
+        return value.detach(), self._averaged(self._packed(by_weights, zeros=True)), by_psi
 
     def back(self, by_weights: Packed) -> list[Tensor | None]:
-        """Propagate a loss's gradient of w_k back through the steps; return this rank's gradient of ψ.
+        """Propagate a loss's gradient of w_k back through the steps, discard them, and return this rank's part of ψ's.
 
-        The mean over ranks is the gradient; terms that are the same on all ranks are part of each. The steps are
-        discarded.
+        The mean over ranks is the gradient; terms that are the same on all ranks are part of each.
         """
         total: list[Tensor | None] = [None] * len(self.psi)
         by_states: list[dict] = [{} for _ in self.parameters]
@@ -228,11 +220,11 @@ class InnerSteps:
             one, by_entries, by_slopes = self.taken.pop(), [], []
             factor = self._factor(one.slopes)
             for i, slope in enumerate(one.slopes):
-                entries = self._take_one(i, one.weights[i]).clone().requires_grad_()
+                entries = self._take(i, one.weights[i]).clone().requires_grad_()
                 slope = None if slope is None else (factor * slope).requires_grad_()
                 state = None if one.states is None else {name: _leaf(value) for name, value in one.states[i].items()}
                 after, state_after = self._stepped(i, entries, slope, state)
-                moments = {name: value for name, value in (state or {}).items() if _requires_grad(value)}
+                moments = {n: v for n, v in (state or {}).items() if isinstance(v, Tensor) and v.requires_grad}
                 outputs = [after, *(state_after[name] for name in by_states[i])]
                 wanted = [entries, *([] if slope is None else [slope]), *moments.values(), *self.psi]
                 given = [by_weights[i], *by_states[i].values()]
@@ -261,8 +253,7 @@ class InnerSteps:
 
         def product(vector: Tensor) -> Tensor:
             found = _products(gradients, self.parameters, self._spread(vector.split(lengths)))
-            parts = [torch.zeros_like(p) if by is None else by for p, by in zip(self.parameters, found, strict=True)]
-            return torch.cat(self._averaged(self.take_gradients(parts))) + damping * vector
+            return torch.cat(self._averaged(self._packed(found, zeros=True))) + damping * vector
 
         with self._computing(self.weights):
             solution = solve(product, torch.cat(by_weights))
@@ -280,8 +271,7 @@ class InnerSteps:
         by_psi, by_weights = found[: len(self.psi)], found[len(self.psi) :]
         if not further:
             return by_psi, [None] * len(self.parameters)
-        packed = [None if by is None else self._take_gradient(i, by) for i, by in enumerate(by_weights)]
-        return by_psi, self._averaged(packed)
+        return by_psi, self._averaged(self._packed(by_weights))
 
     def _difference(self, one: Taken, by_slopes: list[Tensor | None], wanted: list[Tensor]) -> list[Tensor | None]:
         """Return the same derivatives by two gradients of the training loss, with the original noise (Liu et al. 2019).
@@ -296,7 +286,11 @@ class InnerSteps:
         move = min(MOVES[each.itemsize] for each in one.weights) / length
         found = []
         for sign in (1, -1):
-            moved = self._moved(one.weights, by_slopes, sign * move)
+            moved = [weight.detach().clone() for weight in one.weights]
+            for i, direction in enumerate(by_slopes):
+                if direction is not None:
+                    entries = self._take(i, moved[i]).add(direction, alpha=sign * move)
+                    self.owners[i].put(moved[i], self.k, entries)
             with preserved(device := device_of(self.model)):
                 set_state(one.noise, device)
                 found.append(self._gradients(one.batch, moved, wanted, kept=one.kept))
@@ -304,14 +298,6 @@ class InnerSteps:
             None if plus is None or minus is None else (plus - minus) / (2 * move)
             for plus, minus in zip(*found, strict=True)
         ]
-
-    def _moved(self, weights: Whole, by: Sequence[Tensor | None], length: float) -> Whole:
-        """Return copies of weights with the entries of w_k moved in a direction."""
-        moved = [weight.detach().clone() for weight in weights]
-        for i, direction in enumerate(by):
-            if direction is not None:
-                self._put_one(i, moved[i], self._take_one(i, moved[i]).add(direction, alpha=length))
-        return moved
 
     def _gradients(
         self,
@@ -344,8 +330,7 @@ class InnerSteps:
     def _computing(self, weights: Whole) -> Iterator[None]:
         """Set the model to subnetwork k with these weights in the context; w_k learns.
 
-        The weights are written into the parameters in place. This is hidden from autograd, so a graph must be
-        differentiated with the weights with which it was computed.
+        Autograd does not see these writes, so a graph must be differentiated with the weights that it has seen.
         """
         before = [] if weights is self.present else [tensor.detach().clone() for tensor in self.present]
         functions = twice_differentiable() if self.exact else nullcontext()
@@ -372,26 +357,24 @@ class InnerSteps:
 
     def _averaged(self, packed: Sequence[Tensor | None]) -> list[Tensor | None]:
         """Return the means over ranks of entries of w_k."""
-        return list(packed) if self.averaged is alone else self.averaged(packed, self.take(self.present))
+        if self.averaged is alone:
+            return list(packed)
+        return self.averaged(packed, [self._take(i, tensor) for i, tensor in enumerate(self.present)])
 
-    def take(self, tensors: Whole) -> Packed:
-        """Return the entries of w_k, detached."""
-        return [self._take_one(i, tensor) for i, tensor in enumerate(tensors)]
-
-    def _take_one(self, i: int, tensor: Tensor) -> Tensor:
+    def _take(self, i: int, tensor: Tensor) -> Tensor:
+        """Return the entries of w_k of a parameter's tensor, detached."""
         return self.owners[i].take(tensor.detach(), self.k)
 
-    def _put_one(self, i: int, tensor: Tensor, entries: Tensor) -> None:
-        self.owners[i].put(tensor, self.k, entries)
-
-    def take_gradients(self, gradients: Whole) -> Packed:
-        """Return the entries of w_k of gradients, detached."""
-        return [self._take_gradient(i, by) for i, by in enumerate(gradients)]
-
-    def _take_gradient(self, i: int, gradient: Tensor) -> Tensor:
-        # The gradient of a vector is that of partition k, of the parameter's shape.
-        owner = self.owners[i]
-        return gradient.detach().reshape(-1) if owner.is_vector else owner.take(gradient.detach(), self.k)
+    def _packed(self, gradients: Sequence[Tensor | None], zeros: bool = False) -> list[Tensor | None]:
+        """Return the entries of w_k of gradients, detached; with zeros, zeros instead of None."""
+        packed = []
+        for owner, by in zip(self.owners, gradients, strict=True):
+            if by is None and zeros:
+                by = torch.zeros_like(owner.parameter)
+            if by is not None:  # the gradient of a vector is that of partition k, of the parameter's shape
+                by = by.detach().reshape(-1) if owner.is_vector else owner.take(by.detach(), self.k)
+            packed.append(by)
+        return packed
 
     def _spread(self, entries: Sequence[Tensor | None]) -> list[Tensor]:
         """Return tensors of the parameters' shapes with these entries of w_k and zeros elsewhere; None gives zeros."""
@@ -428,7 +411,3 @@ def _leaf(value: Any) -> Any:
     if not isinstance(value, Tensor):
         return value
     return value.detach().requires_grad_(value.dim() > 0 and value.is_floating_point())
-
-
-def _requires_grad(value: Any) -> bool:
-    return isinstance(value, Tensor) and value.requires_grad

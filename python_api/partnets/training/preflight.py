@@ -7,7 +7,7 @@ import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from torch import Generator, Tensor, bincount, nn
+from torch import Generator, Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from partnets.data import batch as batches
@@ -17,7 +17,6 @@ from partnets.evaluation.same_chunks import has_learned
 from partnets.evaluation.snapshot import Snapshot
 from partnets.hyper import ConcreteDropout, Hyperparameter, penalties
 from partnets.subnetworks.parameters import partitioned_parameters
-from partnets.training.state import TrainingState
 from partnets.training.step import hyper_learning
 from partnets.utils.likelihood import IGNORED, is_cross_entropy
 from partnets.utils.modules import device_of, to_device
@@ -75,15 +74,11 @@ def refuse_leaks(
         )
 
 
-def check_start(trainer: TrainingState) -> None:
-    """Call try_judging for subnetwork 1 on a batch of D_2.
-
-    Warns:
-        UserWarning: the weights seem to have learned from D_2 already.
-    """
+def check_start(trainer: Any) -> None:
+    """Call try_judging for subnetwork 1 on a batch of D_2; warn if the weights seem to have learned from D_2."""
 
     def draw() -> Any:
-        return trainer.chunks.sample(2, trainer.hyper_batch_size, Generator().manual_seed(0))
+        return trainer.chunks.sample(2, trainer.settings.hyper_batch_size, Generator().manual_seed(0))
 
     direct = {path: module for path, module in trainer.hyper.items() if trainer.hyper_gradient[path] is None}
     loss, y = try_judging(trainer.model, direct, 2, draw, trainer.hyper_loss, trainer.forward)
@@ -132,18 +127,9 @@ def check_learns(model: nn.Module, loss: batches.Loss) -> None:
         )
 
 
-def warn_of_direct_dropout(hyper: Mapping[str, nn.Module], by: Mapping[str, Any]) -> None:
-    """Warn if a dropout rate learns directly, because it goes to 0 for all data.
-
-    Example:
-        >>> from partnets import hyper
-        >>> with warnings.catch_warnings(record=True) as caught:
-        ...     warnings.simplefilter("always")
-        ...     warn_of_direct_dropout({"2": hyper.ConcreteDropout(0.5)}, {"2": None})
-        >>> str(caught[0].message)
-        "2 (ConcreteDropout) learns directly, but at fixed weights less noise always predicts better, so its rate ...
-    """
-    found = [path for path, module in hyper.items() if isinstance(module, ConcreteDropout) and by[path] is None]
+def warn_of_direct_dropout(hyper: Mapping[str, nn.Module], by: Mapping[nn.Module, Any]) -> None:
+    """Warn if a dropout rate learns directly, because it goes to 0 for all data."""
+    found = [path for path, module in hyper.items() if isinstance(module, ConcreteDropout) and by[module] is None]
     if found:
         warnings.warn(
             f"{', '.join(found)} (ConcreteDropout) learns directly, but at fixed weights less noise always predicts"
@@ -154,16 +140,7 @@ def warn_of_direct_dropout(hyper: Mapping[str, nn.Module], by: Mapping[str, Any]
 
 
 def warn_of_forgotten(model: nn.Module) -> None:
-    """Warn if a model has trainable hyperparameters, for a trainer without hyper=.
-
-    Example:
-        >>> from partnets import hyper
-        >>> with warnings.catch_warnings(record=True) as caught:
-        ...     warnings.simplefilter("always")
-        ...     warn_of_forgotten(nn.Sequential(hyper.InputMask(4), nn.Linear(4, 2)))
-        >>> str(caught[0].message)
-        'the model has 0 (InputMask), but hyper= was not given, so it does not learn; pass hyper=[...] with the ...
-    """
+    """Warn if a model has trainable hyperparameters, for a trainer without hyper=."""
     found = [
         f"{path or 'the model'} ({type(module).__name__})"
         for path, module in model.named_modules()
@@ -178,15 +155,12 @@ def warn_of_forgotten(model: nn.Module) -> None:
 
 
 def warn_of_unused_losses(model: nn.Module, hyper: dict[str, nn.Module], loss: batches.Loss) -> None:
-    """Warn if a model has modules that act only in the training loss, but the training loss is another.
-
-    Modules in hyper that act only in the loss are left out, as their missing gradient raises an error.
-    """
+    """Warn if a model has modules that act only in the training loss, but the training loss is another."""
     acting = ((path, module) for path, module in model.named_modules() if getattr(module, "acts_in_loss", False))
     unused = [
         f"{type(module).__name__} ({path})" if path else "the model"
         for path, module in acting
-        if path not in hyper or module.acts_on_inputs
+        if path not in hyper or module.acts_on_inputs  # a missing gradient of others raises an error
     ]
     if unused and not getattr(loss, "acts_in_loss", False):
         warnings.warn(
@@ -213,7 +187,7 @@ def check_reaches_output(hyper: dict[str, nn.Module], output: Any, loss: Tensor)
             f"{', '.join(aside)} reaches the loss, but not the model's output, so steps of ψ would only minimise the"
             " loss, such as by no smoothing and no penalty, and not improve predictions of unseen data. Pass"
             " hyper_loss=, the negative log-likelihood, and leave it out of hyper; to compare its values by L_ML, see"
-            " partnets.sweep and docs/hyperparameters.md."
+            " docs/hyperparameters.md."
         )
 
 
@@ -254,16 +228,10 @@ def warn_of_knowledge(hyper_loss: batches.Loss, value: Tensor, y: Any, k: int = 
 
 
 def warn_of_proportions(model: nn.Module, proportions: Sequence[float]) -> None:
-    """Warn if the partitions' shares of the weights are far from proportions, the chunks' shares of the examples.
-
-    Nested partitions are compared by their shares of the channels, from which most of them are made.
-    """
+    """Warn if the partitions' shares of the weights are far from proportions, the chunks' shares of the examples."""
     learning = (one for one in partitioned_parameters(model) if one.parameter.requires_grad)
-    weights = [one for one in learning if one.partition is not None]
-    nested = [one.state.narrow.owners.get(one.name, {}) for one in weights if one.state.narrow is not None]
-    counted = [bincount(owners, minlength=len(proportions) + 1)[1:] for one in nested for owners in one.values()]
-    what = "channels" if counted else "weights"
-    counted = counted or [one.partition.sizes() for one in weights if not one.partition.is_meta]
+    partitions = (one.partition for one in learning if one.partition is not None and one.state.narrow is None)
+    counted = [partition.sizes() for partition in partitions if not partition.is_meta]
     owned = [sum(sizes) for sizes in zip(*counted, strict=True)]
     if not sum(owned):
         return
@@ -271,7 +239,7 @@ def warn_of_proportions(model: nn.Module, proportions: Sequence[float]) -> None:
     if max(abs(a - b) for a, b in zip(shares, proportions, strict=True)) > FAR_APART:
         ours, theirs = (", ".join(f"{100 * share:.0f}" for share in each) for each in (shares, proportions))
         warnings.warn(
-            f"the partitions have {ours} % of the {what}, but the chunks {theirs} % of the examples: few weights learn"
+            f"the partitions have {ours} % of the weights, but the chunks {theirs} % of the examples: few weights learn"
             " from many examples, or many from few. Pass the same proportions to partnets.partition and partnets.chunk"
             " unless this is intended.",
             stacklevel=3,
