@@ -23,7 +23,6 @@ from partnets.hyper.penalty import with_terms
 from partnets.subnetworks.context import subnetwork, trying, whole
 from partnets.subnetworks.parameters import names_of, partitioned_parameters
 from partnets.subnetworks.state import num_partitions as count
-from partnets.subnetworks.stateful import assign_to_all, remember
 from partnets.subnetworks.statistics import other_norms
 from partnets.subnetworks.switch import noted, switch_of
 from partnets.utils import random_state
@@ -32,7 +31,7 @@ from partnets.utils.modules import device_of, evaluating, hooked, is_sharded, ov
 from partnets.utils.reached import reached
 
 APART = (
-    "let a module of the model store it in buffers or attributes, and name that module in partnets.partition(...,"
+    "let a module of the model store it in buffers, and name that module in partnets.partition(...,"
     " stateful=[...]), which stores it for each subnetwork; or use a module without state"
 )
 # Whether the last subnetwork trains, and whether the first does after it.
@@ -195,7 +194,6 @@ class _Trial:
 
     def _remembers(self, trains: bool, first_trains: bool, other: Any, last: int) -> Iterator[Leak]:
         """Yield leaks if a pass of the last subnetwork changes what the first computes afterwards, in these modes."""
-        stateful = switch_of(self.model).stateful
 
         def run(given: Any, factor: float = 1, lost: tuple = (), by: float = 1) -> tuple[dict, list, Snapshot]:
             with ExitStack() as mode:
@@ -206,11 +204,9 @@ class _Trial:
                 if first_trains != trains:  # otherwise without a call of train(), which may drop state
                     mode.close()
                     mode.enter_context(evaluating(*(() if first_trains else (self.model,))))
-                assign_to_all(self.model, stateful)  # what train() has assigned
                 stored = Snapshot(self.model, known=self.before)
                 for path in lost:
                     stored.spoil(path, by)
-                remember(stateful)  # which is not assigned to all
                 return self._pass(first_trains, 1, self.batch), drawn, stored
 
         def reads(*lost: str) -> bool:

@@ -19,7 +19,6 @@ from typing import Any
 import torch
 from torch import Generator, Tensor, nn
 
-from partnets.subnetworks.state import state_of
 from partnets.utils.contained import slots
 
 # Objects of these packages are not part of a model's state: a LightningModule's trainer, for example, leads to
@@ -119,9 +118,6 @@ class Snapshot:
         elif isinstance(value, nn.Module):
             self._take_dict(path, vars(value), 0)
             self._take_slots(path, value, 0)
-            if (state := state_of(value)) is not None:
-                self._take_dict(_joined(path, "of_subnetwork"), state.attributes, 0)
-                self._put_back += [partial(setattr, state, name, getattr(state, name)) for name in ("left", "assigned")]
         elif isinstance(value, bytearray | array):
             self.values[path], kept = bytes(value), value[:]
             self._put_back.append(lambda: value.__setitem__(slice(None), kept))

@@ -17,9 +17,9 @@ from partnets.subnetworks.state import (
     PER_EXAMPLE,
     current_thread,
     partitioned_modules,
+    put_back,
     state_of,
 )
-from partnets.subnetworks.stateful import put_back, with_copies
 from partnets.subnetworks.switch import Switch, switch_of
 from partnets.utils.in_thread import SEVERAL, holding
 from partnets.utils.modules import frozen
@@ -122,7 +122,8 @@ def _check(count: int, active: int, update: int | None) -> None:
 @contextmanager
 def _entered(switch: Switch, active: int, update: int | None, masked: bool = True) -> Iterator[None]:
     before = _claimed(switch)
-    entry, still, statistics, kept, written, is_entered = object(), [], [], [], [], False
+    entry, still, statistics, is_entered = object(), [], [], False
+    written, resized = [], []
     is_outermost, is_whole = all(thread is None for _, _, thread, *_ in before), active == update == switch.count
     try:
         if is_outermost and all(one.active == one.count for one in switch.states):
@@ -133,7 +134,6 @@ def _entered(switch: Switch, active: int, update: int | None, masked: bool = Tru
             switch.renew()
         # Where nothing learns, BatchNorm in training mode normalises by the batch, and its statistics stay.
         statistics = [] if update is not None else switch.followed_statistics()
-        kept = with_copies(switch.model, switch.stateful) if update is None and switch.stateful else []
         switch.note()
         for state in switch.states:
             state.update, state.masks, state.entry, state.running = update, masked, entry, 0
@@ -150,14 +150,12 @@ def _entered(switch: Switch, active: int, update: int | None, masked: bool = Tru
     finally:
         for parameter in still:
             parameter.requires_grad_(True)
-        for buffer, value in statistics:
-            buffer.copy_(value)
-        if kept:
-            put_back(switch.stateful, kept)
+        put_back(statistics)
         is_crossed = is_entered and any(state.entry is not entry for state in switch.states)
         if is_crossed:
             before = [(state.count, state.count, None, True, None) for state in switch.states]
-        written = switch.written() if is_entered and not is_crossed else []
+        if is_entered and not is_crossed:
+            written, resized = switch.written(), switch.resized_statistics()
         if not (switch.is_resident and is_outermost):
             switch.move([was for was, *_ in before])
             if is_outermost and not is_whole:
@@ -173,6 +171,11 @@ def _entered(switch: Switch, active: int, update: int | None, masked: bool = Tru
         raise RuntimeError(
             "subnetworks of this model were left in another order than they were entered in, such as by await inside of"
             " partnets.subnetwork; use a copy of the model for each task."
+        )
+    if resized:
+        raise RuntimeError(
+            f"{resized[0]} has changed its shape inside of partnets.subnetwork; let a buffer of a stateful module have one"
+            " shape, such as that of its largest content."
         )
     if written:
         names = ", ".join([*dict.fromkeys(f"{one.name} of {type(one.module).__name__}" for one in written)][:3])

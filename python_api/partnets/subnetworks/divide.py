@@ -28,6 +28,7 @@ from partnets.subnetworks.state import (
     bytes_of,
     check_map,
     defaults_of,
+    holder_of,
     numbers_of,
     parameter_of,
     read_defaults,
@@ -54,6 +55,7 @@ class Division:
         defaults: 'seed', 'zero', 'stored' or one of partkernels' Defaults.
         scheme: 'weight' or 'node'.
         frozen: whether parameters that require no gradient are partitioned as well.
+        statistics: the names of buffers and frozen parameters that each subnetwork has of its own.
         rule: that of the module's type if None.
         narrow: how nested channels narrow the module; None if they do not.
 
@@ -70,6 +72,7 @@ class Division:
         defaults: str | Defaults = "seed",
         scheme: str = "weight",
         frozen: bool = False,
+        statistics: Sequence[str] = (),
         rule: Rule | None = None,
         narrow: Narrow | None = None,
     ) -> None:
@@ -77,7 +80,7 @@ class Division:
         if scheme not in SCHEMES:
             raise ValueError(f"scheme={scheme!r}; pass 'weight' or 'node', or 'nested' to partnets.partition.")
         self.module, self.proportions, self.count, self.seed = module, proportions, len(proportions), seed
-        self.defaults, self.scheme = defaults, scheme
+        self.defaults, self.scheme, self.statistics = defaults, scheme, tuple(statistics)
         self.rule = rule_of(type(module)) if rule is None else rule
         self.is_known = rule is not None or known_rule(type(module)) is not None
         self.partitions: dict[str, Partition] = {}
@@ -215,12 +218,13 @@ class Division:
                 state.vectors[name] = is_scale
                 module.register_buffer(name + ROWS, with_rows(module._parameters[name], count, float(is_scale)))
                 noted([PartitionedParameter(module, name)])
-            present = [name for name in self.rule.statistics if module._buffers.get(name) is not None]
-            state.statistics = tuple(present)
-            for name in present:
-                buffer = module._buffers[name]
-                module.register_buffer(name + ROWS, buffer.expand(count, *buffer.shape).clone())
-            if BATCHES in present:
+            state.statistics = self.statistics
+            for name in self.statistics:
+                value, persists = holder_of(module, name)[name].detach(), name not in module._non_persistent_buffers_set
+                module.register_buffer(name + ROWS, value.expand(count, *value.shape).clone(), persistent=persists)
+                if name not in self.rule.statistics:
+                    state.initial[name] = value.clone()
+            if BATCHES in self.statistics:
                 module.register_buffer(ESTIMATED, torch.zeros(2, dtype=torch.int64, device="cpu"))
             module.register_buffer(LEARNED, bytes_of(None))
             module.register_load_state_dict_pre_hook(before_loading)
@@ -341,7 +345,7 @@ def before_saving(module: nn.Module, prefix: str, keep_vars: bool) -> None:
                 one.combine()
                 noted([one])
         for name in state.statistics:
-            module._buffers[name + ROWS][-1].copy_(module._buffers[name])
+            module._buffers[name + ROWS][-1].copy_(holder_of(module, name)[name])
 
 
 def padding_of(module: nn.Module, weight: Tensor) -> int | None:

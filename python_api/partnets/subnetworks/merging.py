@@ -18,11 +18,11 @@ from partnets.subnetworks.state import (
     MAP,
     ROWS,
     STORED,
+    holder_of,
     num_partitions,
     partitioned_modules,
     state_of,
 )
-from partnets.subnetworks.stateful import settle, stateful_modules
 from partnets.subnetworks.statistics import warn_of_stale
 from partnets.utils.modules import frozen, is_sharded
 
@@ -56,11 +56,9 @@ def merge(model: nn.Module, active: int | None = None) -> nn.Module:
         narrow: dict[nn.Parameter, nn.Parameter] = {}
         for module in partitioned_modules(new) if active != count else ():
             for name in state_of(module).statistics:
-                module._buffers[name].copy_(module._buffers[name + ROWS][active - 1])
+                holder_of(module, name)[name].copy_(module._buffers[name + ROWS][active - 1])
             if state_of(module).narrow is not None:
                 _narrow(module, active, narrow)
-    for module in stateful_modules(partitioned_modules(new)):
-        settle(module, active)
     remove(new)
     return without_ensembles(new, active)
 
@@ -99,6 +97,7 @@ def _remove(module: nn.Module) -> None:
     for name in [*state.weights, *state.vectors, *state.statistics]:
         for end in (MAP, DEFAULTS, STORED, ROWS):
             module._buffers.pop(name + end, None)
+            module._non_persistent_buffers_set.discard(name + end)
     for name in (ESTIMATED, LEARNED):
         module._buffers.pop(name, None)
     own = before_loading, after_loading, before_saving

@@ -24,8 +24,7 @@ from partnets.subnetworks.context import subnetwork
 from partnets.subnetworks.divide import SCHEMES, Division, drawn_entries
 from partnets.subnetworks.initial_values import looks_learned
 from partnets.subnetworks.rules import known_rule, rule_of
-from partnets.subnetworks.state import DEFAULTS, MAP, ROWS, STORED, state_of
-from partnets.subnetworks.stateful import check_copies, keep_for_each, taken_name
+from partnets.subnetworks.state import DEFAULTS, MAP, ROWS, STORED, holder_of, state_of
 from partnets.utils import seeds
 from partnets.utils.modules import device_of, evaluating, is_frozen, overlapping
 from partnets.utils.random_state import preserved
@@ -86,9 +85,8 @@ def partition(
         seed: an int in [0, 2**63).
         skip: dotted paths or modules that stay as they are, with everything inside them.
         stateful: dotted paths or modules whose code keeps something of the batches that it has seen (a running mean, a
-            codebook, loads of experts, an average of weights): each subnetwork gets a copy of their buffers, frozen
-            parameters and attributes, with everything inside them. Assignments outside of any subnetwork apply
-            to all copies, except those that a call of the module makes, which apply to that of subnetwork C.
+            codebook, loads of experts, an average of weights): each subnetwork gets its own buffers and frozen
+            parameters of these modules and of everything inside them, as for BatchNorm. They must keep their shapes.
         scheme: 'weight' gives each entry of a weight to a partition at random; 'node' each output of a layer, with all
             weights that it depends on (Appendix C). 'nested' gives the first channels of each layer to partition 1, the
             next ones to partition 2, and so on, so that subnetwork k is narrower and skips all other channels: see
@@ -137,8 +135,7 @@ def partition(
     if obstacles:
         raise ValueError(_refusal(obstacles))
     _check_found(model, found, skipped, frozen)
-    kept = {path: module for path, module in found.items() if module in keeping and len(proportions) > 1}
-    check_copies(model, kept)
+    statistics = _statistics(model, found, keeping, frozen)
     channels: dict[nn.Module, Narrow] = {}
     if scheme == "nested":
         if defaults is None:
@@ -153,7 +150,14 @@ def partition(
     chosen = "seed" if defaults is None else defaults
     options = {"defaults": chosen, "scheme": scheme, "frozen": frozen}
     divisions = {
-        path: Division(module, proportions, seed=seeds.derived(seed, path), narrow=channels.get(module), **options)
+        path: Division(
+            module,
+            proportions,
+            seed=seeds.derived(seed, path),
+            statistics=statistics.get(path, ()),
+            narrow=channels.get(module),
+            **options,
+        )
         for path, module in found.items()
     }
     tied = _tied(divisions)
@@ -166,8 +170,6 @@ def partition(
         division.apply()
     for first, first_name, division, name in tied:
         share(first.module, first_name, division.module, name)
-    if kept:
-        keep_for_each(model, list(kept.values()))
     return model
 
 
@@ -228,19 +230,54 @@ def find(
         if module in skipped or module in inside_hyper:
             continue
         own = [p for p in module._parameters.values() if p is not None and (frozen or p.requires_grad)]
-        keeps = known_rule(type(module)) is not None and any(
-            module._buffers.get(name) is not None for name in rule_of(type(module)).statistics
-        )
         is_kept = module in keeping
-        if not own and not is_kept and (not keeps or (is_frozen(module) and not frozen)):
-            if obstacle := _obstacle(module, own):
-                obstacles[path] = obstacle
-            continue
+        is_still = is_frozen(module) and not frozen and not is_kept
         if obstacle := _obstacle(module, own, is_kept):
             obstacles[path] = obstacle
-        else:
+        elif own or (_own_statistics(module, is_kept, frozen) and not is_still):
             found[path] = module
     return found, obstacles
+
+
+def _own_statistics(module: nn.Module, is_kept: bool, frozen: bool) -> list[str]:
+    """Return the names of a module's buffers and frozen parameters that each subnetwork has of its own."""
+    present = [name for name, buffer in module._buffers.items() if buffer is not None]
+    if not is_kept:
+        return [name for name in rule_of(type(module)).statistics if name in present]
+    still = [name for name, p in module._parameters.items() if p is not None and not (frozen or p.requires_grad)]
+    return [*present, *still]
+
+
+def _statistics(
+    model: nn.Module, found: dict[str, nn.Module], keeping: Collection[nn.Module], frozen: bool
+) -> dict[str, list[str]]:
+    """Return the names of what each subnetwork has of its own, by the modules' paths.
+
+    Raises:
+        ValueError: modules named in stateful= have nothing of the kind, or share it with other modules.
+    """
+    names = {path: _own_statistics(module, module in keeping, frozen) for path, module in found.items()}
+    kept = {
+        f"{path}.{name}".lstrip("."): holder_of(module, name)[name]
+        for path, module in found.items()
+        if module in keeping
+        for name in names[path]
+    }
+    if keeping and not kept:
+        raise ValueError(
+            "the modules that stateful names have no buffers or frozen parameters, of which each subnetwork could have"
+            " its own; register what their code keeps by register_buffer."
+        )
+    tensors = {
+        f"{path}.{name}".lstrip("."): tensor
+        for path, module in model.named_modules()
+        for name, tensor in (*module._parameters.items(), *module._buffers.items())
+        if tensor is not None
+    }
+    for one, other in overlapping(tensors) if kept else ():
+        if one in kept or other in kept:
+            raise ValueError(f"{one} and {other} share memory, so that subnetworks cannot have their own; copy one.")
+    return names
 
 
 def _obstacle(module: nn.Module, own: list[nn.Parameter], is_kept: bool = False) -> Obstacle | None:
@@ -270,9 +307,12 @@ def _obstacle(module: nn.Module, own: list[nn.Parameter], is_kept: bool = False)
         what = "whose running statistics would carry data between chunks"
         cure = "name it in stateful=, or register a rule with partnets.register that names them as statistics"
         return Obstacle(kind, what, cure)
-    if is_kept and (taken := taken_name(module)):
-        return Obstacle(kind, f"with a {taken}, as partnets calls what it keeps for each subnetwork", "rename it")
+    loose = [name for name, value in vars(module).items() if isinstance(value, Tensor)]
+    if is_kept and loose:
+        what = f"with a tensor in an attribute {loose[0]}, which subnetworks would share"
+        return Obstacle(kind, what, "register it by register_buffer")
     names = {name + end for name in module._parameters for end in (MAP, DEFAULTS, STORED, ROWS)}
+    names |= {name + ROWS for name in module._buffers if is_kept or name in rule.statistics}
     if taken := sorted(name for name in names if hasattr(module, name)):
         return Obstacle(kind, f"with an attribute {taken[0]}, which partnets needs", "rename it")
     return None

@@ -13,15 +13,15 @@ A bias b_1 + ... + b_k and a scale s_1 * ... * s_k have a vector for each partit
 - `name`: that of the active subnetwork, of the module's own shape; outside the one of subnetwork C.
 - `name_rows`: the vectors of all partitions, [C, ...].
 
-A buffer that differs between subnetworks, such as a running mean, has `name_rows` as well. The buffer `learned_from`
-has PartitionState.learned_from while a state_dict is saved or loaded.
+A buffer or frozen parameter that differs between subnetworks, such as a running mean, has `name_rows` as well. The
+buffer `learned_from` has PartitionState.learned_from while a state_dict is saved or loaded.
 """
 
 from __future__ import annotations
 
 import struct
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
@@ -53,7 +53,7 @@ class PartitionState:
         count: C, the number of partitions.
         weights: the names of parameters whose entries belong to partitions, with their defaults; None where stored.
         vectors: the names of parameters with a vector for each partition; whether these are multiplied, not added.
-        statistics: the names of buffers that each subnetwork has of its own.
+        statistics: the names of buffers and frozen parameters that each subnetwork has of its own.
         wholes: the names of parameters all of which one partition owns, with its number, as in partnets.Ensemble.
         active: k, the subnetwork that the module is; C outside of partnets.subnetwork.
         update: the partition that receives gradients, or None; C outside.
@@ -76,13 +76,8 @@ class PartitionState:
         self.base: dict[str, Any] = {}
         # Whether torch gathers the module's parameters from shards for each call, as by distributed.fully_shard.
         self.is_gathered = False
-        # Of a stateful module: attributes of subnetworks that are not active; outside of any, what was left there, what
-        # was assigned since, and how many calls are running.
-        self.is_stateful = False
-        self.attributes: dict[int, dict] = {}
-        self.left: dict[str, dict] = {}
-        self.assigned: dict[str, dict] = {}
-        self.calls = 0
+        # What statistics of modules named in partition(..., stateful=) were before any batch, by their names.
+        self.initial: dict[str, Tensor] = {}
         self.active: int = count
         self.update: int | None = count
         self.thread: int | None = None
@@ -128,10 +123,7 @@ class PartitionState:
                 "learned_from": self.learned_from,
                 "wholes": self.wholes,
                 "narrow": self.narrow,
-                "is_stateful": self.is_stateful,
-                "attributes": self.attributes,
-                "left": self.left,
-                "assigned": self.assigned,
+                "initial": self.initial,
             },
         )
 
@@ -150,6 +142,11 @@ def parameter_of(module: nn.Module, name: str) -> nn.Parameter:
             " owns; parametrize and prune modules before partnets.partition."
         )
     return found
+
+
+def holder_of(module: nn.Module, name: str) -> dict[str, Any]:
+    """Return the dict of a module that holds one of its buffers or parameters."""
+    return module._buffers if name in module._buffers else module._parameters
 
 
 def state_of(module: nn.Module) -> PartitionState | None:
@@ -171,6 +168,32 @@ def partitioned_modules(model: nn.Module) -> list[nn.Module]:
         children = own["_modules"].values() if "_modules" in own else list(module.children())  # of compiled code
         waiting.extend(child for child in reversed(children) if child is not None)
     return found
+
+
+def is_norm(state: PartitionState) -> bool:
+    """Return whether statistics are those of torch's norms, which change in training mode only."""
+    return set(state.statistics) == {"running_mean", "running_var", BATCHES}
+
+
+def held_statistics(modules: Iterable[nn.Module], *, rows: bool = False) -> list[tuple[dict, str, Tensor, Tensor]]:
+    """Return the statistics of the active subnetwork with copies, for `put_back`; with `rows`, those of all of them."""
+    found = []
+    for module in modules:
+        for name in state_of(module).statistics:
+            for each in (name, name + ROWS) if rows else (name,):
+                own = holder_of(module, each)
+                if own.get(each) is not None:
+                    found.append((own, each, own[each], own[each].detach().clone()))
+    return found
+
+
+@torch.no_grad()
+def put_back(held: list[tuple[dict, str, Tensor, Tensor]]) -> None:
+    """Restore statistics, also where the module's code has assigned other tensors."""
+    for own, name, tensor, value in held:
+        if own.get(name) is not tensor:
+            own[name] = tensor
+        tensor.copy_(value)
 
 
 def num_partitions(model: nn.Module) -> int:

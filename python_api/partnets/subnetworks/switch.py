@@ -27,6 +27,9 @@ from partnets.subnetworks.state import (
     STORED,
     PartitionState,
     check_map,
+    held_statistics,
+    holder_of,
+    is_norm,
     num_partitions,
     parameter_of,
     partition_of,
@@ -34,8 +37,6 @@ from partnets.subnetworks.state import (
     share_defaults,
     state_of,
 )
-from partnets.subnetworks.stateful import assign_to_all, remember, stateful_modules
-from partnets.subnetworks.stateful import move as move_state
 from partnets.utils.modules import is_sharded, overlapping
 from partnets.utils.shards import local, local_partition, part, sharded_like, version
 
@@ -265,7 +266,6 @@ class Switch:
         self.vectors = [one for one in found.values() if isinstance(one, Vector)]
         self.exchanged = [*self.weights, *self.vectors]
         self.count = num_partitions(model)
-        self._stateful = [weakref.ref(module) for module in stateful_modules(modules)]
         of_state = list(zip(self._modules, self.states, range(len(modules)), strict=True))
         self._with_statistics = [(module, i) for module, state, i in of_state if state.statistics]
         self._narrow = [module for module, state, _ in of_state if state.narrow is not None]
@@ -316,11 +316,6 @@ class Switch:
         """The modules with statistics for each subnetwork."""
         return [(module(), self.states[i]) for module, i in self._with_statistics]
 
-    @property
-    def stateful(self) -> list[nn.Module]:
-        """The modules that keep something for each subnetwork."""
-        return [module() for module in self._stateful]
-
     def parameters(self) -> list[nn.Parameter]:
         """Return the partitioned parameters of the whole network."""
         return [one.parameter for one in self.exchanged] + [parameter for parameter, _ in self.wholes]
@@ -350,8 +345,6 @@ class Switch:
             self._lists.clear()
             self._factors.clear()
             self._check_of = self._checks()
-        if self.stateful:
-            assign_to_all(self.model, self.stateful)
         for one in self.vectors:
             if not one.is_noted():
                 self._agree(one)
@@ -439,17 +432,13 @@ class Switch:
         for exchange, new in lists[0]:
             exchange(new)
         increment_version(lists[1])
-        for module, i in self._with_statistics:
-            buffers, state, new = module()._buffers, self.states[i], wanted[i]
+        for reference, i in self._with_statistics:
+            module, state, new = reference(), self.states[i], wanted[i]
             for name in state.statistics if state.active != new else ():
-                buffer, rows = buffers[name], buffers[name + ROWS]
-                if buffer is not None:  # torch.func removes them
-                    rows[state.active - 1].copy_(buffer)
-                    buffer.copy_(rows[new - 1])
-        for module in self.stateful:
-            new = wanted[self.states.index(state_of(module))]
-            if state_of(module).active != new:
-                move_state(module, state_of(module).active, new)
+                tensor, rows = holder_of(module, name)[name], module._buffers[name + ROWS]
+                if tensor is not None:  # torch.func removes them
+                    rows[state.active - 1].copy_(tensor)
+                    tensor.copy_(rows[new - 1])
         for shard, combined in lists[2]:
             shard.copy_(combined)
         for state, new in zip(self.states, wanted, strict=True):
@@ -507,11 +496,20 @@ class Switch:
         owned = self.parameters() if update is None else [one for one, owner in self.wholes if owner != update]
         return [parameter for parameter in owned if parameter.requires_grad]
 
-    def followed_statistics(self) -> list[tuple[Tensor, Tensor]]:
-        """Return the statistics that follow batches now, with copies of them."""
-        following = [(module._buffers, state) for module, state in self.statistics if module.training]
-        found = [buffers[name] for buffers, state in following for name in state.statistics]
-        return [(buffer, buffer.clone()) for buffer in found if buffer is not None]
+    def followed_statistics(self) -> list[tuple[dict, str, Tensor, Tensor]]:
+        """Return held_statistics of modules that may follow batches now, as torch's norms do only in training mode."""
+        return held_statistics(one for one, state in self.statistics if one.training or not is_norm(state))
+
+    def resized_statistics(self) -> list[str]:
+        """Return which statistics have another shape than in other subnetworks; undo that."""
+        found = []
+        for module, state in self.statistics:
+            for name in state.statistics if not is_norm(state) else ():
+                tensor, rows = holder_of(module, name).get(name), module._buffers[name + ROWS]
+                if tensor is not None and tensor.shape != rows.shape[1:]:
+                    tensor.data = rows[state.active - 1].clone()
+                    found.append(f"{name} of {type(module).__name__}")
+        return found
 
     @torch.no_grad()
     def scale_gradients(self, update: int) -> None:
@@ -538,8 +536,6 @@ class Switch:
 
     def note(self) -> None:
         """Take the present parameters for those of the active subnetwork, in which nothing else was written."""
-        if self._stateful:
-            remember(module for module in self.stateful if state_of(module).active == self.count)
         for one in self.exchanged:
             one.note()
 

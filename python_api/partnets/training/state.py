@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from typing import Any
 
 import torch
@@ -14,7 +13,6 @@ from partnets.data.chunks import Chunks
 from partnets.evaluation import estimate_statistics
 from partnets.hyper.hyperparameter import Hyperparameter, values_by_path
 from partnets.optim import PartitionedOptimizer
-from partnets.subnetworks.stateful import attributes_with_tensors
 from partnets.training.best_model import Best
 from partnets.training.history import History
 from partnets.utils.modules import device_of
@@ -104,11 +102,7 @@ class TrainingState:
     def restore_best(self) -> float:
         """Restore the model, including ψ, to the state with the highest L_ML, and return this L_ML in nats.
 
-        The optimisers are left unchanged, so call this at the end of training. Attributes of modules named in
-        partnets.partition(..., stateful=) are left unchanged too.
-
-        Warns:
-            UserWarning: there are such attributes with tensors.
+        The optimisers are left unchanged, so call this at the end of training.
 
         Raises:
             ValueError: the trainer keeps no best state, or has not evaluated L_ML.
@@ -116,10 +110,4 @@ class TrainingState:
         if self.best is None:
             raise ValueError("this trainer keeps no best state; construct it with keep_best=True and lml_every.")
         self.best.restore(self.model)
-        if paths := attributes_with_tensors(self.model):
-            warnings.warn(
-                f"{', '.join(paths)} keeps tensors in attributes, which are not restored, so L_ML is not that of the"
-                " best state. Keep them in buffers.",
-                stacklevel=2,
-            )
         return self.best.lml
