@@ -288,29 +288,3 @@ def test_writes_as_those_of_clip_are_refused():
         with partnets.subnetwork(model, k):
             assert model.gain.item() == gain
     assert model.gain.item() == 1.5
-
-
-class Caching(nn.Module):
-    """A module that caches what it computes from its weights in evaluation mode, as some attention does."""
-
-    def __init__(self):
-        super().__init__()
-        self.table, self.cache = nn.Parameter(torch.randn(6, 4)), {}
-
-    def forward(self, x):
-        if self.training:
-            self.cache.clear()
-            return x + self.table * 2
-        if "bias" not in self.cache:
-            self.cache["bias"] = self.table * 2
-        return x + self.cache["bias"]
-
-
-def test_a_cache_of_weights_is_kept_apart_by_stateful():
-    x = torch.randn(6, 4)
-    model = perturbed(partnets.partition(nn.Sequential(Caching()), PROPORTIONS, stateful="0"), 1.0).eval()
-    for k in (3, 1, 2, 1):
-        expected = dense(model, k)
-        expected[0].cache.clear()
-        with partnets.subnetwork(model, k):
-            torch.testing.assert_close(model(x), expected(x))
