@@ -22,7 +22,7 @@ PUBLIC = {
         ConvTranspose1d ConvTranspose2d ConvTranspose3d Embedding EmbeddingBag Ensemble GroupNorm History LayerNorm
         Linear Loader MultiheadAttention RMSNorm Rule Trainer Tuned accuracy audit callbacks chunk data
         estimate_statistics explain_partition finalize held_out hyper lml loggers loss_matrix mean_loss merge optim
-        partition partitions per_subnetwork reassign register single_chunk subnetwork tune without_rule""",
+        partition partitions per_subnetwork register single_chunk subnetwork tune without_rule""",
     "partnets.training.callbacks": "Callback every record_loss_matrix subnetwork_metrics",
     "partnets.data": """Data Normalise ToFloat cifar10 digits load mnist moments tiny_imagenet""",
     "partnets.distributed": """DDP OptimizerState Packing SharedChunks Trainer all_reduce_packed check_agreement draw
