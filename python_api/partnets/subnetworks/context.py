@@ -15,7 +15,6 @@ from partnets.hyper import hyperparameters
 from partnets.subnetworks.per_example import grouped, grouping
 from partnets.subnetworks.state import (
     PER_EXAMPLE,
-    current_thread,
     partitioned_modules,
     put_back,
     state_of,
@@ -174,8 +173,8 @@ def _entered(switch: Switch, active: int, update: int | None, masked: bool = Tru
         )
     if resized:
         raise RuntimeError(
-            f"{resized[0]} has changed its shape inside of partnets.subnetwork; let a buffer of a stateful module have one"
-            " shape, such as that of its largest content."
+            f"{resized[0]} has changed its shape inside of partnets.subnetwork; let it have one shape, such as that of its"
+            " largest content."
         )
     if written:
         names = ", ".join([*dict.fromkeys(f"{one.name} of {type(one.module).__name__}" for one in written)][:3])
@@ -187,7 +186,7 @@ def _entered(switch: Switch, active: int, update: int | None, masked: bool = Tru
 
 def _claimed(switch: Switch) -> list[tuple]:
     """Make the present thread the one that is inside of a model; return what was before."""
-    thread = current_thread()
+    thread = threading.get_ident()
     with _claiming:
         if any(state.thread not in (None, thread) for state in switch.states):
             raise RuntimeError(

@@ -20,7 +20,6 @@ buffer `learned_from` has PartitionState.learned_from while a state_dict is save
 from __future__ import annotations
 
 import struct
-import threading
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -343,11 +342,6 @@ def inside(model: nn.Module) -> bool:
     """Return whether a model is inside of partnets.subnetwork, or left in a subnetwork."""
     states = [state_of(module) for module in partitioned_modules(model)]
     return any(state.thread is not None or state.active != state.count for state in states)
-
-
-def current_thread() -> int:
-    """Return the present thread's number."""
-    return threading.get_ident()
 
 
 def partitions(model: nn.Module) -> dict[str, Partition]:
