@@ -173,8 +173,8 @@ def _entered(switch: Switch, active: int, update: int | None, masked: bool = Tru
         )
     if resized:
         raise RuntimeError(
-            f"{resized[0]} has changed its shape inside of partnets.subnetwork; let it have one shape, such as that of its"
-            " largest content."
+            f"{resized[0]} has changed its shape inside of partnets.subnetwork; let it keep one shape, such as"
+            " that of its largest content."
         )
     if written:
         names = ", ".join([*dict.fromkeys(f"{one.name} of {type(one.module).__name__}" for one in written)][:3])

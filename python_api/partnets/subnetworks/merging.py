@@ -8,8 +8,8 @@ import torch
 from torch import nn
 
 from partnets.subnetworks.context import subnetwork
-from partnets.subnetworks.divide import after_loading, before_loading, before_saving
 from partnets.subnetworks.guard import unguard
+from partnets.subnetworks.saving import remove_hooks
 from partnets.subnetworks.state import (
     ATTRIBUTE,
     DEFAULTS,
@@ -100,12 +100,4 @@ def _remove(module: nn.Module) -> None:
             module._non_persistent_buffers_set.discard(name + end)
     for name in (ESTIMATED, LEARNED):
         module._buffers.pop(name, None)
-    own = before_loading, after_loading, before_saving
-    for hooks in (
-        module._load_state_dict_pre_hooks,
-        module._load_state_dict_post_hooks,
-        module._state_dict_pre_hooks,
-    ):
-        # torch wraps hooks that it calls before it loads.
-        for key in [key for key, hook in hooks.items() if getattr(hook, "hook", hook) in own]:
-            del hooks[key]
+    remove_hooks(module)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import warnings
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Sequence
@@ -11,23 +10,20 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
-from torch.nn.utils.parametrizations import _SpectralNorm
-from torch.nn.utils.parametrize import ParametrizationList
-from torch.nn.utils.spectral_norm import SpectralNorm
+from torch.nn.utils.parametrizations import _WeightNorm
 
 import partkernels
+from partkernels import Zeros
 from partkernels.arguments import check_seed, sizes
 from partnets.hyper import Hyperparameter
 from partnets.subnetworks.channel_search import find_channels
 from partnets.subnetworks.channels import MEASURES, Narrow
-from partnets.subnetworks.context import subnetwork
 from partnets.subnetworks.divide import SCHEMES, Division, drawn_entries
 from partnets.subnetworks.initial_values import looks_learned
-from partnets.subnetworks.rules import known_rule, rule_of
+from partnets.subnetworks.rules import REFUSED, known_rule, rule_of
 from partnets.subnetworks.state import DEFAULTS, MAP, ROWS, STORED, holder_of, state_of
 from partnets.utils import seeds
-from partnets.utils.modules import device_of, evaluating, is_frozen, overlapping
-from partnets.utils.random_state import preserved
+from partnets.utils.modules import is_frozen, overlapping
 
 # A warning names at most so many modules.
 MOST_NAMED = 10
@@ -60,16 +56,15 @@ def partition(
     Modules keep their classes and their code; buffers beside the parameters hold the partitions, so state_dict, copies
     and moves to other devices include them. How a parameter is partitioned depends on its module's type:
 
-    - Weights of torch's layers (Linear, Bilinear, convolutions, Embedding, EmbeddingBag, MultiheadAttention, RNN, LSTM,
-      GRU): each entry belongs to a partition. Where that is inactive, the entry has its default.
+    - Weights of torch's layers: each entry belongs to a partition. Where that is inactive, the entry has its default.
     - Biases: b_1 + ... + b_k, a vector for each partition. Scales of normalisation layers: s_1 * ... * s_k.
     - BatchNorm's running statistics: each subnetwork has its own.
     - Parameters of other modules: vectors that are added, if they are broadcast (scalars, vectors, or a first dimension
       of 1, such as class tokens), otherwise weights. `register` sets other rules.
 
     Modules of partnets.hyper are left unchanged. Parameters that require no gradient are the same in every subnetwork.
-    Modules that share a parameter share its partition. A module's own seed is derived from (seed, its dotted path), so
-    the same call on the same architecture gives the same partitions everywhere.
+    Modules that share a parameter share its partition. The same call on the same architecture gives the same partitions
+    everywhere.
 
     Args:
         model: a dense model.
@@ -125,16 +120,14 @@ def partition(
     if not isinstance(model, nn.Module):
         raise TypeError(f"the model is {model!r}; pass a module, such as nn.Linear(4, 3).")
     check_seed("seed", seed)
-    if isinstance(proportions, Tensor):
-        proportions = proportions.tolist()
+    proportions = proportions.tolist() if isinstance(proportions, Tensor) else proportions
     sizes(0, proportions)
-    _check_scheme(scheme, proportions, defaults, example, proportions_of)
-    skipped = named(model, skip, "skip")
-    keeping = named(model, stateful, "stateful")
+    _check_options(scheme, proportions, defaults, example, proportions_of)
+    skipped, keeping = named(model, skip, "skip"), named(model, stateful, "stateful")
     found, obstacles = find(model, skipped, frozen, keeping)
     if obstacles:
         raise ValueError(_refusal(obstacles))
-    _check_found(model, found, skipped, frozen)
+    _check_parameters(model, found, skipped, frozen)
     statistics = _statistics(model, found, keeping, frozen)
     channels: dict[nn.Module, Narrow] = {}
     if scheme == "nested":
@@ -161,9 +154,7 @@ def partition(
         for path, module in found.items()
     }
     tied = _tied(divisions)
-    for path, module in found.items():
-        if isinstance(module, ParametrizationList) and len(proportions) > 1:
-            _check_finite(path, Division(copy.deepcopy(module), proportions, seed=seeds.derived(seed, path), **options))
+    _check_weight_norms(divisions)
     if defaults is None:
         _warn_of_lost(divisions, tied)
     for division in divisions.values():
@@ -173,26 +164,28 @@ def partition(
     return model
 
 
-def _check_finite(path: str, division: Division) -> None:
-    """Raise ValueError if a subnetwork's parameters make a weight that is not finite, as weight_norm does of zeros."""
-    parametrized = division.module
-    if any(parameter.is_meta for parameter in parametrized.parameters()):
-        return
-    with torch.no_grad(), evaluating(parametrized), preserved(device_of(parametrized)):
-        if not parametrized().isfinite().all():
-            return
-        division.apply()
-        for k in range(1, division.count):
-            with subnetwork(parametrized, k):
-                if not parametrized().isfinite().all():
-                    raise ValueError(
-                        f"{path} makes a weight that is not finite in subnetwork {k}, as weight_norm does where all"
-                        " entries of an output are 0; pass it in skip, or keep to schemes 'weight' and 'node' without"
-                        " defaults='zero'."
-                    )
+def _check_weight_norms(divisions: dict[str, Division]) -> None:
+    """Raise ValueError where weight_norm would divide by 0: all entries of an output are inactive, and 0."""
+    for path, division in divisions.items():
+        norm = next((one for one in division.module.children() if isinstance(one, _WeightNorm)), None)
+        partition = division.partitions.get("original1")
+        if norm is None or partition is None or partition.is_meta or not isinstance(partition.defaults, Zeros):
+            continue
+        ids = partition.ids()
+        others = [d for d in range(ids.dim()) if d != norm.dim]
+        if ((ids.amin(others) if others else ids) > 1).any():
+            raise ValueError(
+                f"{path} divides by the norm of each output of a weight, but all entries of an output are inactive and"
+                " 0; pass it in skip, or pass defaults='stored'."
+            )
 
 
-def _check_scheme(scheme: str, proportions: Sequence[float], defaults: Any, example: Any, proportions_of: str) -> None:
+def _check_options(scheme: str, proportions: Sequence[float], defaults: Any, example: Any, proportions_of: str) -> None:
+    if not (isinstance(defaults, partkernels.Defaults) or defaults in (None, "seed", "zero", "stored")):
+        raise ValueError(
+            f"defaults={defaults!r}; pass 'seed', 'zero', 'stored', or one of partkernels' Zeros, Uniform, Normal,"
+            " Stored."
+        )
     if scheme not in (*SCHEMES, "nested"):
         raise ValueError(f"scheme={scheme!r}; pass 'weight', 'node' or 'nested'.")
     if proportions_of not in MEASURES:
@@ -211,7 +204,7 @@ def _check_scheme(scheme: str, proportions: Sequence[float], defaults: Any, exam
             f"proportions={tuple(proportions)} with scheme='nested': subnetwork 1 would have no channels; let the first"
             " be above 0."
         )
-    if defaults not in (None, "zero") and not isinstance(defaults, partkernels.Zeros):
+    if defaults not in (None, "zero") and not isinstance(defaults, Zeros):
         raise ValueError(
             f"defaults={defaults!r} with scheme='nested', whose inactive channels are left out; pass None."
         )
@@ -285,23 +278,24 @@ def _obstacle(module: nn.Module, own: list[nn.Parameter], is_kept: bool = False)
     kind = type(module).__name__
     if state_of(module) is not None:
         return Obstacle(kind, "that is partitioned already", "merge the model first")
-    if any(isinstance(one, _SpectralNorm | SpectralNorm) for one in (module, *module._forward_pre_hooks.values())):
-        what = "whose power iteration would carry data between chunks"
-        return Obstacle(kind, what, "remove the spectral normalisation first")
+    for refused, (what, cure, is_by_parameters) in REFUSED.items():
+        is_one = any(isinstance(one, refused) for one in (module, *module._forward_pre_hooks.values()))
+        if is_one and (own or is_kept or not is_by_parameters):
+            return Obstacle(kind, what, cure)
     if not own and not is_kept:
         return None
-    if isinstance(module, torch.fx.GraphModule):
-        what = "that torch.fx has made, with parameters of which its copies lose the partitions"
-        return Obstacle(kind, what, "take the model that it was made of")
-    if isinstance(module, torch.jit.ScriptModule):
-        return Obstacle(kind, "that is compiled code", "take the module that it was made of")
     if any(map(is_lazy, own)):
         return Obstacle(kind, "whose parameters are made by its first call", "call it first")
     rule = rule_of(type(module))
     if why := rule.refuses(module):
         return Obstacle(kind, why, "leave these out")
-    if unreal := [name for name, p in module._parameters.items() if p in set(own) and not p.is_floating_point()]:
-        return Obstacle(kind, f"with a {unreal[0]} that is not of real numbers", "keep real and imaginary parts apart")
+    for name, parameter in module._parameters.items():
+        if not any(parameter is one for one in own):
+            continue
+        if not parameter.is_floating_point():
+            return Obstacle(kind, f"with a {name} that is not of real numbers", "keep real and imaginary parts apart")
+        if parameter.dim() > 1 and not parameter.numel():
+            return Obstacle(kind, f"with a {name} of shape {tuple(parameter.shape)}, without entries", "leave it out")
     running = [name for name, b in module._buffers.items() if name.startswith("running_") and b is not None]
     if running and not is_kept and not set(running) <= set(rule.statistics):
         what = "whose running statistics would carry data between chunks"
@@ -332,44 +326,26 @@ def named(model: nn.Module, entries: Iterable[str | nn.Module], argument: str) -
     return found
 
 
-def _check_found(model: nn.Module, found: dict[str, nn.Module], skipped: set[nn.Module], frozen: bool) -> None:
+def _check_parameters(model: nn.Module, found: dict[str, nn.Module], skipped: set[nn.Module], frozen: bool) -> None:
     """Raise ValueError if there is nothing to partition, or if two parameters share memory."""
-    partitioned = {
-        f"{path}.{name}".lstrip("."): parameter
-        for path, module in found.items()
-        for name, parameter in module.named_parameters(recurse=False)
-        if frozen or parameter.requires_grad
-    }
-    unique: dict[int, str] = {}
-    for name, parameter in partitioned.items():
-        unique.setdefault(id(parameter), name)
-    if shared := overlapping({name: partitioned[name] for name in unique.values()}):
+    if not found:
+        if is_frozen(model) and not frozen:
+            raise ValueError(
+                f"no parameter of this {type(model).__name__} requires a gradient, so that none is partitioned;"
+                " unfreeze what is to learn, or pass frozen=True to partition all of it."
+            )
+        raise ValueError(f"this {type(model).__name__} has no parameter to partition.")
+    own = [p for one in found.values() for p in one.parameters(recurse=False) if frozen or p.requires_grad]
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    if shared := overlapping({names[id(parameter)]: parameter for parameter in own}):
         first, second = shared[0]
         raise ValueError(
             f"{first} and {second} are two parameters that share memory, and would have two partitions; tie them by"
             " assigning one Parameter to both, or copy it."
         )
-    for name, parameter in partitioned.items():
-        if parameter.dim() > 1 and not parameter.numel():
-            raise ValueError(
-                f"{name} has shape {tuple(parameter.shape)}, and no entries to partition; leave it out with skip=."
-            )
-    outside = {
-        id(parameter): f"{path}.{name}".lstrip(".")
-        for path, module in model.named_modules()
-        if module in skipped
-        for name, parameter in module.named_parameters(recurse=False)
-    }
-    if both := [(name, outside[id(p)]) for name, p in partitioned.items() if id(p) in outside]:
-        raise ValueError(f"{both[0][0]} is {both[0][1]} too, which is skipped; skip all of the modules that share it.")
-    if found:
-        return
-    if is_frozen(model) and not frozen:
-        raise ValueError(
-            f"no parameter of this {type(model).__name__} requires a gradient, so that none is partitioned; unfreeze"
-            " what is to learn, or pass frozen=True to partition all of it."
-        )
-    raise ValueError(f"this {type(model).__name__} has no parameter to partition.")
+    outside = {id(parameter) for module in skipped for parameter in module.parameters(recurse=False)}
+    if both := [names[id(parameter)] for parameter in own if id(parameter) in outside]:
+        raise ValueError(f"{both[0]} is a parameter of a skipped module too; skip all of the modules that share it.")
 
 
 def _tied(divisions: dict[str, Division]) -> list[tuple[Division, str, Division, str]]:

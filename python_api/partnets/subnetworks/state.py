@@ -222,11 +222,6 @@ def partition_of(module: nn.Module, name: str) -> Partition:
     read_defaults(module, name)
     defaults, map = state.weights[name], local(module._buffers[name + MAP])
     if defaults is None:
-        if name + STORED not in module._buffers:
-            raise RuntimeError(
-                f"the stored defaults of the {name} of a {type(module).__name__} are in another place of it; enter"
-                " partnets.subnetwork once, which shares them."
-            )
         whole = torch.zeros(weight.shape, dtype=weight.dtype, device=weight.device)
         partition = Partition._unchecked(tuple(weight.shape), state.count, map, Zeros())
         ids = partition.ids()
@@ -244,21 +239,6 @@ def read_defaults(module: nn.Module, name: str) -> None:
     key = numbers.data_ptr(), version(buffer)
     if not numbers.is_meta and key != state.defaults_read.get(name):
         state.weights[name], state.defaults_read[name] = defaults_of(numbers), key
-
-
-def share_defaults(one: nn.Module, name: str, other: nn.Module, other_name: str) -> None:
-    """Give two places of a tied weight the same defaults; a file may have those of one place only."""
-    read_defaults(one, name)
-    read_defaults(other, other_name)
-    is_stored = state_of(one).weights[name] is None
-    mine, others = one._buffers.get(name + STORED), other._buffers.get(other_name + STORED)
-    if is_stored and mine is None and others is not None:
-        one.register_buffer(name + STORED, others)
-    elif is_stored and others is None and mine is not None:
-        other.register_buffer(other_name + STORED, mine)
-    elif not is_stored:
-        one._buffers.pop(name + STORED, None)
-        other._buffers.pop(other_name + STORED, None)
 
 
 def check_map(module: nn.Module, name: str) -> None:

@@ -34,7 +34,6 @@ from partnets.subnetworks.state import (
     parameter_of,
     partition_of,
     partitioned_modules,
-    share_defaults,
     state_of,
 )
 from partnets.utils.modules import is_sharded, overlapping
@@ -257,11 +256,6 @@ class Switch:
                 if id(parameter) not in found:
                     found[id(parameter)] = self._exchanged_of(module, name, parameter)
                 state.exchanged[name] = found[id(parameter)]
-        self._tied = [
-            (one, module, name)
-            for module, name, parameter in self._aliases
-            if isinstance(one := found[id(parameter)], Weight) and one.module is not module()
-        ]
         self.weights = [one for one in found.values() if isinstance(one, Weight)]
         self.vectors = [one for one in found.values() if isinstance(one, Vector)]
         self.exchanged = [*self.weights, *self.vectors]
@@ -328,8 +322,6 @@ class Switch:
 
     def prepare(self) -> None:
         """Look at everything outside of subnetworks: what has changed there is taken over, or refused."""
-        for one, module, name in self._tied:
-            share_defaults(one.module, one.name, module(), name)
         for one in self.weights:
             if not one.is_narrow:
                 one.refresh()
