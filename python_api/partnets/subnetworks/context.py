@@ -149,7 +149,8 @@ def _entered(switch: Switch, active: int, update: int | None, masked: bool = Tru
     finally:
         for parameter in still:
             parameter.requires_grad_(True)
-        put_back(statistics)
+        if statistics:
+            put_back(statistics)
         is_crossed = is_entered and any(state.entry is not entry for state in switch.states)
         if is_crossed:
             before = [(state.count, state.count, None, True, None) for state in switch.states]
