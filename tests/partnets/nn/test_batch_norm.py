@@ -149,16 +149,6 @@ def test_statistics_are_stale_where_other_weights_are_loaded_beside_them():
     partnets.merge(loaded[:2])  # staleness of a submodel is unknown, so it does not warn
 
 
-def test_statistics_that_are_not_tracked_any_more_stay():
-    """Disable tracking, as virtual adversarial training does."""
-    model = partnets.partition(nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8)), (0.5, 0.5)).train()
-    model[1].track_running_stats = False
-    before = model[1].running_mean.clone()
-    with partnets.subnetwork(model, 2, 2):
-        model(torch.randn(3, 4))
-    assert torch.equal(model[1].running_mean, before)
-
-
 @pytest.mark.parametrize("active", [1, None])
 def test_update_bn_estimates_the_active_subnetwork_and_no_other(active):
     torch.manual_seed(0)
