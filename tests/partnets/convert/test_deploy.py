@@ -1,7 +1,6 @@
 """finalize(model, "deploy") returns only torch modules and the user's classes, without randomness or trainable ψ."""
 
 import copy
-import functools
 import pickle
 
 import pytest
@@ -9,9 +8,7 @@ import torch
 from test_export_alone import PROPORTIONS, deployed
 from torch import nn
 
-import partkernels
 import partnets
-from partbench import models
 from partnets import hyper
 
 
@@ -44,20 +41,6 @@ def test_it_is_of_torch_alone_and_gives_the_same_bits_each_time(name):
     torch.testing.assert_close(pickle.loads(pickled)(x), network(x))
 
 
-@pytest.mark.full
-def test_nothing_of_a_training_stays():
-    layers = nn.Flatten(), hyper.InputMask(64), nn.Linear(64, 8), nn.BatchNorm1d(8), nn.Linear(8, 3)
-    model = partnets.partition(hyper.Averaged(hyper.Affine(), nn.Sequential(*layers)), PROPORTIONS)
-    data = torch.rand(40, 1, 8, 8), torch.randint(3, (40,))
-    psi = [module for module in model.modules() if isinstance(module, hyper.Hyperparameter)]
-    partnets.Trainer(model, partnets.chunk(data, PROPORTIONS), hyper=psi, batch_size=8, lml_every=2).fit(2)
-    retrained = partnets.single_chunk(partnets.finalize(model, "retrain"), data)
-    partnets.Trainer(*retrained, batch_size=8).fit(2)
-    for trained in (model, retrained[0]):
-        pickled = pickle.dumps(partnets.finalize(trained, "deploy"))
-        assert b"partnets" not in pickled and b"partkernels" not in pickled
-
-
 def test_dropout_has_its_rate_a_mask_its_mean_and_an_extractor_is_itself():
     mask, dropout = hyper.InputMask(4), hyper.ConcreteDropout(0.3)
     nn.init.normal_(mask.logits)
@@ -78,27 +61,6 @@ def test_dropout_has_its_rate_a_mask_its_mean_and_an_extractor_is_itself():
         assert parameter.requires_grad
 
 
-def test_a_mask_is_for_its_number_of_features_and_any_dtype():
-    mask = hyper.InputMask(3).to_ordinary()
-    assert mask(torch.ones(2, 3, dtype=torch.bfloat16)).dtype is torch.bfloat16
-    for shape in ((2, 1), (2, 4)):
-        with pytest.raises(RuntimeError, match="expand"):
-            mask(torch.ones(shape))
-
-
-def test_no_optimiser_moves_what_was_learned():
-    model = nn.Sequential(hyper.InputMask(4), Scale(), hyper.Submodule(nn.Linear(4, 4)), nn.Linear(4, 3))
-    network = partnets.finalize(partnets.partition(model, PROPORTIONS), "deploy").train()
-    before = copy.deepcopy(network.state_dict())
-    optimizer = torch.optim.AdamW(network.parameters(), lr=0.1, weight_decay=0.1)
-    for _ in range(3):
-        optimizer.zero_grad()
-        network(torch.randn(5, 4)).sum().backward()
-        optimizer.step()
-    moved = {name for name, value in network.state_dict().items() if not torch.equal(value, before[name])}
-    assert moved == {"3.weight", "3.bias"}
-
-
 def test_its_state_dict_loads_into_the_plain_network():
     def network():
         return nn.Sequential(
@@ -110,23 +72,6 @@ def test_its_state_dict_loads_into_the_plain_network():
     plain.load_state_dict(trained.state_dict())
     x = torch.rand(2, 1, 8, 8)
     torch.testing.assert_close(trained(x), plain(x))
-
-
-def test_what_was_retrained_is_deployed_as_it_is():
-    model = partnets.partition(nn.Sequential(hyper.ConcreteDropout(0.2), nn.Linear(4, 3)), PROPORTIONS)
-    network = partnets.finalize(model, "retrain")
-    nn.init.ones_(network[1].weight)
-    deployed = partnets.finalize(network, "deploy")
-    assert named(deployed) == ["Dropout", "Linear"] and (deployed[1].weight == 1).all()
-    assert type(network[0]) is hyper.ConcreteDropout
-
-
-def test_a_subnetwork_is_deployed_by_way_of_merge():
-    model = partnets.partition(nn.Sequential(hyper.InputMask(4), nn.Linear(4, 3)), PROPORTIONS)
-    nn.init.normal_(model[1].weight)
-    network, x = partnets.finalize(partnets.merge(model.eval(), active=1), "deploy"), torch.randn(5, 4)
-    with partnets.subnetwork(model, active=1):
-        torch.testing.assert_close(network(x), model(x))
 
 
 def test_a_hyperparameter_of_ones_own_is_traced_with_its_numbers_as_constants():
@@ -177,12 +122,6 @@ def test_a_hyperparameter_that_others_read_keeps_its_numbers_for_them():
     torch.testing.assert_close(network(torch.ones(2, 4)), model(torch.ones(2, 4)))
 
 
-def test_nothing_of_what_layers_were_told_about_their_start_stays():
-    model = models.ViT(image_size=8, width=8, depth=1, heads=2)
-    model.head.seed_defaults = functools.partial(partkernels.Normal, 0.02)
-    assert b"partkernels" not in pickle.dumps(partnets.finalize(partnets.partition(model, PROPORTIONS), "deploy"))
-
-
 @pytest.mark.parametrize("average", ["logits", "log_probabilities", "probabilities"])
 def test_without_draws_the_network_sees_each_example_as_it_is(average):
     augmentation = nn.Sequential(partnets.data.ToFloat(), hyper.Affine(), hyper.ColourJitter())
@@ -219,16 +158,6 @@ def test_draws_are_the_same_for_each_call_and_each_example(make):
     network.augmentation = model.augmentation.fixed(points)
     each = [model.network(model.augmentation.transform(x, point.expand(5, -1))).log_softmax(1) for point in points]
     torch.testing.assert_close(network(x), torch.stack(each).logsumexp(0) - torch.tensor(3.0).log())
-
-
-def test_many_draws_come_to_what_random_ones_come_to():
-    model = partnets.partition(averaged(hyper.Affine(rotation=60.0)), PROPORTIONS)
-    x = torch.rand(4, 3, 8, 8)
-    fixed = partnets.finalize(model, "deploy", draws=256)(x)
-    again = partnets.finalize(model, "deploy", draws=256, seed=1)(x)
-    assert not torch.equal(fixed, again)
-    model.samples = 2000
-    assert (fixed - model(x)).abs().max() < 0.02 and (again - fixed).abs().max() < 0.02
 
 
 def test_draws_of_one_averaged_differ_between_its_augmentations():
@@ -324,25 +253,3 @@ def test_a_subclass_that_computes_something_else_is_not_taken_for_its_base():
 def test_the_users_own_to_ordinary_decides():
     network = partnets.finalize(nn.Sequential(Silenced(), nn.Linear(4, 3)), "deploy")
     assert named(network) == ["Identity", "Linear"]
-
-
-def test_only_deploy_takes_draws():
-    with pytest.raises(ValueError, match="draws=2 with mode='finetune'"):
-        partnets.finalize(partnets.Linear(4, 2), "finetune", draws=2)
-
-
-class Careful(hyper.Hyperparameter):
-    """A hyperparameter that scales tensors and returns other inputs unchanged."""
-
-    def __init__(self):
-        super().__init__()
-        self.factor = hyper.Learned(2.0, hyper.positive)
-
-    def forward(self, x):
-        return x * self.factor() if isinstance(x, torch.Tensor) else x
-
-
-def test_a_forward_that_asks_for_its_inputs_type_is_not_traced():
-    model = partnets.partition(nn.Sequential(Careful(), nn.Linear(4, 2)), (0.5, 0.5))
-    with pytest.raises(ValueError, match=r"forward of this Careful calls isinstance.*to_ordinary\(\)"):
-        partnets.finalize(model, "deploy")
