@@ -11,8 +11,10 @@ from torch import Tensor
 from partkernels import subnetwork_weight
 from partkernels.operators.entries import combine_rows
 from partnets.subnetworks.channels import narrowed
+from partnets.subnetworks.exchanged import Vector, Weight
+from partnets.subnetworks.gradients import add_gradient
 from partnets.subnetworks.state import ROWS, holder_of, is_norm, partition_of
-from partnets.subnetworks.switch import Switch, Vector, Weight, add_gradient
+from partnets.subnetworks.switch import Switch
 
 
 @contextmanager

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from partkernels import Partition, Zeros
+from partnets.subnetworks.exchanged import version_of
 from partnets.subnetworks.parameters import PartitionedParameter
 from partnets.subnetworks.state import (
     DEFAULTS,
@@ -24,7 +25,7 @@ from partnets.subnetworks.state import (
     text_of,
 )
 from partnets.subnetworks.statistics import UNKNOWN_AT
-from partnets.subnetworks.switch import noted, version_of
+from partnets.subnetworks.switch import noted
 from partnets.utils.modules import is_sharded
 from partnets.utils.shards import local, version
 
