@@ -188,7 +188,7 @@ class Division:
         module, count = self.module, self.count
         for name, values in self.values.items():
             module._parameters[name].copy_(values)
-        state = vars(module)[ATTRIBUTE] = PartitionState(count, {}, {})
+        state = vars(module)[ATTRIBUTE] = PartitionState(count)
         state.starts = self.starts
         if count == 1:
             return

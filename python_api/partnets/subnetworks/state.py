@@ -61,31 +61,31 @@ class PartitionState:
         masks: whether gradients are masked as they arrive; False where the optimizer's kernel does that.
     """
 
-    def __init__(
-        self,
-        count: int,
-        weights: dict[str, Defaults | None],
-        vectors: dict[str, bool],
-        statistics: tuple[str, ...] = (),
-    ) -> None:
-        self.count, self.weights, self.vectors, self.statistics = count, weights, vectors, statistics
+    # What copies and pickles have.
+    KEPT = "weights", "vectors", "statistics", "wholes", "narrow", "starts", "initial", "sums_of_maps", "learned_from"
+
+    def __init__(self, count: int) -> None:
+        self.count = count
+        self.weights: dict[str, Defaults | None] = {}
+        self.vectors: dict[str, bool] = {}
+        self.statistics: tuple[str, ...] = ()
         self.wholes: dict[str, int] = {}
         # How nested channels narrow the module, and its whole parameters and attributes while it is narrow.
         self.narrow: Any = None
         self.base: dict[str, Any] = {}
         # Whether torch gathers the module's parameters from shards for each call, as by distributed.fully_shard.
         self.is_gathered = False
-        # What statistics of modules named in partition(..., stateful=) were before any batch, by their names.
+        # How parameters started, where not as torch draws them; what statistics of stateful modules were at first.
+        self.starts: dict[str, Any] = {}
         self.initial: dict[str, Tensor] = {}
         self.active: int = count
         self.update: int | None = count
         self.thread: int | None = None
         self.entry: object | None = None
         self.masks = True
-        # How many calls of models with the module are running in the present subnetwork: see guard.
+        # The number of running calls of models with the module; the subnetwork that computed last, and the partition
+        # that learned: see guard.
         self.running = 0
-        self.starts: dict = {}
-        # The subnetwork that computed last, and the partition that learned: see guard.
         self.called: tuple[int, int | None] = count, count
         # The address and version of the buffers that `weights` was read from, by the weights' names.
         self.defaults_read: dict[str, tuple[int, int]] = {}
@@ -99,10 +99,10 @@ class PartitionState:
         self.learned: set[int] = set()
         # The versions of parameters when they last were what they should be: see noted.
         self.versions: dict[str, tuple[int, int]] = {}
-        # Gradients of vectors of other partitions than that which `.grad` is of, by name and partition.
+        # Gradients of vectors of other partitions than that which `.grad` is of, by name and partition; the partition
+        # that `.grad` is of, and what it was then: see gradients.
         self.grads: dict[str, dict[int, Tensor]] = {}
         self.grad_of: dict[str, int] = {}
-        # What `.grad` was when such a gradient was added to it: see check_kept.
         self.grad_seen: dict[str, tuple[int, int]] = {}
         # The names of scales whose gradients are to be multiplied by the other vectors when the subnetwork is left.
         self.unscaled: set[str] = set()
@@ -112,19 +112,7 @@ class PartitionState:
             raise RuntimeError(
                 f"the model is subnetwork {self.active} now; copy or save it outside of partnets.subnetwork."
             )
-        config = self.count, dict(self.weights), dict(self.vectors), self.statistics
-        return (
-            PartitionState,
-            config,
-            {
-                "starts": self.starts,
-                "sums_of_maps": self.sums_of_maps,
-                "learned_from": self.learned_from,
-                "wholes": self.wholes,
-                "narrow": self.narrow,
-                "initial": self.initial,
-            },
-        )
+        return PartitionState, (self.count,), {name: getattr(self, name) for name in self.KEPT}
 
 
 def parameter_of(module: nn.Module, name: str) -> nn.Parameter:
