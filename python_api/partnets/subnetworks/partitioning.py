@@ -119,10 +119,15 @@ def partition(
     """
     if not isinstance(model, nn.Module):
         raise TypeError(f"the model is {model!r}; pass a module, such as nn.Linear(4, 3).")
+    if not (isinstance(defaults, partkernels.Defaults) or defaults in (None, "seed", "zero", "stored")):
+        raise ValueError(
+            f"defaults={defaults!r}; pass 'seed', 'zero', 'stored', or one of partkernels' Zeros, Uniform, Normal,"
+            " Stored."
+        )
     check_seed("seed", seed)
     proportions = proportions.tolist() if isinstance(proportions, Tensor) else proportions
     sizes(0, proportions)
-    _check_options(scheme, proportions, defaults, example, proportions_of)
+    _check_scheme(scheme, proportions, defaults, example, proportions_of)
     skipped, keeping = named(model, skip, "skip"), named(model, stateful, "stateful")
     found, obstacles = find(model, skipped, frozen, keeping)
     if obstacles:
@@ -180,12 +185,7 @@ def _check_weight_norms(divisions: dict[str, Division]) -> None:
             )
 
 
-def _check_options(scheme: str, proportions: Sequence[float], defaults: Any, example: Any, proportions_of: str) -> None:
-    if not (isinstance(defaults, partkernels.Defaults) or defaults in (None, "seed", "zero", "stored")):
-        raise ValueError(
-            f"defaults={defaults!r}; pass 'seed', 'zero', 'stored', or one of partkernels' Zeros, Uniform, Normal,"
-            " Stored."
-        )
+def _check_scheme(scheme: str, proportions: Sequence[float], defaults: Any, example: Any, proportions_of: str) -> None:
     if scheme not in (*SCHEMES, "nested"):
         raise ValueError(f"scheme={scheme!r}; pass 'weight', 'node' or 'nested'.")
     if proportions_of not in MEASURES:

@@ -193,20 +193,6 @@ def test_audits_find_nothing_and_change_nothing(kind):
     assert partnets.audit(network(kind, ()), (torch.randn(8, 4), None))
 
 
-@pytest.mark.full
-@pytest.mark.filterwarnings("ignore:The .grad attribute")  # torch's compiler hides it, unless warnings are errors
-@pytest.mark.parametrize("kind", [InPlace, Teacher])
-def test_a_compiled_model_keeps_the_same(kind):
-    torch.compiler.reset()
-    model, eager = network(kind), network(kind)
-    compiled = torch.compile(model, backend="eager")
-    for k, x in batches():
-        for update in (k, None):
-            with partnets.subnetwork(model, k, update), partnets.subnetwork(eager, k, update):
-                torch.testing.assert_close(compiled(x), eager(x))
-    torch.compiler.reset()
-
-
 def test_outside_it_is_that_of_subnetwork_c():
     model = network(Codebook)
     model(torch.randn(6, 4))

@@ -19,6 +19,8 @@ PROPORTIONS = (0.5, 0.25, 0.25)
 ACTIVE = torch.tensor([3, 1, 2, 1, 3, 2, 1, 1])
 UPDATE = torch.tensor([3, 1, 2, 0, 0, 2, 1, 0])
 Pair = namedtuple("Pair", "scores features")
+# A tensor that a model keeps, with as many rows as a group has examples.
+PROTOTYPES = torch.ones(2, 3)
 
 
 class Network(nn.Module):
@@ -122,20 +124,6 @@ def of_first(model):
     return [gradient for (_, k), gradient in gradients(model).items() if k == 1]
 
 
-@pytest.mark.full
-def test_numbers_hold_for_all_examples():
-    model, x = network(), images()
-    for active, update in ((3, UPDATE), (ACTIVE, None), (ACTIVE, 1)):
-        with partnets.subnetwork(model, active=active, update=update):
-            output = model(x)
-        k = torch.as_tensor(active).expand(len(x))
-        for row in range(len(x)):
-            with partnets.subnetwork(model, active=int(k[row])):
-                torch.testing.assert_close(
-                    output.scores[row], model(x[row : row + 1]).scores[0], rtol=1e-12, atol=1e-12
-                )
-
-
 @pytest.mark.cases(usual=5)
 @pytest.mark.parametrize(
     ("active", "update", "message"),
@@ -177,6 +165,7 @@ class Gives(nn.Module):
         (lambda y: y @ y.T, r"a part of shapes \(1, 1\), \(2, 2\) for the groups"),
         (lambda y: (y, len(y)), "a part of type int"),
         (lambda y: (y, object()), "a part of type object"),
+        (lambda y: (y, PROTOTYPES), "of all groups"),
         (lambda y: [y] * len(y), "other parts"),
     ],
 )
@@ -187,31 +176,6 @@ def test_outputs_that_are_not_of_examples_are_refused(give, message):
         pytest.raises(ValueError, match=message),
     ):
         model(torch.ones(3, 2))
-
-
-def test_a_tensor_that_the_model_keeps_is_not_taken_for_rows_of_examples():
-    model = partnets.partition(nn.Sequential(nn.Linear(2, 2), Keeping()), (0.5, 0.5))
-    with (
-        partnets.subnetwork(model, active=torch.tensor([1, 1, 2, 2])),
-        pytest.raises(ValueError, match="of all groups"),
-    ):
-        model(torch.ones(4, 2))
-
-
-class Keeping(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.register_buffer("prototypes", torch.ones(2, 3))
-
-    def forward(self, y):
-        return y, self.prototypes
-
-
-def test_outputs_that_are_the_same_for_all_are_given_once():
-    model = partnets.partition(Gives(lambda y: {"y": y, "names": ("a", None, 3)}), (0.5, 0.5))
-    with partnets.subnetwork(model, active=torch.tensor([2, 1, 2])):
-        output = model(torch.ones(3, 2))
-    assert output["y"].shape == (3, 2) and output["names"] == ("a", None, 3)
 
 
 def test_inputs_without_a_row_for_each_example_are_refused_or_shared():

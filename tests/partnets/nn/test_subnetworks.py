@@ -145,19 +145,6 @@ def test_a_weight_with_given_defaults_starts_there(defaults):
     assert torch.equal(layer.weight, defaults.values((5, 6)))
 
 
-def test_a_parameter_that_was_added_afterwards_is_no_partitions():
-    model = partnets.partition(nn.Sequential(nn.Linear(4, 8), nn.Linear(8, 3)), PROPORTIONS)
-    model[1].gain = nn.Parameter(torch.tensor([1.0, 2.0, 3.0]))
-    model[1].register_forward_hook(lambda layer, args, y: y * layer.gain)
-    x = torch.randn(5, 4)
-    for k in (1, 2, 3):
-        with partnets.subnetwork(model, k, k):
-            expected = model(x)
-        torch.testing.assert_close(partnets.merge(model, active=k)(x), expected)
-    with pytest.raises(ValueError, match=r"1\.gain would learn from every chunk"):
-        partnets.optim.Adam(model)
-
-
 def test_writing_into_weights_outside_is_taken_over_and_into_sums_refused():
     model, x = network().eval(), inputs()
     with partnets.subnetwork(model, 1):
