@@ -29,6 +29,7 @@ from partnets.subnetworks.state import (
     check_map,
     holder_of,
     numbers_of,
+    state_of,
 )
 from partnets.subnetworks.statistics import hold_statistics
 from partnets.subnetworks.switch import noted
@@ -188,7 +189,8 @@ class Division:
         module, count = self.module, self.count
         for name, values in self.values.items():
             module._parameters[name].copy_(values)
-        state = vars(module)[ATTRIBUTE] = PartitionState(count)
+        state = PartitionState(count)
+        setattr(module, ATTRIBUTE, state)
         state.starts = self.starts
         if count == 1:
             return
@@ -216,8 +218,8 @@ class Division:
 
 def set_partition(module: nn.Module, name: str, partition: Partition, sizes: Sequence[int] = ()) -> None:
     """Set which entry of a weight belongs to which partition, and the defaults; on the meta device with its sizes."""
-    is_stored = isinstance(partition.defaults, Stored)
-    vars(module)[ATTRIBUTE].weights[name] = None if is_stored else partition.defaults
+    is_stored, state = isinstance(partition.defaults, Stored), state_of(module)
+    state.weights[name] = None if is_stored else partition.defaults
     module.register_buffer(name + MAP, partition.map)
     module.register_buffer(name + DEFAULTS, numbers_of(partition.defaults, partition.count, math.prod(partition.shape)))
     if is_stored:
@@ -228,7 +230,7 @@ def set_partition(module: nn.Module, name: str, partition: Partition, sizes: Seq
             ids = partition.ids()
             packed = torch.cat([values[ids == k] for k in range(2, partition.count + 1)])
         module.register_buffer(name + STORED, packed)
-    vars(module)[ATTRIBUTE].sums_of_maps.pop(name, None)
+    state.sums_of_maps.pop(name, None)
     check_map(module, name)
 
 

@@ -12,12 +12,10 @@ from partnets.subnetworks.guard import unguard
 from partnets.subnetworks.saving import remove_hooks
 from partnets.subnetworks.state import (
     ATTRIBUTE,
-    DEFAULTS,
+    ENDS,
     ESTIMATED,
     LEARNED,
-    MAP,
     ROWS,
-    STORED,
     holder_of,
     num_partitions,
     partitioned_modules,
@@ -93,11 +91,10 @@ def remove(model: nn.Module) -> None:
 
 
 def _remove(module: nn.Module) -> None:
-    state = vars(module).pop(ATTRIBUTE)
-    for name in [*state.weights, *state.vectors, *state.statistics]:
-        for end in (MAP, DEFAULTS, STORED, ROWS):
-            module._buffers.pop(name + end, None)
-            module._non_persistent_buffers_set.discard(name + end)
-    for name in (ESTIMATED, LEARNED):
-        module._buffers.pop(name, None)
+    state = state_of(module)
+    delattr(module, ATTRIBUTE)
+    ours = {name + end for name in (*state.weights, *state.vectors, *state.statistics) for end in ENDS}
+    for name in ours | {ESTIMATED, LEARNED}:
+        if name in module._buffers:
+            delattr(module, name)
     remove_hooks(module)

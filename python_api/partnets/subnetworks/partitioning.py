@@ -21,7 +21,7 @@ from partnets.subnetworks.channels import MEASURES, Narrow
 from partnets.subnetworks.divide import SCHEMES, Division, drawn_entries
 from partnets.subnetworks.initial_values import looks_learned
 from partnets.subnetworks.rules import REFUSED, known_rule, rule_of
-from partnets.subnetworks.state import DEFAULTS, MAP, ROWS, STORED, holder_of, state_of
+from partnets.subnetworks.state import ENDS, ROWS, holder_of, state_of
 from partnets.utils import seeds
 from partnets.utils.modules import is_frozen, overlapping
 
@@ -305,7 +305,7 @@ def _obstacle(module: nn.Module, own: list[nn.Parameter], is_kept: bool = False)
     if is_kept and loose:
         what = f"with a tensor in an attribute {loose[0]}, which subnetworks would share"
         return Obstacle(kind, what, "register it by register_buffer")
-    names = {name + end for name in module._parameters for end in (MAP, DEFAULTS, STORED, ROWS)}
+    names = {name + end for name in module._parameters for end in ENDS}
     names |= {name + ROWS for name in module._buffers if is_kept or name in rule.statistics}
     if taken := sorted(name for name in names if hasattr(module, name)):
         return Obstacle(kind, f"with an attribute {taken[0]}, which partnets needs", "rename it")
@@ -376,7 +376,7 @@ def _tied(divisions: dict[str, Division]) -> list[tuple[Division, str, Division,
 def share(first: nn.Module, first_name: str, other: nn.Module, name: str) -> None:
     """Give a parameter in a second place the partition of the first."""
     one, two = state_of(first), state_of(other)
-    for end in (MAP, DEFAULTS, STORED, ROWS):
+    for end in ENDS:
         if first_name + end in first._buffers:
             other.register_buffer(name + end, first._buffers[first_name + end])
         elif name + end in other._buffers:

@@ -35,7 +35,7 @@ ATTRIBUTE = "_partition_state"
 PER_EXAMPLE = 0
 # The fingerprint of chunks that nobody has reported.
 UNKNOWN = ""
-MAP, DEFAULTS, STORED, ROWS = "_partition", "_defaults", "_stored", "_rows"
+ENDS = MAP, DEFAULTS, STORED, ROWS = "_partition", "_defaults", "_stored", "_rows"
 # The buffer of modules whose running statistics follow batches.
 BATCHES = "num_batches_tracked"
 # The buffer that says at which number of batches running statistics were estimated, and with which weights.

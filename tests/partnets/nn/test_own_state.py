@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 import partnets
+from partnets.evaluation.auditing import leaks
 from partnets.evaluation.snapshot import Snapshot
 from partnets.subnetworks.state import partitioned_modules
 
@@ -210,6 +211,16 @@ def test_evaluations_leave_the_same_objects():
         model(torch.randn(6, 4))
         assert model[1].mean is not before
     assert model[1].mean is before and not before.any()
+
+
+@pytest.mark.parametrize("make", [Assigned, lambda: nn.BatchNorm1d(4)])
+def test_statistics_of_a_last_subnetwork_that_is_not_c_are_no_leak(make):
+    model = network(make)
+
+    def compute(x):
+        return model(x), model(x).square().mean()
+
+    assert leaks(model, compute, torch.randn(8, 4), torch.randn(8, 4), last=2) == []
 
 
 @pytest.mark.full
