@@ -122,7 +122,7 @@ def _check(count: int, active: int, update: int | None) -> None:
 def _entered(switch: Switch, active: int, update: int | None, masked: bool = True) -> Iterator[None]:
     before = _claimed(switch)
     entry, still, statistics, is_entered = object(), [], [], False
-    written, resized = [], []
+    written, failed = [], None
     is_outermost, is_whole = all(thread is None for _, _, thread, *_ in before), active == update == switch.count
     try:
         if is_outermost and all(one.active == one.count for one in switch.states):
@@ -155,7 +155,11 @@ def _entered(switch: Switch, active: int, update: int | None, masked: bool = Tru
         if is_crossed:
             before = [(state.count, state.count, None, True, None) for state in switch.states]
         if is_entered and not is_crossed:
-            written, resized = switch.written(), switch.resized_statistics()
+            written = switch.written()
+            try:
+                switch.check_statistics()
+            except RuntimeError as error:
+                failed = error
         if not (switch.is_resident and is_outermost):
             switch.move([was for was, *_ in before])
             if is_outermost and not is_whole:
@@ -172,11 +176,8 @@ def _entered(switch: Switch, active: int, update: int | None, masked: bool = Tru
             "subnetworks of this model were left in another order than they were entered in, such as by await inside of"
             " partnets.subnetwork; use a copy of the model for each task."
         )
-    if resized:
-        raise RuntimeError(
-            f"{resized[0]} has changed its shape inside of partnets.subnetwork; let it keep one shape, such as"
-            " that of its largest content."
-        )
+    if failed is not None:
+        raise failed
     if written:
         names = ", ".join([*dict.fromkeys(f"{one.name} of {type(one.module).__name__}" for one in written)][:3])
         raise RuntimeError(

@@ -128,6 +128,7 @@ class Switch:
         for one in self.weights:
             if not one.is_narrow:
                 one.refresh()
+        self.check_statistics()
         made_of = [one.made for one in self.weights]
         made_of += [(local(one.parameter).data_ptr(), one.rows.data_ptr()) for one in self.vectors]
         if made_of != self._made_of:
@@ -295,16 +296,19 @@ class Switch:
         """Return held_statistics of modules that may follow batches now, as torch's norms do only in training mode."""
         return held_statistics(one for one, state in self.statistics if one.training or not is_norm(state))
 
-    def resized_statistics(self) -> list[str]:
-        """Return which statistics have another shape than in other subnetworks; undo that."""
+    def check_statistics(self) -> None:
+        """Raise RuntimeError, and undo it, if statistics have another shape or dtype than in other subnetworks."""
         found = []
         for module, state in self.statistics:
             for name in state.statistics if not is_norm(state) else ():
                 tensor, rows = holder_of(module, name).get(name), module._buffers[name + ROWS]
-                if tensor is not None and tensor.shape != rows.shape[1:]:
+                if tensor is not None and (tensor.shape, tensor.dtype) != (rows.shape[1:], rows.dtype):
                     tensor.data = rows[state.active - 1].clone()
                     found.append(f"{name} of {type(module).__name__}")
-        return found
+        if found:
+            raise RuntimeError(
+                f"{found[0]} has changed its shape or dtype; let it keep one, such as the shape of its largest content."
+            )
 
     @torch.no_grad()
     def scale_gradients(self, update: int) -> None:

@@ -253,13 +253,26 @@ class Growing(Assigned):
         return x - self.mean.sum()
 
 
-def test_a_buffer_that_changes_its_shape_is_refused_and_put_back():
-    model = network(Growing)
-    with pytest.raises(RuntimeError, match="mean of Growing has changed its shape"), partnets.subnetwork(model, 2, 2):
+class Counting(Assigned):
+    def forward(self, x):
+        self.mean = self.mean.long() + 1
+        return x - self.mean
+
+
+@pytest.mark.parametrize("is_inside", [False, True])
+@pytest.mark.parametrize("kind", [Growing, Counting])
+def test_a_buffer_that_changes_its_shape_or_dtype_is_refused_and_put_back(kind, is_inside):
+    model = network(kind)
+    if not is_inside:
         model(torch.randn(6, 4))
-    assert model[1].mean.tolist() == [0.0] * 4
-    with partnets.subnetwork(model, 2, 2):
-        assert model[1].mean.tolist() == [0.0] * 4
+    with (
+        pytest.raises(RuntimeError, match=f"mean of {kind.__name__} has changed its"),
+        partnets.subnetwork(model, 2, 2),
+    ):
+        model(torch.randn(6, 4))
+    for k in (1, 2, 3):
+        with partnets.subnetwork(model, k, k):
+            assert torch.equal(model[1].mean, torch.zeros(4))
 
 
 class Named(Assigned):
