@@ -43,11 +43,17 @@ def computed(switch: Switch, active: int, update: int | None) -> Iterator[None]:
         stack.close()
         for module, name, parameter in switch.aliases:
             module._parameters[name] = parameter
+        changed = []
         for own, name, whole, rows, learns in buffers:
-            followed, own[name] = own[name], whole
-            if learns:
+            followed, own[name] = own.get(name), whole
+            if learns and followed is not None:
+                if (followed.shape, followed.dtype) != (whole.shape, whole.dtype):
+                    changed.append(name)
+                    continue
                 with torch.no_grad():
                     (whole if active == len(rows) else rows[active - 1]).copy_(followed)
+        if changed:
+            raise RuntimeError(f"{changed[0]} has changed its shape or dtype; let it keep one.")
 
 
 def _value(one: Weight | Vector, active: int, update: int | None) -> Tensor:

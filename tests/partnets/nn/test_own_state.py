@@ -270,6 +270,9 @@ def test_a_buffer_that_changes_its_shape_or_dtype_is_refused_and_put_back(kind, 
         partnets.subnetwork(model, 2, 2),
     ):
         model(torch.randn(6, 4))
+    each = torch.tensor([1, 2])
+    with pytest.raises(RuntimeError, match="mean has changed its"), partnets.subnetwork(model, each, each):
+        model(torch.randn(2, 4))
     for k in (1, 2, 3):
         with partnets.subnetwork(model, k, k):
             assert torch.equal(model[1].mean, torch.zeros(4))
