@@ -61,19 +61,6 @@ def test_dropout_has_its_rate_a_mask_its_mean_and_an_extractor_is_itself():
         assert parameter.requires_grad
 
 
-def test_its_state_dict_loads_into_the_plain_network():
-    def network():
-        return nn.Sequential(
-            partnets.data.Normalise((0.5,), (0.2,)), nn.Conv2d(1, 2, 3), nn.Flatten(), nn.Linear(72, 3)
-        )
-
-    model = partnets.partition(hyper.Averaged(hyper.Affine(), network()), PROPORTIONS)
-    trained, plain = partnets.finalize(model, "deploy"), network()
-    plain.load_state_dict(trained.state_dict())
-    x = torch.rand(2, 1, 8, 8)
-    torch.testing.assert_close(trained(x), plain(x))
-
-
 def test_a_hyperparameter_of_ones_own_is_traced_with_its_numbers_as_constants():
     model = partnets.partition(nn.Sequential(Scale(), nn.Linear(4, 3)), PROPORTIONS)
     network, x = partnets.finalize(model, "deploy"), torch.randn(5, 4)
@@ -158,12 +145,6 @@ def test_draws_are_the_same_for_each_call_and_each_example(make):
     network.augmentation = model.augmentation.fixed(points)
     each = [model.network(model.augmentation.transform(x, point.expand(5, -1))).log_softmax(1) for point in points]
     torch.testing.assert_close(network(x), torch.stack(each).logsumexp(0) - torch.tensor(3.0).log())
-
-
-def test_draws_of_one_averaged_differ_between_its_augmentations():
-    model = averaged(nn.Sequential(hyper.Affine(), hyper.Affine()))
-    first, second = partnets.finalize(model, "deploy", draws=3).augmentation
-    assert not torch.equal(first.numbers, second.numbers)
 
 
 class Noise(Scale):

@@ -95,15 +95,6 @@ def test_a_norm_without_parameters_is_made_and_computes_the_same(make):
     partnets.partition(nn.Sequential(theirs, nn.Linear(4, 2)), PROPORTIONS)
 
 
-def test_a_subclass_of_a_drop_in_layer_may_take_other_arguments():
-    class Square(partnets.Linear):
-        def __init__(self, size):
-            super().__init__(size, size, bias=False, proportions=PROPORTIONS, seed=0)
-
-    layer = Square(6)
-    assert layer.weight.shape == (6, 6) and list(partnets.partitions(layer)) == ["weight"]
-
-
 NESTED = {
     "jagged": lambda rows: torch.nested.nested_tensor(rows, layout=torch.jagged),
     "strided": torch.nested.nested_tensor,

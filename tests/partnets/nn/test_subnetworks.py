@@ -10,7 +10,6 @@ from torch import nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from torch.utils.checkpoint import checkpoint
 
-import partkernels
 import partnets
 from partnets.subnetworks.parameters import partitioned_parameters
 from partnets.subnetworks.state import partitioned_modules, state_of
@@ -137,12 +136,6 @@ def test_a_part_of_a_model_is_in_another_subnetwork_within():
         with partnets.subnetwork(model, 1):
             torch.testing.assert_close(model(x), first(x), rtol=1e-12, atol=1e-12)
     torch.testing.assert_close(model(x), whole(x), rtol=1e-12, atol=1e-12)
-
-
-@pytest.mark.parametrize("defaults", [partkernels.Normal(0.1, seed=5), partkernels.Uniform(0.1, seed=5)])
-def test_a_weight_with_given_defaults_starts_there(defaults):
-    layer = partnets.Linear(6, 5, proportions=PROPORTIONS, defaults=defaults)
-    assert torch.equal(layer.weight, defaults.values((5, 6)))
 
 
 def test_writing_into_weights_outside_is_taken_over_and_into_sums_refused():
