@@ -150,6 +150,7 @@ def _entered(switch: Switch, active: int, update: int | None, masked: bool = Tru
         for parameter in still:
             parameter.requires_grad_(True)
         if statistics:
+            switch.widen()  # which writes statistics of narrow modules back
             put_back(statistics)
         is_crossed = is_entered and any(state.entry is not entry for state in switch.states)
         if is_crossed:

@@ -180,8 +180,8 @@ def _check_weight_norms(divisions: dict[str, Division]) -> None:
         others = [d for d in range(ids.dim()) if d != norm.dim]
         if ((ids.amin(others) if others else ids) > 1).any():
             raise ValueError(
-                f"{path} divides by the norm of each output of a weight, but all entries of an output are inactive and"
-                " 0; pass it in skip, or pass defaults='stored'."
+                f"{path} makes a weight that is not finite: weight_norm divides by the norm of each output, and all"
+                " entries of an output are inactive and 0; pass it in skip, or pass defaults='stored'."
             )
 
 

@@ -58,7 +58,7 @@ def _before_loading(module: nn.Module, state_dict: dict, prefix: str, *rest) -> 
         known.clear()
     for name in state.weights:
         saved = {end: state_dict.get(prefix + name + end) for end in ("", MAP, DEFAULTS, STORED)}
-        if fault := _fault(module, name, saved):
+        if fault := _fault(module, name, saved, prefix):
             errors.append(f"{prefix}{name}{fault}")
     names = [prefix + name + end for name in state.statistics for end in ("", ROWS)]
     if prefix + ESTIMATED in state_dict and any(name not in state_dict for name in names):
@@ -68,7 +68,7 @@ def _before_loading(module: nn.Module, state_dict: dict, prefix: str, *rest) -> 
         local(module._buffers[LEARNED]).copy_(bytes_of(state.learned_from))
 
 
-def _fault(module: nn.Module, name: str, saved: dict[str, Tensor | None]) -> str | None:
+def _fault(module: nn.Module, name: str, saved: dict[str, Tensor | None], prefix: str) -> str | None:
     """Return what is wrong with the saved partitions of a weight, as words that follow its name."""
     state, weight, own = state_of(module), parameter_of(module, name), module._buffers[name + MAP]
     map, numbers = saved[MAP], saved[DEFAULTS]
@@ -85,9 +85,9 @@ def _fault(module: nn.Module, name: str, saved: dict[str, Tensor | None]) -> str
         if state.narrow is not None and name in state.narrow.owners:
             ids = state.narrow.partition(name, weight.shape)
             if not torch.equal(map.cpu(), Partition.from_ids(ids, count=state.count).map):
-                return (
-                    f"{MAP} has other partitions than those of this model's nested channels; partition the model as the"
-                    " saved one was."
+                raise RuntimeError(
+                    f"{prefix}{name}{MAP} has other partitions than those of this model's nested channels; partition"
+                    " the model as the saved one was."
                 )
     if numbers is None or is_sharded(numbers) or numbers.shape != (6,) or numbers.is_meta:
         return None

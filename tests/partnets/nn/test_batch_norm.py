@@ -71,6 +71,18 @@ def test_where_nothing_learns_a_batch_leaves_no_statistics(name):
     torch.testing.assert_close(y, F.batch_norm(x, None, None, training=True))
 
 
+def test_where_nothing_learns_a_batch_leaves_no_statistics_of_narrow_norms():
+    pytest.importorskip("torch_pruning")
+    x = torch.randn(6, 4)
+    layers = nn.Sequential(nn.Linear(4, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Linear(16, 2))
+    model = partnets.partition(layers, PROPORTIONS, scheme="nested", example=x).train()
+    before = copy.deepcopy(model.state_dict())
+    with partnets.subnetwork(model, 1):
+        assert len(model[1].running_mean) < 16
+        model(x)
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+
+
 @every_layer
 @pytest.mark.parametrize("active", [1, 2, 3])
 def test_in_evaluation_a_subnetwork_is_normalised_by_its_own(name, active):
