@@ -22,7 +22,7 @@ PUBLIC = {
         ConvTranspose1d ConvTranspose2d ConvTranspose3d Embedding EmbeddingBag Ensemble GroupNorm History LayerNorm
         Linear Loader MultiheadAttention RMSNorm Rule Trainer Tuned accuracy audit callbacks chunk data
         estimate_statistics explain_partition finalize held_out hyper lml loggers loss_matrix mean_loss merge optim
-        partition partitions per_subnetwork reassign register single_chunk subnetwork tune without_rule""",
+        partition partitions per_subnetwork register single_chunk subnetwork tune without_rule""",
     "partnets.data": """Data Normalise ToFloat digits moments""",
     "partnets.hyper": """Affine Averaged ColourJitter ConcreteDropout Hyperparameter InputMask Learned Range Submodule
         hyperparameters interval positive probability real""",

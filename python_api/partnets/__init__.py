@@ -12,7 +12,7 @@ from pathlib import Path
 from partkernels import __version__
 from partkernels.build_info import check_companion
 from partnets import data, federated, hyper, nn, optim, stn
-from partnets.convert import finalize, merge, partition, reassign, without_rule
+from partnets.convert import finalize, merge, partition, without_rule
 from partnets.data.chunks import Chunks, chunk
 from partnets.data.loader import Loader
 from partnets.evaluation import accuracy, audit, estimate_statistics, lml, loss_matrix, mean_loss, per_subnetwork
@@ -113,7 +113,6 @@ __all__ = [
     "partition",
     "partitions",
     "per_subnetwork",
-    "reassign",
     "register",
     "single_chunk",
     "step_hyper",

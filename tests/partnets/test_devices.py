@@ -58,8 +58,6 @@ def trained(model: nn.Module, scheme: str, x: Tensor, y: Tensor) -> list[Tensor]
     with partnets.subnetwork(model, active=which, update=which):
         loss((x, y)).backward()
     found += [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
-    if scheme != "nested":
-        partnets.reassign(model, (0.5, 0.3, 0.2), optimizers[0])
     chunks = partnets.chunk((x.cpu().repeat(8, *[1] * (x.dim() - 1)), y.cpu().repeat(8)), PROPORTIONS)
     options = {"batch_size": 6, "lml_every": 2, "keep_best": True, "optimizer": optim.Adam(model)}
     trainer = partnets.Trainer(model, chunks, hyper=[], **options)
@@ -133,7 +131,6 @@ def without_a_model_there() -> list[Tensor]:
         found += [draw.batch[0] for draw in partnets.Loader(chunks, batch_size=4, steps=3, **options)]
     tuned = partnets.tune(network, data, ["dropout", "weight_decay"], steps=10, batch_size=16)
     partnets.partition(network, PROPORTIONS, scheme="node")
-    partnets.reassign(network, (0.5, 0.3, 0.2))
     return [one.cpu() for one in (*found, *tuned.model.parameters(), *network.parameters())]
 
 

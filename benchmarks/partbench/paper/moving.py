@@ -13,6 +13,7 @@ from matplotlib.figure import Figure
 import partnets
 from partbench.paper.experiment import Claim, Experiment, Record, Table, at_least, registered, rotation, select, text
 from partbench.paper.methods import Learner, partition
+from partbench.paper.reassigning import reassign
 from partbench.paper.recipes import limited, recipe
 
 # Partitions' shares of the weights from each part of the steps on. Chunks stay .8, .1 and .1.
@@ -40,7 +41,7 @@ class Mover(Learner):
         def move(trainer: partnets.Trainer) -> None:
             if trainer.steps in plan:
                 share = plan[trainer.steps]
-                partnets.reassign(model, share, trainer.optimizer, by=by, seed=trainer.steps)
+                reassign(model, share, trainer.optimizer, by=by, seed=trainer.steps)
                 trainer.settings.sampling = share
 
         chunks = partnets.chunk(self.data.train, self.recipe.proportions, seed=self.seed)

@@ -36,7 +36,8 @@ def deployed(model: nn.Module, draws: int, seed: int) -> nn.Module:
     for parameter in hyperparameters(model):
         parameter.requires_grad_(False)
     for module in model.modules():
-        module.__dict__.pop("seed_defaults", None)  # functions of partkernels, which are no longer needed
+        if "seed_defaults" in vars(module):  # a function of partkernels, which is no longer needed
+            del module.seed_defaults
     if draws and not any(isinstance(module, Averaged) for module in model.modules()):
         raise ValueError(f"draws={draws}, but this {type(model).__name__} has no hyper.Averaged; leave draws out.")
     placing = _Placing(draws, seed)

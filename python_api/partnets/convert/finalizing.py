@@ -16,9 +16,8 @@ from partnets.subnetworks.divide import padding_of
 from partnets.subnetworks.initial_values import declared, fill
 from partnets.subnetworks.merging import merge, remove, without_ensembles
 from partnets.subnetworks.rules import known_rule
-from partnets.subnetworks.state import PartitionState, partitioned_modules, state_of
+from partnets.subnetworks.state import PartitionState, holder_of, partitioned_modules, state_of
 from partnets.subnetworks.state import num_partitions as count
-from partnets.subnetworks.stateful import START, settle, stateful_modules
 from partnets.utils import seeds
 from partnets.utils.checks import check_at_least
 from partnets.utils.modules import device_of
@@ -108,8 +107,6 @@ def _fresh(model: nn.Module, seed: int) -> nn.Module:
                 "its defaults are stored: it started at weights that were given, and of its bias they are lost; start"
                 " from those weights instead."
             )
-    for module in stateful_modules(modules.values()):
-        settle(module, START)
     remove(model)
     with preserved(device_of(model)):
         torch.manual_seed(seed)
@@ -155,6 +152,8 @@ def _start_again(module: nn.Module, state: PartitionState, drawn: dict[str, Defa
             raise ValueError(
                 f"its reset_parameters() leaves {name} as it is, which has learned; let it set all that learns."
             )
+    for name, value in state.initial.items():
+        holder_of(module, name)[name].copy_(value)
 
 
 def _unpartitioned(model: nn.Module) -> dict[str, str]:

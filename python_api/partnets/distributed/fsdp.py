@@ -12,8 +12,8 @@ from torch.distributed import fsdp
 
 from partnets.distributed.ranks import check_agreement, check_outside, partitions
 from partnets.hyper import hyperparameters
+from partnets.subnetworks.gradients import watch
 from partnets.subnetworks.state import ROWS, partitioned_modules, state_of
-from partnets.subnetworks.switch import watch
 from partnets.utils.modules import is_sharded
 from partnets.utils.shards import local
 

@@ -22,8 +22,8 @@ from partnets.hyper import penalties
 from partnets.hyper.penalty import with_terms
 from partnets.subnetworks.context import subnetwork, trying, whole
 from partnets.subnetworks.parameters import names_of, partitioned_parameters
+from partnets.subnetworks.state import ROWS, state_of
 from partnets.subnetworks.state import num_partitions as count
-from partnets.subnetworks.stateful import assign_to_all, remember
 from partnets.subnetworks.statistics import other_norms
 from partnets.subnetworks.switch import noted, switch_of
 from partnets.utils import random_state
@@ -31,7 +31,7 @@ from partnets.utils.modules import device_of, evaluating, is_sharded, overlappin
 from partnets.utils.tree_leaves import tensors
 
 APART = (
-    "let a module of the model store it in buffers or attributes, and name that module in partnets.partition(...,"
+    "let a module of the model store it in buffers, and name that module in partnets.partition(...,"
     " stateful=[...]), which stores it for each subnetwork; or use a module without state"
 )
 # Whether the last subnetwork trains, and whether the first does after it.
@@ -185,6 +185,9 @@ class _Trial:
             )
             yield Leak("", what, cure)
         differing, changed = _differing(clean, later), stored.changed(stored_later)
+        # The first subnetwork reads its own row of statistics, which a pass of another one leaves as it is.
+        rows = {f"{p}.{name}{ROWS}".lstrip(".") for p, m in self.model.named_modules() for name in _statistics(m)}
+        changed = [p for p in changed if p not in rows or not same(stored.values[p][0], stored_later.values[p][0])]
         if differing or (changed and reads(*changed)):
             what = "follows the data: it carries information about later chunks to earlier subnetworks"
             paths = [*islice(filter(reads, changed), MOST)]
@@ -205,7 +208,6 @@ class _Trial:
         by: float = 1,
     ) -> tuple[dict[str, Tensor], list[Any], Snapshot]:
         """Return what the first subnetwork computes after a pass of the last one, and all states between the passes."""
-        stateful = switch_of(self.model).stateful
         with ExitStack() as mode:
             mode.enter_context(evaluating(*(() if trains else (self.model,))))
             with self._later_weights(1, factor):
@@ -214,11 +216,9 @@ class _Trial:
             if first_trains != trains:  # otherwise without a call of train(), which may drop state
                 mode.close()
                 mode.enter_context(evaluating(*(() if first_trains else (self.model,))))
-            assign_to_all(self.model, stateful)  # what train() has assigned
             stored = Snapshot(self.model, without=self.parameters.values())
             for path in spoiled:
                 stored.spoil(path, by)
-            remember(stateful)  # which is not assigned to all
             return self._pass(first_trains, 1, self.batch), drawn, stored
 
     def _kept(self, run: Callable, *arguments: Any, **options: Any) -> Any:
@@ -338,6 +338,11 @@ def _size(output: Any) -> Tensor:
     """Return a loss for any output: the sum of the mean squares."""
     numbers = [leaf for leaf in tensors(output) if leaf.numel() and leaf.dtype != torch.bool]
     return sum((leaf.abs().float().square().mean() for leaf in numbers), torch.zeros((), device="cpu"))
+
+
+def _statistics(module: nn.Module) -> tuple[str, ...]:
+    state = state_of(module)
+    return () if state is None else state.statistics
 
 
 def _varied(value: Any) -> Any:

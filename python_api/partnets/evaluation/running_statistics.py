@@ -114,7 +114,7 @@ def fresh_statistics(model: nn.Module, chunks: Chunks, **options) -> Iterator[No
 def _copied(norms: Collection[nn.Module]) -> list[tuple[Tensor, Tensor]]:
     """Return the running statistics of all subnetworks, with copies of them."""
     names = ((norm, name + end) for norm in norms for name in state_of(norm).statistics for end in ("", ROWS))
-    buffers = [norm.get_buffer(name) for norm, name in names] + [norm.get_buffer(ESTIMATED) for norm in norms]
+    buffers = [getattr(norm, name) for norm, name in names] + [norm.get_buffer(ESTIMATED) for norm in norms]
     return [(buffer, buffer.clone()) for buffer in buffers]
 
 

@@ -16,7 +16,6 @@ import numpy
 import torch
 from torch import Generator, Tensor, nn
 
-from partnets.subnetworks.state import state_of
 from partnets.utils.tree_leaves import slots
 
 # Objects of these packages are not part of a model's state: a LightningModule's trainer, for example, leads to
@@ -132,9 +131,6 @@ class Snapshot:
         for name, part in found:
             self._take_dict(name, vars(part))
             self._take_classes(part)
-            if (state := state_of(part)) is not None:
-                self._take_dict(_joined(name, "of_subnetwork"), state.attributes)
-                self._restore += [partial(setattr, state, one, getattr(state, one)) for one in ("left", "assigned")]
 
     def _take_classes(self, module: nn.Module) -> None:
         """Record attributes of a module's user-defined classes, such as a counter of all calls."""

@@ -271,7 +271,7 @@ def _refuse_statistics(model: nn.Module) -> None:
             " Normalise by GroupNorm or LayerNorm instead, or keep a pretrained one fixed with"
             " partnets.partition(..., skip=) and requires_grad_(False)."
         )
-    keepers = [path for path, one in owned.items() if state_of(one).statistics or state_of(one).is_stateful]
+    keepers = [path for path, one in owned.items() if state_of(one).statistics]
     if keepers:
         raise ValueError(
             f"{', '.join(keepers)} has per-subnetwork buffers, which follow each client's data and are not sent; leave"

@@ -11,9 +11,10 @@ from torch import Tensor
 from partkernels import subnetwork_weight
 from partkernels.operators.entries import combine_rows
 from partnets.subnetworks.channels import narrowed
-from partnets.subnetworks.state import ROWS, partition_of
-from partnets.subnetworks.stateful import moved
-from partnets.subnetworks.switch import Switch, Vector, Weight, add_gradient
+from partnets.subnetworks.exchanged import Vector, Weight
+from partnets.subnetworks.gradients import add_gradient
+from partnets.subnetworks.state import ROWS, holder_of, is_norm, partition_of
+from partnets.subnetworks.switch import Switch
 
 
 @contextmanager
@@ -26,7 +27,6 @@ def computed(switch: Switch, active: int, update: int | None) -> Iterator[None]:
     values = {id(one.parameter): _value(one, active, update) for one in (*switch.weights, *switch.vectors)}
     buffers, stack = [], ExitStack()
     try:
-        stack.enter_context(moved(switch.model, switch.stateful, active, update is not None))
         for module, name, parameter in switch.aliases:
             module._parameters[name] = values[id(parameter)]
         for module, state in zip(switch.modules, switch.states, strict=True):
@@ -34,20 +34,26 @@ def computed(switch: Switch, active: int, update: int | None) -> Iterator[None]:
                 stack.enter_context(narrowed({module: state.narrow}, active))
         for module, state in switch.statistics:
             for name in state.statistics:
-                whole = module._buffers[name]
-                rows = module._buffers[name + ROWS]
-                mine = whole.clone() if active == state.count else rows[active - 1].clone()
-                buffers.append((module, name, whole, rows))
-                module._buffers[name] = mine
+                own, rows = holder_of(module, name), module._buffers[name + ROWS]
+                learns = update is not None and (module.training or not is_norm(state))
+                buffers.append((own, name, own[name], rows, learns))
+                own[name] = own[name].detach().clone() if active == state.count else rows[active - 1].clone()
         yield
     finally:
         stack.close()
         for module, name, parameter in switch.aliases:
             module._parameters[name] = parameter
-        for module, name, whole, rows in buffers:
-            followed, module._buffers[name] = module._buffers[name], whole
-            if update is not None and module.training:
-                (whole if active == len(rows) else rows[active - 1]).copy_(followed)
+        changed = []
+        for own, name, whole, rows, learns in buffers:
+            followed, own[name] = own.get(name), whole
+            if learns and followed is not None:
+                if (followed.shape, followed.dtype) != (whole.shape, whole.dtype):
+                    changed.append(name)
+                    continue
+                with torch.no_grad():
+                    (whole if active == len(rows) else rows[active - 1]).copy_(followed)
+        if changed:
+            raise RuntimeError(f"{changed[0]} has changed its shape or dtype; let it keep one.")
 
 
 def _value(one: Weight | Vector, active: int, update: int | None) -> Tensor:

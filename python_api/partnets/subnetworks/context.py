@@ -15,11 +15,10 @@ from partnets.hyper import hyperparameters
 from partnets.subnetworks.per_example import grouped, grouping
 from partnets.subnetworks.state import (
     PER_EXAMPLE,
-    current_thread,
     partitioned_modules,
+    put_back,
     state_of,
 )
-from partnets.subnetworks.stateful import put_back, with_copies
 from partnets.subnetworks.switch import Switch, switch_of
 from partnets.utils.in_thread import SEVERAL, holding
 from partnets.utils.modules import frozen
@@ -122,7 +121,8 @@ def _check(count: int, active: int, update: int | None) -> None:
 @contextmanager
 def _entered(switch: Switch, active: int, update: int | None, masked: bool = True) -> Iterator[None]:
     before = _claimed(switch)
-    entry, still, statistics, kept, written, is_entered = object(), [], [], [], [], False
+    entry, still, statistics, is_entered = object(), [], [], False
+    written, failed = [], None
     is_outermost, is_whole = all(thread is None for _, _, thread, *_ in before), active == update == switch.count
     try:
         if is_outermost and all(one.active == one.count for one in switch.states):
@@ -133,7 +133,6 @@ def _entered(switch: Switch, active: int, update: int | None, masked: bool = Tru
             switch.renew()
         # Where nothing learns, BatchNorm in training mode normalises by the batch, and its statistics stay.
         statistics = [] if update is not None else switch.followed_statistics()
-        kept = with_copies(switch.model, switch.stateful) if update is None and switch.stateful else []
         switch.note()
         for state in switch.states:
             state.update, state.masks, state.entry, state.running = update, masked, entry, 0
@@ -150,14 +149,18 @@ def _entered(switch: Switch, active: int, update: int | None, masked: bool = Tru
     finally:
         for parameter in still:
             parameter.requires_grad_(True)
-        for buffer, value in statistics:
-            buffer.copy_(value)
-        if kept:
-            put_back(switch.stateful, kept)
+        if statistics:
+            switch.widen()  # which writes statistics of narrow modules back
+            put_back(statistics)
         is_crossed = is_entered and any(state.entry is not entry for state in switch.states)
         if is_crossed:
             before = [(state.count, state.count, None, True, None) for state in switch.states]
-        written = switch.written() if is_entered and not is_crossed else []
+        if is_entered and not is_crossed:
+            written = switch.written()
+            try:
+                switch.check_statistics()
+            except RuntimeError as error:
+                failed = error
         if not (switch.is_resident and is_outermost):
             switch.move([was for was, *_ in before])
             if is_outermost and not is_whole:
@@ -174,6 +177,8 @@ def _entered(switch: Switch, active: int, update: int | None, masked: bool = Tru
             "subnetworks of this model were left in another order than they were entered in, such as by await inside of"
             " partnets.subnetwork; use a copy of the model for each task."
         )
+    if failed is not None:
+        raise failed
     if written:
         names = ", ".join([*dict.fromkeys(f"{one.name} of {type(one.module).__name__}" for one in written)][:3])
         raise RuntimeError(
@@ -184,7 +189,7 @@ def _entered(switch: Switch, active: int, update: int | None, masked: bool = Tru
 
 def _claimed(switch: Switch) -> list[tuple]:
     """Make the present thread the one that is inside of a model; return what was before."""
-    thread = current_thread()
+    thread = threading.get_ident()
     with _claiming:
         if any(state.thread not in (None, thread) for state in switch.states):
             raise RuntimeError(

@@ -58,10 +58,10 @@ class Ensemble(nn.Module):
             for module in network.modules():
                 own = [name for name, p in module._parameters.items() if p is not None and p not in shared]
                 if own or isinstance(module, _NormBase):  # norms without parameters follow their network's batches
-                    state = PartitionState(count, {}, {})
+                    state = PartitionState(count)
                     state.wholes = dict.fromkeys(own, k)
-                    vars(module)[ATTRIBUTE] = state
-        vars(self)[ATTRIBUTE] = PartitionState(count, {}, {})
+                    setattr(module, ATTRIBUTE, state)
+        setattr(self, ATTRIBUTE, PartitionState(count))
 
     def forward(self, *inputs, **named):
         return self._network(state_of(self).active)(*inputs, **named)

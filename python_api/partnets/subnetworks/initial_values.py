@@ -11,8 +11,6 @@ import torch
 from torch import Tensor, nn
 
 from partkernels import Defaults, Normal, Uniform, Zeros
-from partnets.hyper import Hyperparameter, hyperparameters
-from partnets.utils import seeds
 
 # A function that returns defaults when it is called with seed=, such as functools.partial(Uniform, 0.1).
 Distribution = Callable[..., Defaults]
@@ -76,11 +74,9 @@ class Start:
         >>> import torch
         >>> start = Start.of(torch.tensor([0.0, 0.0, 1.0, 1.0]))
         >>> parameter = nn.Parameter(torch.rand(4))
-        >>> start.fits(parameter)
-        False
         >>> start.fill(parameter)
-        >>> parameter.tolist(), start.fits(parameter)
-        ([0.0, 0.0, 1.0, 1.0], True)
+        >>> parameter.tolist()
+        [0.0, 0.0, 1.0, 1.0]
     """
 
     values: Tensor | None
@@ -95,16 +91,6 @@ class Start:
         kurtosis = float(((values - mean) / std).pow(4).mean()) if std else 0.0
         kept = parameter.detach().clone() if is_of_few_kinds(values) else None
         return cls(kept, mean, std, kurtosis < BETWEEN_UNIFORM_AND_NORMAL)
-
-    def fits(self, parameter: Tensor) -> bool:
-        """Return whether a parameter looks like such initial values."""
-        if self.values is not None:
-            return torch.equal(parameter.detach().to(self.values), self.values)
-        other, count = Start.of(parameter), parameter.numel()
-        if other.values is not None:
-            return False
-        least = 4 * max(self.std, other.std) / math.sqrt(count)
-        return abs(self.std - other.std) < least and abs(self.mean - other.mean) < least
 
     @torch.no_grad()
     def fill(self, parameter: Tensor) -> None:
@@ -171,72 +157,13 @@ def declared(layer: nn.Module, seed: int) -> Defaults | None:
     made = start(seed=seed) if callable(start) else start
     if not isinstance(made, Defaults):
         raise ValueError(
-            f"seed_defaults of a {getattr(layer, 'ordinary', type(layer)).__name__} is {start!r}; set it to"
-            " partkernels.Zeros(), or to what makes defaults of a seed, as functools.partial(partkernels.Normal, 0.1)"
-            " does."
+            f"seed_defaults of a {type(layer).__name__} is {start!r}; set it to partkernels.Zeros(), or to a function"
+            " of seed= that returns defaults, such as functools.partial(partkernels.Normal, 0.1)."
         )
     return made
-
-
-def reinitialise(module: nn.Module) -> None:
-    """Draw the initial values of a module and its children again, by torch's global generator.
-
-    Each module calls its reset_parameters, children before their parents. A weight with `seed_defaults` is drawn from
-    them, and the bias beside it is 0. Frozen parameters and modules of partnets.hyper keep their values.
-
-    Args:
-        module: without partitions.
-
-    Raises:
-        ValueError: modules with trainable parameters have neither. The message names them; nothing has changed.
-
-    Example:
-        >>> layer = nn.LayerNorm(2)
-        >>> _ = nn.init.zeros_(layer.weight)
-        >>> reinitialise(layer)
-        >>> layer.weight.tolist()
-        [1.0, 1.0]
-    """
-    psi = {inner for one in module.modules() if isinstance(one, Hyperparameter) for inner in one.modules()}
-    modules = {path: one for path, one in module.named_modules() if one not in psi and not _is_still(one)}
-    stuck = [f"{path or 'itself'} ({type(one).__name__})" for path, one in modules.items() if not _knows(one)]
-    if stuck:
-        raise ValueError(
-            f"no initial values for {', '.join(stuck)}; give the class a reset_parameters() that sets its parameters"
-            " to them, as torch's layers have it."
-        )
-    still = {p: p.detach().clone() for p in module.parameters() if not p.requires_grad}
-    still |= {p: p.detach().clone() for p in hyperparameters(module)}
-    for one in reversed(modules.values()):
-        if (reset := _reset(one)) is not None:
-            reset()
-        if (start := declared(one, seeds.random())) is not None:
-            for parameter in one.parameters(recurse=False):
-                fill(parameter, start if parameter.dim() > 1 else Zeros())
-    with torch.no_grad():
-        for parameter, value in still.items():
-            parameter.copy_(value)
 
 
 @torch.no_grad()
 def fill(weight: Tensor, defaults: Defaults) -> None:
     """Set a weight to its defaults."""
     weight.copy_(defaults.values(weight.shape, weight.dtype, weight.device))
-
-
-def _reset(module: nn.Module):
-    # That of torch.nn.MultiheadAttention and Transformer begins with an underscore.
-    return getattr(module, "reset_parameters", None) or getattr(module, "_reset_parameters", None)
-
-
-def _knows(module: nn.Module) -> bool:
-    """Return whether a module can initialise its own parameters, or has no parameters."""
-    own = module._parameters.keys()
-    says = getattr(module, "seed_defaults", None) is not None and own <= {"weight", "bias"}
-    return not own or says or _reset(module) is not None
-
-
-def _is_still(module: nn.Module) -> bool:
-    """Return whether all own parameters of a module are frozen: then its buffers are unchanged, too."""
-    own = list(module.parameters(recurse=False))
-    return bool(own) and not any(parameter.requires_grad for parameter in own)

@@ -8,21 +8,19 @@ import torch
 from torch import nn
 
 from partnets.subnetworks.context import subnetwork
-from partnets.subnetworks.divide import after_loading, before_loading, before_saving
 from partnets.subnetworks.guard import unguard
+from partnets.subnetworks.saving import remove_hooks
 from partnets.subnetworks.state import (
     ATTRIBUTE,
-    DEFAULTS,
+    ENDS,
     ESTIMATED,
     LEARNED,
-    MAP,
     ROWS,
-    STORED,
+    holder_of,
     num_partitions,
     partitioned_modules,
     state_of,
 )
-from partnets.subnetworks.stateful import settle, stateful_modules
 from partnets.subnetworks.statistics import warn_of_stale
 from partnets.utils.modules import frozen, is_sharded
 
@@ -56,11 +54,9 @@ def merge(model: nn.Module, active: int | None = None) -> nn.Module:
         narrow: dict[nn.Parameter, nn.Parameter] = {}
         for module in partitioned_modules(new) if active != count else ():
             for name in state_of(module).statistics:
-                module._buffers[name].copy_(module._buffers[name + ROWS][active - 1])
+                holder_of(module, name)[name].copy_(module._buffers[name + ROWS][active - 1])
             if state_of(module).narrow is not None:
                 _narrow(module, active, narrow)
-    for module in stateful_modules(partitioned_modules(new)):
-        settle(module, active)
     remove(new)
     return without_ensembles(new, active)
 
@@ -95,18 +91,10 @@ def remove(model: nn.Module) -> None:
 
 
 def _remove(module: nn.Module) -> None:
-    state = vars(module).pop(ATTRIBUTE)
-    for name in [*state.weights, *state.vectors, *state.statistics]:
-        for end in (MAP, DEFAULTS, STORED, ROWS):
-            module._buffers.pop(name + end, None)
-    for name in (ESTIMATED, LEARNED):
-        module._buffers.pop(name, None)
-    own = before_loading, after_loading, before_saving
-    for hooks in (
-        module._load_state_dict_pre_hooks,
-        module._load_state_dict_post_hooks,
-        module._state_dict_pre_hooks,
-    ):
-        # torch wraps hooks that it calls before it loads.
-        for key in [key for key, hook in hooks.items() if getattr(hook, "hook", hook) in own]:
-            del hooks[key]
+    state = state_of(module)
+    delattr(module, ATTRIBUTE)
+    ours = {name + end for name in (*state.weights, *state.vectors, *state.statistics) for end in ENDS}
+    for name in ours | {ESTIMATED, LEARNED}:
+        if name in module._buffers:
+            delattr(module, name)
+    remove_hooks(module)

@@ -10,8 +10,8 @@ from torch import Tensor, nn
 
 from partkernels import Partition, Zeros, gather_entries, scatter_entries
 from partkernels.operators.entries import Exchange, combine_rows
+from partnets.subnetworks.gradients import check_kept, forget_cleared, note_gradient, turn_gradient
 from partnets.subnetworks.state import MAP, ROWS, PartitionState, parameter_of, partitioned_modules, state_of
-from partnets.subnetworks.switch import check_kept, forget_cleared, note_gradient, turn_gradient
 from partnets.utils.modules import is_sharded
 from partnets.utils.shards import local, local_partition, part, redistributed, version, whole
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import warnings
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -11,24 +10,20 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
-from torch.nn.utils.parametrizations import _SpectralNorm
-from torch.nn.utils.parametrize import ParametrizationList
-from torch.nn.utils.spectral_norm import SpectralNorm
+from torch.nn.utils.parametrizations import _WeightNorm
 
 import partkernels
+from partkernels import Zeros
 from partkernels.arguments import check_seed, sizes
 from partnets.hyper import Hyperparameter
 from partnets.subnetworks.channel_search import find_channels
 from partnets.subnetworks.channels import MEASURES, Narrow
-from partnets.subnetworks.context import subnetwork
 from partnets.subnetworks.divide import SCHEMES, Division, drawn_entries
 from partnets.subnetworks.initial_values import looks_learned
-from partnets.subnetworks.rules import known_rule, rule_of
-from partnets.subnetworks.state import DEFAULTS, MAP, ROWS, STORED, state_of
-from partnets.subnetworks.stateful import check_copies, keep_for_each, taken_name
+from partnets.subnetworks.rules import REFUSED, known_rule, rule_of
+from partnets.subnetworks.state import ENDS, ROWS, holder_of, state_of
 from partnets.utils import seeds
-from partnets.utils.modules import device_of, evaluating, is_frozen, overlapping
-from partnets.utils.random_state import preserved
+from partnets.utils.modules import is_frozen, overlapping
 
 # A warning names at most so many modules.
 MOST_NAMED = 10
@@ -62,16 +57,15 @@ def partition(
     Modules keep their classes and their code; buffers beside the parameters hold the partitions, so state_dict, copies
     and moves to other devices include them. How a parameter is partitioned depends on its module's type:
 
-    - Weights of torch's layers (Linear, Bilinear, convolutions, Embedding, EmbeddingBag, MultiheadAttention, RNN, LSTM,
-      GRU): each entry belongs to a partition. Where that is inactive, the entry has its default.
+    - Weights of torch's layers: each entry belongs to a partition. Where that is inactive, the entry has its default.
     - Biases: b_1 + ... + b_k, a vector for each partition. Scales of normalisation layers: s_1 * ... * s_k.
     - BatchNorm's running statistics: each subnetwork has its own.
     - Parameters of other modules: vectors that are added, if they are broadcast (scalars, vectors, or a first dimension
       of 1, such as class tokens), otherwise weights. `register` sets other rules.
 
     Modules of partnets.hyper are left unchanged. Parameters that require no gradient are the same in every subnetwork.
-    Modules that share a parameter share its partition. A module's own seed is derived from (seed, its dotted path), so
-    the same call on the same architecture gives the same partitions everywhere.
+    Modules that share a parameter share its partition. The same call on the same architecture gives the same partitions
+    everywhere.
 
     Args:
         model: a dense model.
@@ -87,9 +81,8 @@ def partition(
         seed: an int in [0, 2**63).
         skip: dotted paths or modules that stay as they are, with everything inside them.
         stateful: dotted paths or modules whose code keeps something of the batches that it has seen (a running mean, a
-            codebook, loads of experts, an average of weights): each subnetwork gets a copy of their buffers, frozen
-            parameters and attributes, with everything inside them. Assignments outside of any subnetwork apply
-            to all copies, except those that a call of the module makes, which apply to that of subnetwork C.
+            codebook, loads of experts, an average of weights): each subnetwork gets its own buffers and frozen
+            parameters of these modules and of everything inside them, as for BatchNorm. They must keep their shapes.
         scheme: 'weight' gives each entry of a weight to a partition at random; 'node' each output of a layer, with all
             weights that it depends on (Appendix C). 'nested' gives the first channels of each layer to partition 1, the
             next ones to partition 2, and so on, so that subnetwork k is narrower and skips all other channels: see
@@ -131,19 +124,21 @@ def partition(
     """
     if not isinstance(model, nn.Module):
         raise TypeError(f"the model is {model!r}; pass a module, such as nn.Linear(4, 3).")
+    if not (isinstance(defaults, partkernels.Defaults) or defaults in (None, "seed", "zero", "stored")):
+        raise ValueError(
+            f"defaults={defaults!r}; pass 'seed', 'zero', 'stored', or one of partkernels' Zeros, Uniform, Normal,"
+            " Stored."
+        )
     check_seed("seed", seed)
-    if isinstance(proportions, Tensor):
-        proportions = proportions.tolist()
+    proportions = proportions.tolist() if isinstance(proportions, Tensor) else proportions
     sizes(0, proportions)
     _check_scheme(scheme, proportions, defaults, example, channels, proportions_of)
-    skipped = named(model, skip, "skip")
-    keeping = named(model, stateful, "stateful")
+    skipped, keeping = named(model, skip, "skip"), named(model, stateful, "stateful")
     found, obstacles = find(model, skipped, frozen, keeping)
     if obstacles:
         raise ValueError(_refusal(obstacles))
-    _check_found(model, found, skipped, frozen)
-    kept = {path: module for path, module in found.items() if module in keeping and len(proportions) > 1}
-    check_copies(model, kept)
+    _check_parameters(model, found, skipped, frozen)
+    statistics = _statistics(model, found, keeping, frozen)
     narrow: dict[nn.Module, Narrow] = {}
     if scheme == "nested":
         if defaults is None:
@@ -158,41 +153,41 @@ def partition(
     chosen = "seed" if defaults is None else defaults
     options = {"defaults": chosen, "scheme": scheme, "frozen": frozen}
     divisions = {
-        path: Division(module, proportions, seed=seeds.derived(seed, path), narrow=narrow.get(module), **options)
+        path: Division(
+            module,
+            proportions,
+            seed=seeds.derived(seed, path),
+            statistics=statistics.get(path, ()),
+            narrow=narrow.get(module),
+            **options,
+        )
         for path, module in found.items()
     }
     tied = _tied(divisions)
-    for path, module in found.items():
-        if isinstance(module, ParametrizationList) and len(proportions) > 1:
-            _check_finite(path, Division(copy.deepcopy(module), proportions, seed=seeds.derived(seed, path), **options))
+    _check_weight_norms(divisions)
     if defaults is None:
         _warn_of_lost(divisions, tied)
     for division in divisions.values():
         division.apply()
     for first, first_name, division, name in tied:
         share(first.module, first_name, division.module, name)
-    if kept:
-        keep_for_each(model, list(kept.values()))
     return model
 
 
-def _check_finite(path: str, division: Division) -> None:
-    """Raise ValueError if a subnetwork's parameters make a weight that is not finite, as weight_norm does of zeros."""
-    parametrized = division.module
-    if any(parameter.is_meta for parameter in parametrized.parameters()):
-        return
-    with torch.no_grad(), evaluating(parametrized), preserved(device_of(parametrized)):
-        if not parametrized().isfinite().all():
-            return
-        division.apply()
-        for k in range(1, division.count):
-            with subnetwork(parametrized, k):
-                if not parametrized().isfinite().all():
-                    raise ValueError(
-                        f"{path} makes a weight that is not finite in subnetwork {k}, as weight_norm does where all"
-                        " entries of an output are 0; pass it in skip, or keep to schemes 'weight' and 'node' without"
-                        " defaults='zero'."
-                    )
+def _check_weight_norms(divisions: dict[str, Division]) -> None:
+    """Raise ValueError where weight_norm would divide by 0: all entries of an output are inactive, and 0."""
+    for path, division in divisions.items():
+        norm = next((one for one in division.module.children() if isinstance(one, _WeightNorm)), None)
+        partition = division.partitions.get("original1")
+        if norm is None or partition is None or partition.is_meta or not isinstance(partition.defaults, Zeros):
+            continue
+        ids = partition.ids()
+        others = [d for d in range(ids.dim()) if d != norm.dim]
+        if ((ids.amin(others) if others else ids) > 1).any():
+            raise ValueError(
+                f"{path} makes a weight that is not finite: weight_norm divides by the norm of each output, and all"
+                " entries of an output are inactive and 0; pass it in skip, or pass defaults='stored'."
+            )
 
 
 def _check_scheme(
@@ -218,7 +213,7 @@ def _check_scheme(
             f"proportions={tuple(proportions)} with scheme='nested': subnetwork 1 would have no channels; let the first"
             " be above 0."
         )
-    if defaults not in (None, "zero") and not isinstance(defaults, partkernels.Zeros):
+    if defaults not in (None, "zero") and not isinstance(defaults, Zeros):
         raise ValueError(
             f"defaults={defaults!r} with scheme='nested', whose inactive channels are left out; pass None."
         )
@@ -237,19 +232,54 @@ def find(
         if module in skipped or module in inside_hyper:
             continue
         own = [p for p in module._parameters.values() if p is not None and (frozen or p.requires_grad)]
-        keeps = known_rule(type(module)) is not None and any(
-            module._buffers.get(name) is not None for name in rule_of(type(module)).statistics
-        )
         is_kept = module in keeping
-        if not own and not is_kept and (not keeps or (is_frozen(module) and not frozen)):
-            if obstacle := _obstacle(module, own):
-                obstacles[path] = obstacle
-            continue
+        is_still = is_frozen(module) and not frozen and not is_kept
         if obstacle := _obstacle(module, own, is_kept):
             obstacles[path] = obstacle
-        else:
+        elif own or (_own_statistics(module, is_kept, frozen) and not is_still):
             found[path] = module
     return found, obstacles
+
+
+def _own_statistics(module: nn.Module, is_kept: bool, frozen: bool) -> list[str]:
+    """Return the names of a module's buffers and frozen parameters that each subnetwork has of its own."""
+    present = [name for name, buffer in module._buffers.items() if buffer is not None]
+    if not is_kept:
+        return [name for name in rule_of(type(module)).statistics if name in present]
+    still = [name for name, p in module._parameters.items() if p is not None and not (frozen or p.requires_grad)]
+    return [*present, *still]
+
+
+def _statistics(
+    model: nn.Module, found: dict[str, nn.Module], keeping: Collection[nn.Module], frozen: bool
+) -> dict[str, list[str]]:
+    """Return the names of what each subnetwork has of its own, by the modules' paths.
+
+    Raises:
+        ValueError: modules named in stateful= have nothing of the kind, or share it with other modules.
+    """
+    names = {path: _own_statistics(module, module in keeping, frozen) for path, module in found.items()}
+    kept = {
+        f"{path}.{name}".lstrip("."): holder_of(module, name)[name]
+        for path, module in found.items()
+        if module in keeping
+        for name in names[path]
+    }
+    if keeping and not kept:
+        raise ValueError(
+            "the modules that stateful names have no buffers or frozen parameters, of which each subnetwork could have"
+            " its own; register what their code keeps by register_buffer."
+        )
+    tensors = {
+        f"{path}.{name}".lstrip("."): tensor
+        for path, module in model.named_modules()
+        for name, tensor in (*module._parameters.items(), *module._buffers.items())
+        if tensor is not None
+    }
+    for one, other in overlapping(tensors) if kept else ():
+        if one in kept or other in kept:
+            raise ValueError(f"{one} and {other} share memory, so that subnetworks cannot have their own; copy one.")
+    return names
 
 
 def _obstacle(module: nn.Module, own: list[nn.Parameter], is_kept: bool = False) -> Obstacle | None:
@@ -257,31 +287,35 @@ def _obstacle(module: nn.Module, own: list[nn.Parameter], is_kept: bool = False)
     kind = type(module).__name__
     if state_of(module) is not None:
         return Obstacle(kind, "that is partitioned already", "merge the model first")
-    if any(isinstance(one, _SpectralNorm | SpectralNorm) for one in (module, *module._forward_pre_hooks.values())):
-        what = "whose power iteration would carry data between chunks"
-        return Obstacle(kind, what, "remove the spectral normalisation first")
+    for refused, (what, cure, is_by_parameters) in REFUSED.items():
+        is_one = any(isinstance(one, refused) for one in (module, *module._forward_pre_hooks.values()))
+        if is_one and (own or is_kept or not is_by_parameters):
+            return Obstacle(kind, what, cure)
     if not own and not is_kept:
         return None
-    if isinstance(module, torch.fx.GraphModule):
-        what = "that torch.fx has made, with parameters of which its copies lose the partitions"
-        return Obstacle(kind, what, "take the model that it was made of")
-    if isinstance(module, torch.jit.ScriptModule):
-        return Obstacle(kind, "that is compiled code", "take the module that it was made of")
     if any(map(is_lazy, own)):
         return Obstacle(kind, "whose parameters are made by its first call", "call it first")
     rule = rule_of(type(module))
     if why := rule.refuses(module):
         return Obstacle(kind, why, "leave these out")
-    if unreal := [name for name, p in module._parameters.items() if p in set(own) and not p.is_floating_point()]:
-        return Obstacle(kind, f"with a {unreal[0]} that is not of real numbers", "keep real and imaginary parts apart")
+    for name, parameter in module._parameters.items():
+        if not any(parameter is one for one in own):
+            continue
+        if not parameter.is_floating_point():
+            return Obstacle(kind, f"with a {name} that is not of real numbers", "keep real and imaginary parts apart")
+        if parameter.dim() > 1 and not parameter.numel():
+            return Obstacle(kind, f"with a {name} of shape {tuple(parameter.shape)}, without entries", "leave it out")
     running = [name for name, b in module._buffers.items() if name.startswith("running_") and b is not None]
     if running and not is_kept and not set(running) <= set(rule.statistics):
         what = "whose running statistics would carry data between chunks"
         cure = "name it in stateful=, or register a rule with partnets.register that names them as statistics"
         return Obstacle(kind, what, cure)
-    if is_kept and (taken := taken_name(module)):
-        return Obstacle(kind, f"with a {taken}, as partnets calls what it keeps for each subnetwork", "rename it")
-    names = {name + end for name in module._parameters for end in (MAP, DEFAULTS, STORED, ROWS)}
+    loose = [name for name, value in vars(module).items() if isinstance(value, Tensor)]
+    if is_kept and loose:
+        what = f"with a tensor in an attribute {loose[0]}, which subnetworks would share"
+        return Obstacle(kind, what, "register it by register_buffer")
+    names = {name + end for name in module._parameters for end in ENDS}
+    names |= {name + ROWS for name in module._buffers if is_kept or name in rule.statistics}
     if taken := sorted(name for name in names if hasattr(module, name)):
         return Obstacle(kind, f"with an attribute {taken[0]}, which partnets needs", "rename it")
     return None
@@ -301,44 +335,26 @@ def named(model: nn.Module, entries: Iterable[str | nn.Module], argument: str) -
     return found
 
 
-def _check_found(model: nn.Module, found: dict[str, nn.Module], skipped: set[nn.Module], frozen: bool) -> None:
+def _check_parameters(model: nn.Module, found: dict[str, nn.Module], skipped: set[nn.Module], frozen: bool) -> None:
     """Raise ValueError if there is nothing to partition, or if two parameters share memory."""
-    partitioned = {
-        f"{path}.{name}".lstrip("."): parameter
-        for path, module in found.items()
-        for name, parameter in module.named_parameters(recurse=False)
-        if frozen or parameter.requires_grad
-    }
-    unique: dict[int, str] = {}
-    for name, parameter in partitioned.items():
-        unique.setdefault(id(parameter), name)
-    if shared := overlapping({name: partitioned[name] for name in unique.values()}):
+    if not found:
+        if is_frozen(model) and not frozen:
+            raise ValueError(
+                f"no parameter of this {type(model).__name__} requires a gradient, so that none is partitioned;"
+                " unfreeze what is to learn, or pass frozen=True to partition all of it."
+            )
+        raise ValueError(f"this {type(model).__name__} has no parameter to partition.")
+    own = [p for one in found.values() for p in one.parameters(recurse=False) if frozen or p.requires_grad]
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    if shared := overlapping({names[id(parameter)]: parameter for parameter in own}):
         first, second = shared[0]
         raise ValueError(
             f"{first} and {second} are two parameters that share memory, and would have two partitions; tie them by"
             " assigning one Parameter to both, or copy it."
         )
-    for name, parameter in partitioned.items():
-        if parameter.dim() > 1 and not parameter.numel():
-            raise ValueError(
-                f"{name} has shape {tuple(parameter.shape)}, and no entries to partition; leave it out with skip=."
-            )
-    outside = {
-        id(parameter): f"{path}.{name}".lstrip(".")
-        for path, module in model.named_modules()
-        if module in skipped
-        for name, parameter in module.named_parameters(recurse=False)
-    }
-    if both := [(name, outside[id(p)]) for name, p in partitioned.items() if id(p) in outside]:
-        raise ValueError(f"{both[0][0]} is {both[0][1]} too, which is skipped; skip all of the modules that share it.")
-    if found:
-        return
-    if is_frozen(model) and not frozen:
-        raise ValueError(
-            f"no parameter of this {type(model).__name__} requires a gradient, so that none is partitioned; unfreeze"
-            " what is to learn, or pass frozen=True to partition all of it."
-        )
-    raise ValueError(f"this {type(model).__name__} has no parameter to partition.")
+    outside = {id(parameter) for module in skipped for parameter in module.parameters(recurse=False)}
+    if both := [names[id(parameter)] for parameter in own if id(parameter) in outside]:
+        raise ValueError(f"{both[0]} is a parameter of a skipped module too; skip all of the modules that share it.")
 
 
 def _tied(divisions: dict[str, Division]) -> list[tuple[Division, str, Division, str]]:
@@ -369,7 +385,7 @@ def _tied(divisions: dict[str, Division]) -> list[tuple[Division, str, Division,
 def share(first: nn.Module, first_name: str, other: nn.Module, name: str) -> None:
     """Give a parameter in a second place the partition of the first."""
     one, two = state_of(first), state_of(other)
-    for end in (MAP, DEFAULTS, STORED, ROWS):
+    for end in ENDS:
         if first_name + end in first._buffers:
             other.register_buffer(name + end, first._buffers[first_name + end])
         elif name + end in other._buffers:

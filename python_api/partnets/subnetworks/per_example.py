@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from itertools import groupby
@@ -104,7 +103,7 @@ def grouping(model: nn.Module, groups: list[Group], switch: Switch, withheld: It
             return forward(*inputs, **options)
         inside[0] = True
         try:
-            return _computed(model, forward, groups, switch, withheld, inputs, options)
+            return _computed(forward, groups, switch, withheld, inputs, options)
         finally:
             inside[0] = False
 
@@ -122,16 +121,12 @@ def grouping(model: nn.Module, groups: list[Group], switch: Switch, withheld: It
     finally:
         for hook in hooks:
             hook.remove()
-        if vars(model).get("forward") is not compute:  # it was wrapped meanwhile
-            pass
-        elif own is None:
+        if vars(model).get("forward") is compute:  # otherwise it was wrapped meanwhile
             del vars(model)["forward"]
-        else:
-            vars(model)["forward"] = own
+            vars(model).update({} if own is None else {"forward": own})
 
 
 def _computed(
-    model: nn.Module,
     forward: Callable,
     groups: list[Group],
     switch: Switch,
@@ -140,11 +135,14 @@ def _computed(
     options: dict,
 ) -> Any:
     """Return the output of a model's forward for all examples, computed group by group."""
-    count = sum(len(group.rows) for group in groups)
+    count, outputs = sum(len(group.rows) for group in groups), []
+    if not any(_has_rows(leaf, count) for leaf in tree_flatten((inputs, options))[0]):
+        raise ValueError(
+            f"no input has {count} rows, and active and update are of as many examples; give the model tensors whose"
+            " first dimension is that of the examples."
+        )
     if len(groups) > 1:
         _check_divides((inputs, options), count)
-    _check_rows(model, tree_flatten((inputs, options))[0], groups)
-    outputs = []
     for group in groups:
         # The loss is a mean over all examples, so a group's penalty counts by its share of them.
         counting = weighed_penalties(len(group.rows) / count) if group.update else penalties()
@@ -171,34 +169,6 @@ def _check_divides(given: Any, count: int) -> None:
     parts = given.values() if isinstance(given, Mapping) else given if isinstance(given, list | tuple) else ()
     for part in parts:
         _check_divides(part, count)
-
-
-def _check_rows(model: nn.Module, leaves: list[Any], groups: list[Group]) -> None:
-    """Raise ValueError if no input has a row for each example; warn if rows may not be examples."""
-    count = sum(len(group.rows) for group in groups)
-    divided = [leaf for leaf in leaves if _has_rows(leaf, count)]
-    if not divided:
-        raise ValueError(
-            f"no input has {count} rows, and active and update are of as many examples; give the model tensors whose"
-            " first dimension is that of the examples."
-        )
-    if len(groups) == 1:
-        return
-    either = [leaf for leaf in divided if leaf.shape[:2] == (count, count)]
-    if either and any(getattr(module, "batch_first", True) is False for module in model.modules()):
-        warnings.warn(
-            f"an input of shape {tuple(either[0].shape)} is divided along its first dimension, as of {count} examples."
-            f" If those are steps, as modules of this model with batch_first=False take them, its {count} examples are"
-            " torn apart: let the model take [examples, steps, ...], and transpose inside.",
-            stacklevel=2,
-        )
-    squares = [leaf for leaf in divided if leaf.shape == (count, count)]
-    if 0 < len(squares) < len(divided):
-        warnings.warn(
-            f"an input of shape ({count}, {count}) has as many rows as there are examples, and is divided among them."
-            " If it is the same for all, as a mask over positions, give it a first dimension of 1.",
-            stacklevel=2,
-        )
 
 
 def _has_rows(leaf: Any, count: int) -> bool:

@@ -11,6 +11,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
+from torch.nn.utils.parametrizations import _SpectralNorm
+from torch.nn.utils.spectral_norm import SpectralNorm
 
 from partkernels import Normal, Uniform
 from partnets.subnetworks.initial_values import Distribution
@@ -150,6 +152,19 @@ RULES: dict[type[nn.Module], Rule] = {
     nn.GroupNorm: _norm,
     nn.RMSNorm: _norm,
     _NormBase: Rule((), ("weight",), ("running_mean", "running_var", "num_batches_tracked"), vectors=("bias",)),
+}
+
+_POWER = "whose power iteration would carry data between chunks", "remove the spectral normalisation first", False
+# Types of modules, or of their hooks, that are refused: why, the cure, and whether only with parameters of their own.
+REFUSED: dict[type, tuple[str, str, bool]] = {
+    _SpectralNorm: _POWER,
+    SpectralNorm: _POWER,
+    torch.fx.GraphModule: (
+        "that torch.fx has made, with parameters of which its copies lose the partitions",
+        "take the model that it was made of",
+        True,
+    ),
+    torch.jit.ScriptModule: ("that is compiled code", "take the module that it was made of", True),
 }
 
 # Types of other libraries, by their names: their rules are looked up without an import.

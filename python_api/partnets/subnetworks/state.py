@@ -13,15 +13,14 @@ A bias b_1 + ... + b_k and a scale s_1 * ... * s_k have a vector for each partit
 - `name`: that of the active subnetwork, of the module's own shape; outside the one of subnetwork C.
 - `name_rows`: the vectors of all partitions, [C, ...].
 
-A buffer that differs between subnetworks, such as a running mean, has `name_rows` as well. The buffer `learned_from`
-has PartitionState.learned_from while a state_dict is saved or loaded.
+A buffer or frozen parameter that differs between subnetworks, such as a running mean, has `name_rows` as well. The
+buffer `learned_from` has PartitionState.learned_from while a state_dict is saved or loaded.
 """
 
 from __future__ import annotations
 
 import struct
-import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
@@ -36,7 +35,7 @@ ATTRIBUTE = "_partition_state"
 PER_EXAMPLE = 0
 # The fingerprint of chunks that nobody has reported.
 UNKNOWN = ""
-MAP, DEFAULTS, STORED, ROWS = "_partition", "_defaults", "_stored", "_rows"
+ENDS = MAP, DEFAULTS, STORED, ROWS = "_partition", "_defaults", "_stored", "_rows"
 # The buffer of modules whose running statistics follow batches.
 BATCHES = "num_batches_tracked"
 # The buffer that says at which number of batches running statistics were estimated, and with which weights.
@@ -53,7 +52,7 @@ class PartitionState:
         count: C, the number of partitions.
         weights: the names of parameters whose entries belong to partitions, with their defaults; None where stored.
         vectors: the names of parameters with a vector for each partition; whether these are multiplied, not added.
-        statistics: the names of buffers that each subnetwork has of its own.
+        statistics: the names of buffers and frozen parameters that each subnetwork has of its own.
         wholes: the names of parameters all of which one partition owns, with its number, as in partnets.Ensemble.
         active: k, the subnetwork that the module is; C outside of partnets.subnetwork.
         update: the partition that receives gradients, or None; C outside.
@@ -62,36 +61,31 @@ class PartitionState:
         masks: whether gradients are masked as they arrive; False where the optimizer's kernel does that.
     """
 
-    def __init__(
-        self,
-        count: int,
-        weights: dict[str, Defaults | None],
-        vectors: dict[str, bool],
-        statistics: tuple[str, ...] = (),
-    ) -> None:
-        self.count, self.weights, self.vectors, self.statistics = count, weights, vectors, statistics
+    # What copies and pickles have.
+    KEPT = "weights", "vectors", "statistics", "wholes", "narrow", "starts", "initial", "sums_of_maps", "learned_from"
+
+    def __init__(self, count: int) -> None:
+        self.count = count
+        self.weights: dict[str, Defaults | None] = {}
+        self.vectors: dict[str, bool] = {}
+        self.statistics: tuple[str, ...] = ()
         self.wholes: dict[str, int] = {}
         # How nested channels narrow the module, and its whole parameters and attributes while it is narrow.
         self.narrow: Any = None
         self.base: dict[str, Any] = {}
         # Whether torch gathers the module's parameters from shards for each call, as by distributed.fully_shard.
         self.is_gathered = False
-        # Of a stateful module: attributes of subnetworks that are not active; outside of any, what was left there, what
-        # was assigned since, and how many calls are running.
-        self.is_stateful = False
-        self.attributes: dict[int, dict] = {}
-        self.left: dict[str, dict] = {}
-        self.assigned: dict[str, dict] = {}
-        self.calls = 0
+        # How parameters started, where not as torch draws them; what statistics of stateful modules were at first.
+        self.starts: dict[str, Any] = {}
+        self.initial: dict[str, Tensor] = {}
         self.active: int = count
         self.update: int | None = count
         self.thread: int | None = None
         self.entry: object | None = None
         self.masks = True
-        # How many calls of models with the module are running in the present subnetwork: see guard.
+        # The number of running calls of models with the module; the subnetwork that computed last, and the partition
+        # that learned: see guard.
         self.running = 0
-        self.starts: dict = {}
-        # The subnetwork that computed last, and the partition that learned: see guard.
         self.called: tuple[int, int | None] = count, count
         # The address and version of the buffers that `weights` was read from, by the weights' names.
         self.defaults_read: dict[str, tuple[int, int]] = {}
@@ -105,10 +99,10 @@ class PartitionState:
         self.learned: set[int] = set()
         # The versions of parameters when they last were what they should be: see noted.
         self.versions: dict[str, tuple[int, int]] = {}
-        # Gradients of vectors of other partitions than that which `.grad` is of, by name and partition.
+        # Gradients of vectors of other partitions than that which `.grad` is of, by name and partition; the partition
+        # that `.grad` is of, and what it was then: see gradients.
         self.grads: dict[str, dict[int, Tensor]] = {}
         self.grad_of: dict[str, int] = {}
-        # What `.grad` was when such a gradient was added to it: see check_kept.
         self.grad_seen: dict[str, tuple[int, int]] = {}
         # The names of scales whose gradients are to be multiplied by the other vectors when the subnetwork is left.
         self.unscaled: set[str] = set()
@@ -118,22 +112,7 @@ class PartitionState:
             raise RuntimeError(
                 f"the model is subnetwork {self.active} now; copy or save it outside of partnets.subnetwork."
             )
-        config = self.count, dict(self.weights), dict(self.vectors), self.statistics
-        return (
-            PartitionState,
-            config,
-            {
-                "starts": self.starts,
-                "sums_of_maps": self.sums_of_maps,
-                "learned_from": self.learned_from,
-                "wholes": self.wholes,
-                "narrow": self.narrow,
-                "is_stateful": self.is_stateful,
-                "attributes": self.attributes,
-                "left": self.left,
-                "assigned": self.assigned,
-            },
-        )
+        return PartitionState, (self.count,), {name: getattr(self, name) for name in self.KEPT}
 
 
 def parameter_of(module: nn.Module, name: str) -> nn.Parameter:
@@ -150,6 +129,11 @@ def parameter_of(module: nn.Module, name: str) -> nn.Parameter:
             " owns; parametrize and prune modules before partnets.partition."
         )
     return found
+
+
+def holder_of(module: nn.Module, name: str) -> dict[str, Any]:
+    """Return the dict of a module that holds one of its buffers or parameters."""
+    return module._buffers if name in module._buffers else module._parameters
 
 
 def state_of(module: nn.Module) -> PartitionState | None:
@@ -171,6 +155,32 @@ def partitioned_modules(model: nn.Module) -> list[nn.Module]:
         children = own["_modules"].values() if "_modules" in own else list(module.children())  # of compiled code
         waiting.extend(child for child in reversed(children) if child is not None)
     return found
+
+
+def is_norm(state: PartitionState) -> bool:
+    """Return whether statistics are those of torch's norms, which change in training mode only."""
+    return set(state.statistics) == {"running_mean", "running_var", BATCHES}
+
+
+def held_statistics(modules: Iterable[nn.Module], *, rows: bool = False) -> list[tuple[dict, str, Tensor, Tensor]]:
+    """Return the statistics of the active subnetwork with copies, for `put_back`; with `rows`, those of all of them."""
+    found = []
+    for module in modules:
+        for name in state_of(module).statistics:
+            for each in (name, name + ROWS) if rows else (name,):
+                own = holder_of(module, each)
+                if own.get(each) is not None:
+                    found.append((own, each, own[each], own[each].detach().clone()))
+    return found
+
+
+@torch.no_grad()
+def put_back(held: list[tuple[dict, str, Tensor, Tensor]]) -> None:
+    """Restore statistics, also where the module's code has assigned other tensors."""
+    for own, name, tensor, value in held:
+        if own.get(name) is not tensor:
+            own[name] = tensor
+        tensor.copy_(value)
 
 
 def num_partitions(model: nn.Module) -> int:
@@ -200,11 +210,6 @@ def partition_of(module: nn.Module, name: str) -> Partition:
     read_defaults(module, name)
     defaults, map = state.weights[name], local(module._buffers[name + MAP])
     if defaults is None:
-        if name + STORED not in module._buffers:
-            raise RuntimeError(
-                f"the stored defaults of the {name} of a {type(module).__name__} are in another place of it; enter"
-                " partnets.subnetwork once, which shares them."
-            )
         whole = torch.zeros(weight.shape, dtype=weight.dtype, device=weight.device)
         partition = Partition._unchecked(tuple(weight.shape), state.count, map, Zeros())
         ids = partition.ids()
@@ -222,21 +227,6 @@ def read_defaults(module: nn.Module, name: str) -> None:
     key = numbers.data_ptr(), version(buffer)
     if not numbers.is_meta and key != state.defaults_read.get(name):
         state.weights[name], state.defaults_read[name] = defaults_of(numbers), key
-
-
-def share_defaults(one: nn.Module, name: str, other: nn.Module, other_name: str) -> None:
-    """Give two places of a tied weight the same defaults; a file may have those of one place only."""
-    read_defaults(one, name)
-    read_defaults(other, other_name)
-    is_stored = state_of(one).weights[name] is None
-    mine, others = one._buffers.get(name + STORED), other._buffers.get(other_name + STORED)
-    if is_stored and mine is None and others is not None:
-        one.register_buffer(name + STORED, others)
-    elif is_stored and others is None and mine is not None:
-        other.register_buffer(other_name + STORED, mine)
-    elif not is_stored:
-        one._buffers.pop(name + STORED, None)
-        other._buffers.pop(other_name + STORED, None)
 
 
 def check_map(module: nn.Module, name: str) -> None:
@@ -320,11 +310,6 @@ def inside(model: nn.Module) -> bool:
     """Return whether a model is inside of partnets.subnetwork, or left in a subnetwork."""
     states = [state_of(module) for module in partitioned_modules(model)]
     return any(state.thread is not None or state.active != state.count for state in states)
-
-
-def current_thread() -> int:
-    """Return the present thread's number."""
-    return threading.get_ident()
 
 
 def partitions(model: nn.Module) -> dict[str, Partition]:

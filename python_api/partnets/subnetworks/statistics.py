@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.parameter import is_lazy
 
@@ -127,13 +127,3 @@ def warn_of_stale(model: nn.Module) -> None:
             " partnets.estimate_statistics(model, chunks) first, as Trainer.fit does at its end.",
             stacklevel=3,
         )
-
-
-def snapshot(model: nn.Module) -> list[tuple[Tensor, Tensor]]:
-    """Return the running statistics of the active subnetwork, with copies of them."""
-    found = []
-    for module in partitioned_modules(model):
-        for name in state_of(module).statistics:
-            buffer = module._buffers[name]
-            found.append((buffer, buffer.clone()))
-    return found

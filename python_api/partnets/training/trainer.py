@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import math
-import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from functools import partial
@@ -31,7 +30,6 @@ from partnets.optim.base import check_partitioned
 from partnets.subnetworks.context import resident, whole
 from partnets.subnetworks.parameters import partitioned_parameters
 from partnets.subnetworks.state import num_partitions
-from partnets.subnetworks.stateful import attributes_with_tensors
 from partnets.training import checkpoint, preflight
 from partnets.training.best_model import Best
 from partnets.training.callbacks import Callback
@@ -427,11 +425,7 @@ class Trainer:
     def restore_best(self) -> float:
         """Restore the model, including ψ, to the state with the highest L_ML, and return this L_ML in nats.
 
-        The optimisers are left unchanged, so call this at the end of training. Attributes of modules named in
-        partnets.partition(..., stateful=) are left unchanged too.
-
-        Warns:
-            UserWarning: there are such attributes with tensors.
+        The optimisers are left unchanged, so call this at the end of training.
 
         Raises:
             ValueError: the trainer keeps no best state, or has not evaluated L_ML.
@@ -439,12 +433,6 @@ class Trainer:
         if self.best is None:
             raise ValueError("this trainer keeps no best state; construct it with keep_best=True and lml_every.")
         self.best.restore(self.model)
-        if paths := attributes_with_tensors(self.model):
-            warnings.warn(
-                f"{', '.join(paths)} keeps tensors in attributes, which are not restored, so L_ML is not that of the"
-                " best state. Keep them in buffers.",
-                stacklevel=2,
-            )
         return self.best.lml
 
     def configuration(self) -> dict[str, Any]:

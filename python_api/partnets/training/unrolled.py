@@ -14,8 +14,7 @@ from partnets.hyper.penalty import penalised
 from partnets.optim.base import PartitionedOptimizer
 from partnets.optim.entrywise import differentiable_step
 from partnets.subnetworks.context import subnetwork, trying, whole
-from partnets.subnetworks.state import ROWS, partitioned_modules, state_of
-from partnets.subnetworks.stateful import copies, kept_for_all, put_back, stateful_modules
+from partnets.subnetworks.state import held_statistics, is_norm, partitioned_modules, put_back, state_of
 from partnets.subnetworks.statistics import following_norms
 from partnets.subnetworks.switch import noted
 from partnets.training.preflight import check_finite
@@ -44,7 +43,7 @@ class Taken(NamedTuple):
         slopes: the gradients' entries in the partition; None for parameters without a gradient.
         batch, noise: the batch, and the random states before the gradients were computed.
         states: the optimiser's states of the partition's entries before the step; None for its present states.
-        kept: copies of stateful modules' state before the step; None for exact second derivatives.
+        kept: the statistics before the step, from held_statistics; None for exact second derivatives.
     """
 
     weights: Whole
@@ -53,7 +52,7 @@ class Taken(NamedTuple):
     batch: Any
     noise: dict
     states: list[dict] | None
-    kept: list[dict] | None
+    kept: list[tuple] | None
 
 
 def alone(tensors: Sequence[Tensor | None], like: Sequence[Tensor]) -> list[Tensor | None]:
@@ -70,23 +69,13 @@ def check_all_finite(loss: Tensor, averaged: Averaged, what: str) -> Tensor:
 
 @contextmanager
 def leaving_nothing(model: nn.Module) -> Iterator[None]:
-    """Normalise as in steps of the weights in the context; restore running statistics and module states on exit."""
-    keeping = kept_for_all(model, stateful_modules(partitioned_modules(model)))
-    with whole(model), trying(model), evaluating(*following_norms(model)), keeping:
-        buffers = _statistics(model)
-        before = [buffer.clone() for buffer in buffers]
+    """Normalise as in steps of the weights in the context; restore statistics of all subnetworks on exit."""
+    with whole(model), trying(model), evaluating(*following_norms(model)):
+        before = held_statistics(partitioned_modules(model), rows=True)
         try:
             yield
         finally:
-            for buffer, value in zip(buffers, before, strict=True):
-                buffer.copy_(value)
-
-
-def _statistics(model: nn.Module) -> list[Tensor]:
-    """Return the running statistics of all subnetworks."""
-    modules = partitioned_modules(model)
-    named = [(module._buffers, name) for module in modules for name in state_of(module).statistics]
-    return [buffers[name + end] for buffers, name in named for end in ("", ROWS) if name + end in buffers]
+            put_back(before)
 
 
 def _is_compiled(module: nn.Module) -> bool:
@@ -151,8 +140,10 @@ class InnerSteps:
         self.weights: Whole = [owner.stored for owner in self.owners]
         self.present = self.weights
         self.states: list[dict] | None = None
-        self.statistics = _statistics(model)
-        self.stateful = stateful_modules(partitioned_modules(model))
+        modules = partitioned_modules(model)
+        norms = [module for module in modules if is_norm(state_of(module))]
+        self.statistics = [tensor for _, _, tensor, _ in held_statistics(norms, rows=True)]
+        self.others = [module for module in modules if not is_norm(state_of(module))]
         self.taken: list[Taken] = []
 
     def step(self, batch: Any, is_last: bool = False) -> None:
@@ -305,7 +296,7 @@ class InnerSteps:
         weights: Whole,
         wanted: Sequence[Tensor],
         graph: bool = False,
-        kept: list[dict] | None = None,
+        kept: list[tuple] | None = None,
     ) -> list:
         """Return the gradients of the training loss of subnetwork k with these weights.
 
@@ -313,13 +304,13 @@ class InnerSteps:
             batch, weights: the batch, and the weights of all partitions.
             wanted: the tensors to differentiate by.
             graph: whether gradients have a graph.
-            kept: the state of stateful modules to begin with; if empty, their present state is stored in it.
+            kept: the statistics of modules other than norms to begin with; if empty, the present ones are stored in it.
         """
         with self._computing(weights):
             if kept:
-                put_back(self.stateful, kept)
-            if kept is not None and self.stateful:
-                kept[:] = copies(self.model, self.stateful)
+                put_back(kept)
+            elif kept is not None:
+                kept[:] = held_statistics(self.others)
             total = penalised(self.loss, batch)[1]
             check_all_finite(total, self.averaged, "a step of the weights that a step of ψ looks through")
             if not total.requires_grad:

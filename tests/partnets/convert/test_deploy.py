@@ -1,7 +1,6 @@
 """finalize(model, "deploy") returns only torch modules and the user's classes, without randomness or trainable ψ."""
 
 import copy
-import functools
 import pickle
 
 import pytest
@@ -9,9 +8,7 @@ import torch
 from test_export_alone import PROPORTIONS, deployed
 from torch import nn
 
-import partkernels
 import partnets
-from partbench import models
 from partnets import hyper
 
 
@@ -28,20 +25,6 @@ def test_it_is_of_torch_alone_and_gives_the_same_bits_each_time(name):
     assert b"partnets" not in pickled and b"partkernels" not in pickled
     assert torch.equal(network(x), network(x))
     torch.testing.assert_close(pickle.loads(pickled)(x), network(x))
-
-
-@pytest.mark.full
-def test_nothing_of_a_training_stays():
-    layers = nn.Flatten(), hyper.InputMask(64), nn.Linear(64, 8), nn.BatchNorm1d(8), nn.Linear(8, 3)
-    model = partnets.partition(hyper.Averaged(hyper.Affine(), nn.Sequential(*layers)), PROPORTIONS)
-    data = torch.rand(40, 1, 8, 8), torch.randint(3, (40,))
-    psi = [module for module in model.modules() if isinstance(module, hyper.Hyperparameter)]
-    partnets.Trainer(model, partnets.chunk(data, PROPORTIONS), hyper=psi, batch_size=8, lml_every=2).fit(2)
-    retrained = partnets.single_chunk(partnets.finalize(model, "retrain"), data)
-    partnets.Trainer(*retrained, batch_size=8).fit(2)
-    for trained in (model, retrained[0]):
-        pickled = pickle.dumps(partnets.finalize(trained, "deploy"))
-        assert b"partnets" not in pickled and b"partkernels" not in pickled
 
 
 def test_dropout_has_its_rate_a_mask_its_mean_and_an_extractor_is_itself():
@@ -62,14 +45,6 @@ def test_dropout_has_its_rate_a_mask_its_mean_and_an_extractor_is_itself():
     assert all(torch.equal(value, after[name]) for name, value in before.items() if isinstance(value, torch.Tensor))
     for parameter in model.parameters():
         assert parameter.requires_grad
-
-
-def test_a_mask_is_for_its_number_of_features_and_any_dtype():
-    mask = hyper.InputMask(3).to_ordinary()
-    assert mask(torch.ones(2, 3, dtype=torch.bfloat16)).dtype is torch.bfloat16
-    for shape in ((2, 1), (2, 4)):
-        with pytest.raises(RuntimeError, match="expand"):
-            mask(torch.ones(shape))
 
 
 def test_no_optimiser_moves_what_was_learned():
@@ -98,23 +73,6 @@ def test_its_state_dict_loads_into_the_plain_network():
     torch.testing.assert_close(trained(x), plain(x))
 
 
-def test_what_was_retrained_is_deployed_as_it_is():
-    model = partnets.partition(nn.Sequential(hyper.ConcreteDropout(0.2), nn.Linear(4, 3)), PROPORTIONS)
-    network = partnets.finalize(model, "retrain")
-    nn.init.ones_(network[1].weight)
-    deployed = partnets.finalize(network, "deploy")
-    assert named(deployed) == ["Dropout", "Linear"] and (deployed[1].weight == 1).all()
-    assert type(network[0]) is hyper.ConcreteDropout
-
-
-def test_a_subnetwork_is_deployed_by_way_of_merge():
-    model = partnets.partition(nn.Sequential(hyper.InputMask(4), nn.Linear(4, 3)), PROPORTIONS)
-    nn.init.normal_(model[1].weight)
-    network, x = partnets.finalize(partnets.merge(model.eval(), active=1), "deploy"), torch.randn(5, 4)
-    with partnets.subnetwork(model, active=1):
-        torch.testing.assert_close(network(x), model(x))
-
-
 @pytest.mark.parametrize(
     "make",
     [
@@ -127,12 +85,6 @@ def test_what_takes_targets_as_well_is_deployed_as_what_it_does_without(make):
     network, x = partnets.finalize(model, "deploy"), torch.randn(2, 4)
     torch.testing.assert_close(network(x), model.eval()(x))
     pickle.loads(pickle.dumps(network))
-
-
-def test_nothing_of_what_layers_were_told_about_their_start_stays():
-    model = models.ViT(image_size=8, width=8, depth=1, heads=2)
-    model.head.seed_defaults = functools.partial(partkernels.Normal, 0.02)
-    assert b"partkernels" not in pickle.dumps(partnets.finalize(partnets.partition(model, PROPORTIONS), "deploy"))
 
 
 def test_without_draws_the_network_sees_each_example_as_it_is():
@@ -164,22 +116,6 @@ def test_draws_are_the_same_for_each_call_and_each_example(make):
     network.augmentation = model.augmentation.fixed(points)
     each = [model.network(model.augmentation.transform(x, point.expand(5, -1))) for point in points]
     torch.testing.assert_close(network(x), torch.stack(each).mean(0))
-
-
-def test_many_draws_come_to_what_random_ones_come_to():
-    model = partnets.partition(averaged(hyper.Affine(rotation=60.0)), PROPORTIONS)
-    x = torch.rand(4, 3, 8, 8)
-    fixed = partnets.finalize(model, "deploy", draws=256)(x)
-    again = partnets.finalize(model, "deploy", draws=256, seed=1)(x)
-    assert not torch.equal(fixed, again)
-    model.samples = 2000
-    assert (fixed - model(x)).abs().max() < 0.02 and (again - fixed).abs().max() < 0.02
-
-
-def test_draws_of_one_averaged_differ_between_its_augmentations():
-    model = averaged(nn.Sequential(hyper.Affine(), hyper.Affine()))
-    first, second = partnets.finalize(model, "deploy", draws=3).augmentation
-    assert not torch.equal(first.numbers, second.numbers)
 
 
 class Noise(hyper.Hyperparameter):
@@ -260,8 +196,3 @@ def test_what_cannot_be_deployed_is_named(model, draws, messages):
 def test_the_users_own_to_ordinary_decides():
     network = partnets.finalize(nn.Sequential(Silenced(), nn.Linear(4, 3)), "deploy")
     assert named(network) == ["Identity", "Linear"]
-
-
-def test_only_deploy_takes_draws():
-    with pytest.raises(ValueError, match="draws=2 with mode='finetune'"):
-        partnets.finalize(partnets.Linear(4, 2), "finetune", draws=2)

@@ -95,35 +95,6 @@ def test_a_norm_without_parameters_is_made_and_computes_the_same(make):
     partnets.partition(nn.Sequential(theirs, nn.Linear(4, 2)), PROPORTIONS)
 
 
-def test_the_initial_distribution_is_torchs():
-    ours, theirs = partnets.Linear(100, 300, proportions=PROPORTIONS, seed=0), nn.Linear(100, 300)
-    for a, b in zip(ours.parameters(), theirs.parameters(), strict=True):
-        assert abs(a.abs().max() - 0.1) < 1e-3
-        assert abs(a.std() / b.std() - 1) < 0.1
-    assert not torch.equal(ours.weight.flatten()[:300], ours.bias)
-
-
-def test_seeds_come_from_torchs_generator():
-    def layers():
-        torch.manual_seed(0)
-        return [partnets.Linear(5, 5, proportions=(0.5, 0.5)) for _ in range(2)]
-
-    first, second = layers(), layers()
-    assert torch.equal(first[0].weight_partition, second[0].weight_partition)
-    assert torch.equal(first[1].weight, second[1].weight)
-    assert not torch.equal(first[0].weight_partition, first[1].weight_partition)
-    assert not torch.equal(first[0].weight, first[1].weight)
-
-
-def test_a_subclass_of_a_drop_in_layer_may_take_other_arguments():
-    class Square(partnets.Linear):
-        def __init__(self, size):
-            super().__init__(size, size, bias=False, proportions=PROPORTIONS, seed=0)
-
-    layer = Square(6)
-    assert layer.weight.shape == (6, 6) and list(partnets.partitions(layer)) == ["weight"]
-
-
 NESTED = {
     "jagged": lambda rows: torch.nested.nested_tensor(rows, layout=torch.jagged),
     "strided": torch.nested.nested_tensor,
@@ -148,15 +119,3 @@ def test_nested_and_sparse_inputs_are_those_of_torch(form):
         torch.testing.assert_close(grads[0].to_dense(), grads[1])
         assert_learns(model, twin, k, k)
         model.zero_grad()
-
-
-@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
-@pytest.mark.parametrize("layout", [torch.jagged, torch.strided])
-def test_nested_indices_are_looked_up(layout):
-    model = perturbed(partnets.partition(nn.Embedding(9, 3), PROPORTIONS), 0.1)
-    rows = [torch.tensor([1, 2]), torch.tensor([3, 4, 5])]
-    for k in (1, 2, 3):
-        expected = dense(model, k)(torch.cat(rows))
-        with partnets.subnetwork(model, k):
-            found = model(torch.nested.nested_tensor(rows, layout=layout))
-        assert torch.equal(torch.cat(found.unbind()), expected)

@@ -1,6 +1,5 @@
 """Per-example subnetworks: one call computes several subnetworks, and nothing passes between them."""
 
-import warnings
 from collections import namedtuple
 
 import numpy
@@ -20,6 +19,8 @@ PROPORTIONS = (0.5, 0.25, 0.25)
 ACTIVE = torch.tensor([3, 1, 2, 1, 3, 2, 1, 1])
 UPDATE = torch.tensor([3, 1, 2, 0, 0, 2, 1, 0])
 Pair = namedtuple("Pair", "scores features")
+# A tensor that a model keeps, with as many rows as a group has examples.
+PROTOTYPES = torch.ones(2, 3)
 
 
 class Network(nn.Module):
@@ -123,33 +124,6 @@ def of_first(model):
     return [gradient for (_, k), gradient in gradients(model).items() if k == 1]
 
 
-@pytest.mark.full
-def test_psi_learns_from_examples_of_which_no_partition_learns_alone():
-    model, x = network(), images()
-    with partnets.subnetwork(model, active=ACTIVE, update=UPDATE):
-        losses(model(x)).sum().backward()
-    expected = model.mask.logits.grad.clone()
-    forget(model)
-    with partnets.subnetwork(model, active=ACTIVE, update=UPDATE):
-        losses(model(x))[UPDATE == 0].sum().backward()
-    torch.testing.assert_close(model.mask.logits.grad, expected, rtol=1e-12, atol=0)
-    assert all(not gradient.any() for gradient in of_first(model))
-
-
-@pytest.mark.full
-def test_numbers_hold_for_all_examples():
-    model, x = network(), images()
-    for active, update in ((3, UPDATE), (ACTIVE, None), (ACTIVE, 1)):
-        with partnets.subnetwork(model, active=active, update=update):
-            output = model(x)
-        k = torch.as_tensor(active).expand(len(x))
-        for row in range(len(x)):
-            with partnets.subnetwork(model, active=int(k[row])):
-                torch.testing.assert_close(
-                    output.scores[row], model(x[row : row + 1]).scores[0], rtol=1e-12, atol=1e-12
-                )
-
-
 @pytest.mark.cases(usual=5)
 @pytest.mark.parametrize(
     ("active", "update", "message"),
@@ -191,6 +165,7 @@ class Gives(nn.Module):
         (lambda y: y @ y.T, r"a part of shapes \(1, 1\), \(2, 2\) for the groups"),
         (lambda y: (y, len(y)), "a part of type int"),
         (lambda y: (y, object()), "a part of type object"),
+        (lambda y: (y, PROTOTYPES), "of all groups"),
         (lambda y: [y] * len(y), "other parts"),
     ],
 )
@@ -201,31 +176,6 @@ def test_outputs_that_are_not_of_examples_are_refused(give, message):
         pytest.raises(ValueError, match=message),
     ):
         model(torch.ones(3, 2))
-
-
-def test_a_tensor_that_the_model_keeps_is_not_taken_for_rows_of_examples():
-    model = partnets.partition(nn.Sequential(nn.Linear(2, 2), Keeping()), (0.5, 0.5))
-    with (
-        partnets.subnetwork(model, active=torch.tensor([1, 1, 2, 2])),
-        pytest.raises(ValueError, match="of all groups"),
-    ):
-        model(torch.ones(4, 2))
-
-
-class Keeping(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.register_buffer("prototypes", torch.ones(2, 3))
-
-    def forward(self, y):
-        return y, self.prototypes
-
-
-def test_outputs_that_are_the_same_for_all_are_given_once():
-    model = partnets.partition(Gives(lambda y: {"y": y, "names": ("a", None, 3)}), (0.5, 0.5))
-    with partnets.subnetwork(model, active=torch.tensor([2, 1, 2])):
-        output = model(torch.ones(3, 2))
-    assert output["y"].shape == (3, 2) and output["names"] == ("a", None, 3)
 
 
 def test_inputs_without_a_row_for_each_example_are_refused_or_shared():
@@ -244,28 +194,6 @@ def test_inputs_without_a_row_for_each_example_are_refused_or_shared():
             model(torch.ones(3, 2), given)
     with partnets.subnetwork(model, active=torch.tensor([1, 2, 2])):
         assert model(torch.ones(3, 2), torch.ones(5), "a word", (1, 2), numpy.ones(())).shape == (3, 2)
-
-
-def test_a_square_input_beside_others_is_told_of():
-    model = partnets.partition(Gives(lambda y: y), (0.5, 0.5))
-    with partnets.subnetwork(model, active=torch.tensor([1, 2, 2])):
-        with pytest.warns(UserWarning, match=r"an input of shape \(3, 3\) has as many rows as there are examples"):
-            model(torch.ones(3, 2), torch.zeros(3, 3))
-        with warnings.catch_warnings():
-            warnings.simplefilter("error")
-            model(torch.ones(3, 2), torch.zeros(1, 3, 3))
-            model(torch.ones(3, 2), torch.zeros(3))
-
-
-@pytest.mark.parametrize("is_last", [True, False])
-def test_as_many_steps_as_examples_are_told_of_where_modules_take_steps_first(is_last):
-    recurrent = nn.GRU(2, 2, batch_first=not is_last)
-    recurrent.register_forward_hook(lambda module, x, output: output[0])
-    model = partnets.partition(nn.Sequential(recurrent), (0.5, 0.5))
-    with partnets.subnetwork(model, active=torch.tensor([1, 2, 2])), warnings.catch_warnings(record=True) as told:
-        warnings.simplefilter("always")
-        model(torch.ones(3, 3, 2))
-    assert [str(one.message)[:33] for one in told] == ["an input of shape (3, 3, 2) is di"] * is_last
 
 
 def test_no_examples_and_those_of_one_subnetwork_are_one_call():
@@ -305,20 +233,6 @@ def test_contexts_within_each_other_and_errors_leave_all_as_it_was():
     assert "forward" not in vars(model) and not torch.allclose(whole.scores, mixed.scores)
 
 
-@pytest.mark.full
-def test_a_forward_of_the_instance_is_kept():
-    model, x = network(), images()
-    forward = model.forward
-    model.forward = lambda x: Pair(*(2 * part for part in forward(x)))
-    own = model.forward
-    with torch.no_grad(), partnets.subnetwork(model, active=ACTIVE):
-        doubled = model(x)
-    assert model.forward is own
-    del model.forward
-    with torch.no_grad(), partnets.subnetwork(model, active=ACTIVE):
-        torch.testing.assert_close(doubled.scores, 2 * model(x).scores, rtol=1e-12, atol=0)
-
-
 def test_a_forward_that_is_wrapped_meanwhile_stays_and_computes_as_before():
     model, x = network(), images()
     with torch.no_grad():
@@ -333,15 +247,6 @@ def test_a_forward_that_is_wrapped_meanwhile_stays_and_computes_as_before():
         with partnets.subnetwork(model, active=ACTIVE):
             torch.testing.assert_close(model(x).scores, 2 * mixed.scores, rtol=1e-12, atol=1e-12)
         assert model.forward is wrapped
-
-
-@pytest.mark.full
-def test_hooks_of_the_model_see_all_examples():
-    model, seen = network(), []
-    model.register_forward_hook(lambda module, given, output: seen.append((len(given[0]), len(output.scores))))
-    with partnets.subnetwork(model, active=ACTIVE):
-        model(images())
-    assert seen == [(8, 8)]
 
 
 @pytest.mark.full

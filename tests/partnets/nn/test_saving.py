@@ -9,14 +9,14 @@ import torch
 from small_network import perturbed
 from torch import nn
 
-import partkernels
 import partnets
 from partnets.subnetworks.state import num_partitions
 
 DEFAULTS = ["seed", "zero", "stored"]
+SHARES = (0.8, 0.1, 0.1)
 
 
-def layer(defaults="seed", seed=0, proportions=(0.8, 0.1, 0.1)):
+def layer(defaults="seed", seed=0, proportions=SHARES):
     return partnets.Conv2d(3, 5, 3, proportions=proportions, seed=seed, defaults=defaults)
 
 
@@ -41,26 +41,16 @@ def through_safetensors(value):
     return safetensors.load(safetensors.save(value))
 
 
-def same(state, other):
-    return state.keys() == other.keys() and all(torch.equal(value, other[name]) for name, value in state.items())
-
-
 @pytest.mark.parametrize("through", [through_file, through_safetensors])
 @pytest.mark.parametrize("defaults", DEFAULTS)
 def test_a_state_dict_restores_the_partition_and_its_defaults(defaults, through):
-    saved = perturbed(layer(defaults, seed=0), 1.0)
-    loaded = layer("seed", seed=1)
+    saved, loaded = perturbed(layer(defaults, seed=0), 1.0), layer(defaults, seed=1)
+    stored = ["0.weight_stored"] if defaults == "stored" else []
+    names = [name for name in nn.Sequential(saved).state_dict() if not name.endswith("learned_from")]
+    assert names == ["0.weight", "0.bias", "0.weight_partition", "0.weight_defaults", *stored, "0.bias_rows"]
     loaded.load_state_dict(through(saved.state_dict()), strict=True)
     assert torch.equal(loaded.weight_partition, saved.weight_partition)
     assert torch.equal(outputs(loaded), outputs(saved))
-
-
-@pytest.mark.parametrize("defaults", DEFAULTS)
-def test_a_state_dict_has_few_entries_besides_torchs(defaults):
-    stored = ["0.weight_stored"] if defaults == "stored" else []
-    expected = ["0.weight", "0.bias", "0.weight_partition", "0.weight_defaults", *stored, "0.bias_rows"]
-    found = [name for name in nn.Sequential(layer(defaults)).state_dict() if not name.endswith("learned_from")]
-    assert found == expected
 
 
 @pytest.mark.parametrize("defaults", DEFAULTS)
@@ -85,37 +75,29 @@ def test_a_cast_takes_weight_bias_and_defaults_along(defaults, dtype):
     torch.testing.assert_close(outputs(cast).float(), outputs(original), rtol=0, atol=0.03)
 
 
-def test_the_map_follows_a_move_to_another_device():
+def test_moves_and_shared_memory_take_the_map_along():
+    assert all(tensor.is_shared() for tensor in layer("stored").share_memory().state_dict().values())
     moved = layer("stored").to("meta")
     assert moved.weight.is_meta and moved.weight_partition.is_meta and moved.weight_stored.is_meta
 
 
-def test_shared_memory_holds_the_map_too():
-    shared = layer("stored").share_memory()
-    assert all(tensor.is_shared() for tensor in shared.state_dict().values())
-
-
-@pytest.mark.parametrize("own", ["seed", "stored"])
 @pytest.mark.parametrize("defaults", DEFAULTS)
-def test_a_meta_layer_takes_its_partition_from_a_state_dict(defaults, own):
-    saved = perturbed(layer(defaults), 1.0)
-    loaded = partnets.Conv2d(3, 5, 3, proportions=(0.8, 0.1, 0.1), defaults=own, device="meta")
-    loaded.load_state_dict(saved.state_dict(), assign=True)
-    assert torch.equal(outputs(loaded), outputs(saved))
-
-
-def test_a_model_that_is_made_on_the_meta_device_takes_everything_from_a_state_dict():
+def test_a_model_that_is_made_on_the_meta_device_takes_everything_from_a_state_dict(defaults):
     def made(device):
         with torch.device(device):
-            layers = nn.Sequential(nn.Conv2d(3, 4, 3), nn.GroupNorm(2, 4), nn.Flatten(), nn.Linear(64, 2))
-            return partnets.partition(layers, (0.8, 0.1, 0.1))
+            layers = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Flatten(), nn.Linear(64, 2)).eval()
+            return partnets.partition(layers, SHARES, defaults=defaults)
 
-    saved, loaded, x = perturbed(made("cpu"), 0.1), made("meta"), torch.randn(2, 3, 6, 6)
-    assert loaded(x.to("meta")).shape == (2, 2)
-    loaded.load_state_dict(through_file(saved.state_dict()), assign=True)
-    for active in (1, 2, 3):
-        with partnets.subnetwork(saved, active), partnets.subnetwork(loaded, active):
-            assert torch.equal(loaded(x), saved(x))
+    saved, x = perturbed(made("cpu"), 0.1), torch.randn(2, 3, 6, 6)
+    for assign in (True, False):
+        for loaded in (made("meta"), copy.deepcopy(saved).to("meta")):
+            with pytest.raises(RuntimeError, match=r"meta device.*call model\.to_empty"):
+                partnets.subnetwork(loaded, 1).__enter__()
+            loaded = loaded if assign else loaded.to_empty(device="cpu")
+            loaded.load_state_dict(through_file(saved.state_dict()), assign=assign)
+            for active in (1, 2, 3):
+                with partnets.subnetwork(saved, active), partnets.subnetwork(loaded, active):
+                    assert torch.equal(loaded(x), saved(x))
 
 
 class Tied(nn.Module):
@@ -128,31 +110,19 @@ class Tied(nn.Module):
         return self.head(self.table(ids))
 
 
-@pytest.mark.parametrize("own", DEFAULTS)
-@pytest.mark.parametrize("saved", DEFAULTS)
-def test_a_file_of_one_place_of_a_tied_weight_gives_both_its_defaults(saved, own, tmp_path):
-    models = [
-        partnets.partition(Tied(), (0.5, 0.25, 0.25), seed=seed, defaults=kind)
-        for seed, kind in enumerate((saved, own))
-    ]
+@pytest.mark.parametrize("defaults", DEFAULTS)
+def test_files_of_one_or_both_places_of_a_tied_weight_fit_both(defaults, tmp_path):
+    saved, *others = (partnets.partition(Tied(), (0.5, 0.25, 0.25), seed=k, defaults=defaults) for k in range(3))
+    perturbed(saved, 0.1)
     safetensors = pytest.importorskip("safetensors.torch")
-    safetensors.save_model(models[0], str(tmp_path / "file"))  # under the first name, which is loaded last
-    safetensors.load_model(models[1], str(tmp_path / "file"))
-    ids = torch.arange(7)
-    for k in (1, 2, 3):
-        with partnets.subnetwork(models[0], k), partnets.subnetwork(models[1], k):
-            assert torch.equal(models[0](ids), models[1](ids))
-
-
-def test_weights_without_their_partitions_and_other_numbers_of_partitions_are_refused():
-    def made(shares):
-        return partnets.partition(nn.Sequential(nn.Linear(8, 8, bias=False)), shares)
-
-    state = made((0.5, 0.25, 0.25)).state_dict()
-    with pytest.raises(RuntimeError, match=r"0\.weight_partition has 3 partitions; this model has 4"):
-        made((0.25,) * 4).load_state_dict(state)
-    with pytest.raises(RuntimeError, match=r"0\.weight comes without 0\.weight_partition"):
-        made((0.5, 0.25, 0.25)).load_state_dict({"0.weight": state["0.weight"]}, strict=False)
+    safetensors.save_model(saved, str(tmp_path / "file"))  # under the first name, which is loaded last
+    safetensors.load_model(others[0], str(tmp_path / "file"))
+    others[1].load_state_dict(through_file(saved.state_dict()))
+    for other in others:
+        assert other.head.weight is other.table.weight
+        for k in (1, 2, 3):
+            with partnets.subnetwork(saved, k), partnets.subnetwork(other, k):
+                assert torch.equal(saved(torch.arange(7)), other(torch.arange(7)))
 
 
 def test_rows_that_were_written_into_and_files_of_half_precision_load():
@@ -166,6 +136,10 @@ def test_rows_that_were_written_into_and_files_of_half_precision_load():
         model.bias_rows.normal_()
     loaded.load_state_dict(model.state_dict())
     assert all(map(torch.equal, outputs(loaded), outputs(model)))
+
+
+def without(*names):
+    return lambda state: [state.pop(name) for name in names]
 
 
 def changed(**entries):
@@ -187,10 +161,12 @@ def changed(**entries):
         (changed(weight_defaults=torch.tensor([9, 0, 0, 0, 3, 60])), "defaults are of kind 9; known are 0 to 3"),
         (changed(weight_defaults=torch.zeros(3, dtype=torch.int64)), "size mismatch for weight_defaults"),
         (changed(weight_defaults=torch.tensor([1, -1, 0, 0, 3, 60])), "scale"),
-        (lambda state: state.pop("weight_partition"), "Missing key"),
-        (changed(bias=torch.zeros(4)), "size mismatch for bias"),
+        (changed(weight_defaults=torch.tensor([0, 0, 0, 0, 4, 60])), "weight_partition has 4 partitions; this .* 3"),
+        (without("weight_partition"), "Missing key.*(.|\n)*weight comes without weight_partition"),
         (changed(bias_rows=torch.zeros(2, 5)), "size mismatch for bias_rows"),
         (changed(weight=torch.zeros(5, 3, 2, 2)), "size mismatch for weight"),
+        (lambda state: state.update(layer("stored").state_dict()), "weight has stored defaults, and this model has"),
+        (lambda state: [state.clear(), state.update(nn.Conv2d(3, 5, 3).state_dict())], "Missing key.*partition"),
     ],
 )
 def test_a_damaged_entry_raises(change, message):
@@ -201,60 +177,44 @@ def test_a_damaged_entry_raises(change, message):
         loaded.load_state_dict(state)
 
 
-def test_a_bias_that_does_not_fit_its_rows_is_refused_in_the_next_subnetwork():
-    loaded, state = layer(seed=1), layer(seed=0).state_dict()
-    loaded.load_state_dict(state | {"bias": torch.ones(5)})
+def test_what_would_leave_weights_without_their_partitions_is_refused_without_strictness_too():
+    loaded, stored = layer(seed=1), layer("stored")
+    with pytest.raises(RuntimeError, match="weight comes without"):
+        loaded.load_state_dict({"weight": loaded.weight}, strict=False)
+    state = stored.state_dict()
+    del state["weight_stored"]
+    with pytest.raises(RuntimeError, match="weight_stored is missing"):
+        stored.load_state_dict(state, strict=False)
     with pytest.raises(RuntimeError, match="bias of Conv2d was written into"):
+        loaded.load_state_dict(layer(seed=0).state_dict() | {"bias": torch.ones(5)})
         outputs(loaded)
 
 
-def test_a_state_dict_of_another_number_of_partitions_raises():
-    with pytest.raises(RuntimeError, match="size mismatch for bias_rows"):
-        layer(proportions=(0.5, 0.5)).load_state_dict(layer().state_dict())
-
-
-def test_the_state_dict_of_a_dense_layer_raises():
-    with pytest.raises(RuntimeError, match=r'Missing key.* "weight_partition"'):
-        layer().load_state_dict(nn.Conv2d(3, 5, 3).state_dict())
-
-
-@pytest.mark.parametrize("name", ["Linear", "LayerNorm"])
-def test_a_partitioned_state_dict_does_not_fit_a_dense_layer(name):
-    sizes = (3, 2) if name == "Linear" else (4,)
-    state = getattr(partnets, name)(*sizes, proportions=(0.5, 0.5)).state_dict()
+def test_a_partitioned_state_dict_does_not_fit_a_dense_layer():
     with pytest.raises(RuntimeError, match=r'Unexpected key.* "bias_rows"'):
-        getattr(nn, name)(*sizes).load_state_dict(state)
+        nn.Conv2d(3, 5, 3).load_state_dict(layer().state_dict())
 
 
 def test_a_merged_model_loads_and_saves_as_torch_does_again():
     model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.MultiheadAttention(4, 2), nn.PReLU(4))
-    hooks = {path: (len(one._load_state_dict_post_hooks), len(one._state_dict_pre_hooks)) for path, one in names(model)}
     keys = list(model.state_dict())
-    merged = partnets.merge(partnets.partition(model, (0.8, 0.1, 0.1)))
+    merged = partnets.merge(partnets.partition(model, SHARES))
     assert list(merged.state_dict()) == keys
-    for path, one in names(merged):
-        assert (len(one._load_state_dict_post_hooks), len(one._state_dict_pre_hooks)) == hooks[path]
-        assert all(not parameter._backward_hooks for parameter in one.parameters())
-
-
-def names(model):
-    return list(model.named_modules())
+    for module in merged.modules():
+        assert not module._load_state_dict_post_hooks and not module._state_dict_pre_hooks
+        assert all(not parameter._backward_hooks for parameter in module.parameters())
 
 
 def test_what_fits_is_loaded_where_keys_may_be_missing():
     saved, loaded = layer(seed=0), layer(seed=1)
+    expected = outputs(loaded)
+    loaded.load_state_dict({}, strict=False)
+    assert torch.equal(outputs(loaded), expected)
     bias, state = loaded.bias.detach().clone(), saved.state_dict()
     del state["bias"], state["bias_rows"]
     assert loaded.load_state_dict(state, strict=False).missing_keys == ["bias", "bias_rows"]
     assert torch.equal(loaded.bias, bias) and torch.equal(loaded.weight, saved.weight)
     assert torch.equal(loaded.weight_partition, saved.weight_partition)
-
-
-def test_loading_without_strictness_keeps_the_partition_that_is_there():
-    loaded = layer(seed=1)
-    expected = outputs(loaded)
-    loaded.load_state_dict({}, strict=False)
-    assert torch.equal(outputs(loaded), expected)
 
 
 @pytest.mark.parametrize("assign", [False, True])
@@ -263,30 +223,11 @@ def test_loading_without_strictness_keeps_the_partition_that_is_there():
     ("before", "after"), [(torch.float64, torch.bfloat16), (torch.bfloat16, torch.float64)], ids=str
 )
 def test_a_state_dict_loads_in_another_dtype(before, after, defaults, assign):
-    saved, loaded = layer(defaults, seed=0).to(before), layer(seed=1).to(after)
+    saved, loaded = layer(defaults, seed=0).to(before), layer(defaults, seed=1).to(after)
     nn.init.normal_(saved.weight)
     loaded.load_state_dict(through_file(saved.state_dict()), assign=assign)
     assert loaded.weight.dtype == (before if assign else after)
     assert torch.equal(outputs(loaded), outputs(copy.deepcopy(saved).to(loaded.weight.dtype)))
-
-
-@pytest.mark.parametrize("defaults", DEFAULTS)
-def test_a_state_dict_of_one_backend_loads_on_another(defaults):
-    with partkernels.use_backend("reference"):
-        saved = perturbed(layer(defaults), 1.0)
-        expected, state = outputs(saved), through_file(saved.state_dict())
-    loaded = layer(seed=1)
-    loaded.load_state_dict(state)
-    torch.testing.assert_close(outputs(loaded), expected)
-    with partkernels.use_backend("reference"):
-        torch.testing.assert_close(outputs(loaded), expected)
-
-
-def test_a_truncated_file_raises_before_anything_is_loaded():
-    file = io.BytesIO()
-    torch.save(layer().state_dict(), file)
-    with pytest.raises(RuntimeError, match="failed finding central directory"):
-        torch.load(io.BytesIO(file.getvalue()[:-100]), weights_only=True)
 
 
 class Cropping(nn.Module):
@@ -305,36 +246,3 @@ def test_modules_that_change_what_they_are_given_go_on_doing_so():
     model, table = partnets.partition(nn.Sequential(Cropping()), (0.5, 0.5)), torch.randn(6, 4)
     model.load_state_dict(model.state_dict() | {"0.table": table})
     assert torch.equal(model[0].table, table[:4])
-
-
-def test_a_state_dict_of_tied_weights_ties_none_and_fits_both():
-    def tied(seed):
-        model = nn.ModuleDict({"table": nn.Embedding(5, 4), "head": nn.Linear(4, 5)})
-        model["head"].weight = model["table"].weight
-        return partnets.partition(model, (0.5, 0.5), seed=seed)
-
-    saved, loaded = perturbed(tied(0), 0.1), tied(1)
-    loaded.load_state_dict(through_file(saved.state_dict()))
-    assert loaded["head"].weight is loaded["table"].weight
-    for k in (1, 2):
-        with partnets.subnetwork(saved, k), partnets.subnetwork(loaded, k):
-            assert torch.equal(loaded["head"].weight, saved["head"].weight)
-            assert torch.equal(loaded["head"].bias, saved["head"].bias)
-    assert same(loaded.state_dict(), saved.state_dict())
-
-
-def test_a_model_on_the_meta_device_names_the_cure_and_takes_a_state_dict():
-    def made():
-        return partnets.partition(nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6)).eval(), (0.5, 0.3, 0.2))
-
-    reference = perturbed(made(), 0.1)
-    with torch.device("meta"):
-        model = made()
-    for one in (model, copy.deepcopy(reference).to("meta")):
-        with pytest.raises(RuntimeError, match=r"meta device.*call model\.to_empty"), partnets.subnetwork(one, 1):
-            pass
-        one.to_empty(device="cpu").load_state_dict(reference.state_dict())
-        x = torch.randn(3, 4)
-        for k in (1, 2, 3):
-            with partnets.subnetwork(reference, k), partnets.subnetwork(one, k):
-                assert torch.equal(one(x), reference(x))

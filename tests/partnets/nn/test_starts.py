@@ -1,7 +1,6 @@
 """Layers drawn from a seed keep the distribution of their initialisation."""
 
 import copy
-import functools
 
 import pytest
 import torch
@@ -9,7 +8,6 @@ from torch import nn
 
 import partnets
 from partkernels import Normal, Uniform, Zeros
-from partnets.subnetworks.initial_values import distribution_of
 
 PROPORTIONS = (0.5, 0.5)
 
@@ -50,13 +48,6 @@ def test_a_weight_of_zeros_starts_at_zero():
     assert defaults == Zeros() and not layer.weight.any()
 
 
-def test_a_bias_of_ones_own_stays():
-    layer = nn.Linear(4, 3)
-    nn.init.constant_(layer.bias, 5.0)
-    layer, _ = partitioned(layer)
-    assert layer.bias.tolist() == [5.0] * 3 and layer.bias_rows.tolist() == [[5.0] * 3, [0.0] * 3]
-
-
 @pytest.mark.parametrize(
     "make", [lambda: nn.GroupNorm(2, 4), lambda: nn.LayerNorm((4, 3)), partnets.nn.Bias, partnets.nn.Scale]
 )
@@ -76,12 +67,6 @@ def test_every_subnetwork_of_a_norm_starts_as_it_is_whatever_the_defaults(make, 
     for active in (1, 2):
         with partnets.subnetwork(layer, active, 1):
             assert torch.equal(layer(x), expected)
-
-
-@pytest.mark.parametrize("usual", [functools.partial(Uniform, 0.1), functools.partial(Normal, 0.1), None])
-def test_parameters_without_values_count_as_usual(usual):
-    assert distribution_of(torch.empty(3, 3, device="meta"), usual) is usual
-    assert distribution_of(torch.empty(0, 3), usual) is usual
 
 
 def test_the_paddings_row_stays_and_is_active_everywhere():

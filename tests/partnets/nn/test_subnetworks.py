@@ -4,14 +4,12 @@ import copy
 
 import pytest
 import torch
-import torch.nn.functional as F
 from layers import assert_learns, dense
 from small_network import CASES, perturbed
 from torch import nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from torch.utils.checkpoint import checkpoint
 
-import partkernels
 import partnets
 from partnets.subnetworks.parameters import partitioned_parameters
 from partnets.subnetworks.state import partitioned_modules, state_of
@@ -52,14 +50,6 @@ def test_a_subnetwork_is_the_network_with_the_other_weights_at_their_defaults(de
     torch.testing.assert_close(output, expected, rtol=1e-12, atol=1e-12)
     torch.testing.assert_close(x.grad, other.grad, rtol=1e-10, atol=1e-12)
     assert_learns(model, twin, active, update)
-
-
-def test_the_output_does_not_depend_on_what_is_updated():
-    model, x, outputs = network(), inputs(), []
-    for update in (None, 1, 2, 3):
-        with partnets.subnetwork(model, 3, update):
-            outputs.append(model(x).detach())
-    assert all(torch.equal(output, outputs[0]) for output in outputs)
 
 
 def test_outside_any_subnetwork_the_model_is_the_whole_network_and_only_the_last_partition_learns():
@@ -148,70 +138,6 @@ def test_a_part_of_a_model_is_in_another_subnetwork_within():
     torch.testing.assert_close(model(x), whole(x), rtol=1e-12, atol=1e-12)
 
 
-@pytest.mark.parametrize(
-    ("active", "update"), [(0, None), (4, None), (2, 3), (2, 0), (True, None), (1.0, None), ("2", None)]
-)
-def test_numbers_out_of_range_raise_and_change_nothing(active, update):
-    model = network()
-    before = copy.deepcopy(model.state_dict())
-    with pytest.raises(ValueError, match="pass an int from 1"), partnets.subnetwork(model, active, update):
-        pass
-    assert now(model) == {(3, 3)}
-    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
-
-
-def test_a_model_without_partitions_raises():
-    with pytest.raises(ValueError, match=r"partnets\.partition"), partnets.subnetwork(nn.Linear(2, 2), 1):
-        pass
-
-
-def test_layers_that_differ_in_their_number_of_partitions_raise():
-    model = nn.Sequential(partnets.Linear(4, 4, proportions=(0.5, 0.5)), partnets.Linear(4, 4, proportions=PROPORTIONS))
-    with pytest.raises(ValueError, match="differ"), partnets.subnetwork(model, 1):
-        pass
-
-
-@pytest.mark.parametrize(
-    ("defaults", "error"),
-    [("nothing", ValueError), (3, ValueError), (partkernels.Stored(torch.zeros(1, 2)), ValueError)],
-)
-def test_unknown_defaults_raise(defaults, error):
-    with pytest.raises(error, match="defaults"):
-        partnets.Linear(3, 2, proportions=PROPORTIONS, defaults=defaults)
-
-
-@pytest.mark.parametrize("proportions", [(), (0.5, 0.6), (1.5, -0.5), (float("nan"), 1.0)])
-@pytest.mark.parametrize(("name", "sizes"), [("Linear", (3, 2)), ("GroupNorm", (2, 4)), ("LayerNorm", (4,))])
-def test_wrong_proportions_raise(name, sizes, proportions):
-    with pytest.raises(ValueError, match="pass"):
-        getattr(partnets, name)(*sizes, proportions=proportions)
-
-
-@pytest.mark.parametrize("seed", [-1, 1 << 63])
-def test_seeds_out_of_range_raise(seed):
-    with pytest.raises(ValueError, match="seed"):
-        partnets.Linear(3, 2, seed=seed)
-
-
-@pytest.mark.parametrize("defaults", [partkernels.Normal(0.1, seed=5), partkernels.Uniform(0.1, seed=5)])
-def test_a_weight_with_given_defaults_starts_there(defaults):
-    layer = partnets.Linear(6, 5, proportions=PROPORTIONS, defaults=defaults)
-    assert torch.equal(layer.weight, defaults.values((5, 6)))
-
-
-def test_a_parameter_that_was_added_afterwards_is_no_partitions():
-    model = partnets.partition(nn.Sequential(nn.Linear(4, 8), nn.Linear(8, 3)), PROPORTIONS)
-    model[1].gain = nn.Parameter(torch.tensor([1.0, 2.0, 3.0]))
-    model[1].register_forward_hook(lambda layer, args, y: y * layer.gain)
-    x = torch.randn(5, 4)
-    for k in (1, 2, 3):
-        with partnets.subnetwork(model, k, k):
-            expected = model(x)
-        torch.testing.assert_close(partnets.merge(model, active=k)(x), expected)
-    with pytest.raises(ValueError, match=r"1\.gain would learn from every chunk"):
-        partnets.optim.Adam(model)
-
-
 def test_writing_into_weights_outside_is_taken_over_and_into_sums_refused():
     model, x = network().eval(), inputs()
     with partnets.subnetwork(model, 1):
@@ -228,56 +154,6 @@ def test_writing_into_weights_outside_is_taken_over_and_into_sums_refused():
     refused = pytest.raises(RuntimeError, match=r"weight of LayerNorm was written into, .* weight_rows \[C, \.\.\.\]")
     with refused, partnets.subnetwork(model, 1):
         pass
-
-
-def test_training_by_torchs_optimizer_is_refused():
-    model = partnets.partition(nn.Sequential(nn.Linear(4, 5), nn.Linear(5, 2)), PROPORTIONS)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    for _ in range(2):
-        model(torch.ones(3, 4)).square().sum().backward()
-        optimizer.step()
-        optimizer.zero_grad()
-    with pytest.raises(RuntimeError, match="bias of Linear was written into"), partnets.subnetwork(model, 1):
-        pass
-
-
-def test_resized_parameters_are_refused():
-    model = partnets.partition(nn.Sequential(nn.Linear(4, 5)), PROPORTIONS)
-    model[0].bias = nn.Parameter(torch.zeros(6))
-    with pytest.raises(ValueError, match=r"has shape \(6,\), and its vectors \(5,\)"), partnets.subnetwork(model, 1):
-        pass
-
-
-@pytest.mark.parametrize("write", ["weight", "bias"])
-def test_writing_into_parameters_inside_raises_on_leaving(write):
-    model = network()
-    refused = pytest.raises(RuntimeError, match=f"{write} of Linear was written into inside of partnets.subnetwork")
-    with refused, partnets.subnetwork(model, 2, 2), torch.no_grad():
-        getattr(model[4], write).add_(1)
-    assert now(model) == {(3, 3)}
-
-
-def test_the_backward_pass_of_another_subnetwork_raises():
-    model, x = network(), inputs()
-    with partnets.subnetwork(model, 2, 1):
-        y = model(x).square().sum()
-    computed = r"computed by subnetwork active=2, update=1, .* inside of partnets\.subnetwork\(model, 2, 1\)"
-    for context in (partnets.subnetwork(model, 2, 2), partnets.subnetwork(model, 3, 1)):
-        with context, pytest.raises(RuntimeError, match=computed):
-            y.backward(retain_graph=True)
-    with pytest.raises(RuntimeError, match=computed):
-        y.backward()
-
-
-def test_outputs_may_be_changed_in_place():
-    x = torch.randn(3, 4, 2, dtype=torch.float64)
-    model = nn.Sequential(nn.Linear(2, 8), nn.ReLU(inplace=True), nn.Linear(8, 1)).double()
-    model = partnets.partition(model, PROPORTIONS)
-    twin = dense(model, 1)
-    with partnets.subnetwork(model, 1, 1):
-        model(x).mul_(2).square().sum().backward()
-    twin(x).mul_(2).square().sum().backward()
-    assert_learns(model, twin, 1, 1)
 
 
 def call_first(model, x):
@@ -382,17 +258,6 @@ def test_averages_of_maps_are_refused():
         average.module.state_dict()
 
 
-@pytest.mark.parametrize("is_entered", [False, True])
-def test_writing_into_the_data_of_a_bias_outside_is_refused(is_entered):
-    model = network()
-    if is_entered:
-        with partnets.subnetwork(model, 1):
-            pass
-    model[4].bias.data.fill_(0.5)
-    with pytest.raises(RuntimeError, match="bias of Linear was written into"), partnets.subnetwork(model, 1):
-        pass
-
-
 def accumulated():
     model, x = network(), inputs()
     for k in (1, 2):
@@ -419,6 +284,19 @@ def test_gradients_that_are_set_to_0_are_forgotten_with_those_that_wait():
     torch.testing.assert_close(model[4].bias.grad, expected)
 
 
+def test_a_gradient_of_the_gradient_is_computed_inside():
+    model, x = network().eval(), inputs().requires_grad_()
+    twin = dense(model, 2)
+    with partnets.subnetwork(model, 2, 2):
+        (first,) = torch.autograd.grad(model(x).square().sum(), x, create_graph=True)
+        first.square().sum().backward()
+    (theirs,) = torch.autograd.grad(twin(x).square().sum(), x, create_graph=True)
+    theirs.square().sum().backward()
+    torch.testing.assert_close(first, theirs, rtol=1e-12, atol=1e-12)
+    assert_learns(model, twin, 2, 2)
+
+
+@pytest.mark.full
 @pytest.mark.filterwarnings("ignore:Dynamo")
 def test_compiled_contexts_mask_gradients_once():
     torch.compiler.reset()
@@ -439,60 +317,87 @@ def test_compiled_contexts_mask_gradients_once():
     torch.testing.assert_close(model[5].weight.grad, expected)
 
 
-def test_a_parameter_of_another_shape_and_maps_that_nobody_filled_are_refused():
+@pytest.mark.parametrize(
+    ("active", "update"), [(0, None), (4, None), (2, 3), (2, 0), (True, None), (1.0, None), ("2", None)]
+)
+def test_numbers_out_of_range_raise_and_change_nothing(active, update):
     model = network()
-    model[4].weight = nn.Parameter(torch.zeros(7, 61, dtype=torch.float64))
-    with pytest.raises(ValueError, match=r"does not fit its partitions.*427 entries"), partnets.subnetwork(model, 1):
-        pass
-    with torch.device("meta"):
-        model = partnets.partition(nn.Sequential(nn.Linear(40, 40)), PROPORTIONS)
-    model.to_empty(device="cpu")
-    model[0].weight_partition.fill_(255)
-    with pytest.raises(ValueError, match="after to_empty, load a state_dict"), partnets.subnetwork(model, 1):
-        pass
-
-
-def test_memory_that_parameters_share_later_is_refused():
-    model = network()
-    model[7].weight.data = model[4].weight.data.view(-1)[3:24].view(3, 7)
-    refused = pytest.raises(ValueError, match=r"4\.weight and 7\.weight are two parameters that share memory")
-    with refused, partnets.subnetwork(model, 1):
-        pass
-
-
-def test_a_parametrization_of_zeros_is_refused_before_anything_changes():
-    model = nn.Sequential(nn.utils.parametrizations.weight_norm(nn.Linear(4, 5)))
     before = copy.deepcopy(model.state_dict())
-    with pytest.raises(ValueError, match=r"0\.parametrizations\.weight makes a weight that is not finite"):
-        partnets.partition(model, PROPORTIONS, scheme="node", defaults="zero")
-    after = model.state_dict()
-    assert before.keys() == after.keys() and all(torch.equal(before[name], after[name]) for name in before)
-    assert not partitioned_modules(model)
+    with pytest.raises(ValueError, match="pass an int from 1"), partnets.subnetwork(model, active, update):
+        pass
+    assert now(model) == {(3, 3)}
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
 
 
-def test_saved_statistics_of_the_whole_network_are_those_that_it_has():
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: nn.Linear(2, 2), r"partnets\.partition"),
+        (lambda: nn.ModuleList(partnets.Linear(4, 4, proportions=p) for p in ((0.5, 0.5), PROPORTIONS)), "differ"),
+    ],
+)
+def test_models_without_one_number_of_partitions_raise(make, message):
+    with pytest.raises(ValueError, match=message), partnets.subnetwork(make(), 1):
+        pass
+
+
+def is_trained_by_torch(model):
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(2):
+        model(inputs()).square().sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def has_another_shape(model):
+    model[4].weight = nn.Parameter(torch.zeros(7, 61, dtype=torch.float64))
+
+
+def has_a_resized_bias(model):
+    model[4].bias = nn.Parameter(torch.zeros(6, dtype=torch.float64))
+
+
+def shares_memory(model):
+    model[7].weight.data = model[4].weight.data.view(-1)[3:24].view(3, 7)
+
+
+def has_a_written_bias(model):
+    model[4].bias.data.fill_(0.5)
+
+
+def has_a_map_that_nobody_filled(model):
+    model[4].weight_partition = torch.full_like(model[4].weight_partition, 255)
+
+
+def is_an_average(model):
+    average = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(0.9))
+    for one in (model, perturbed(copy.deepcopy(model), 0.1)):
+        average.update_parameters(one)
+    with torch.no_grad():  # of the parameters only
+        for mine, other in zip(model.parameters(), average.module.parameters(), strict=True):
+            mine.copy_(other)
+
+
+@pytest.mark.parametrize("is_entered", [False, True])
+@pytest.mark.parametrize(
+    ("change", "error", "message"),
+    [
+        (is_trained_by_torch, RuntimeError, r"was written into, but is the .*_rows \[C, \.\.\.\] instead"),
+        (has_a_written_bias, RuntimeError, "bias of Linear was written into"),
+        (has_another_shape, ValueError, "does not fit its partitions(.|\n)*427 entries"),
+        (has_a_resized_bias, ValueError, r"has shape \(6,\), and its vectors \(7,\)"),
+        (shares_memory, ValueError, r"4\.weight and 7\.weight are two parameters that share memory"),
+        (has_a_map_that_nobody_filled, RuntimeError, "weight_partition of a Linear, .* written into"),
+        (is_an_average, RuntimeError, "was written into, but is the"),
+    ],
+    ids=lambda value: getattr(value, "__name__", None),
+)
+def test_what_does_not_fit_its_partitions_any_more_is_refused(change, error, message, is_entered):
     model = network()
-    model(inputs())
-    saved = model.state_dict()
-    assert torch.equal(saved["1.running_mean_rows"][-1], saved["1.running_mean"])
-
-
-def test_a_gradient_of_the_gradient_is_computed_inside():
-    model, x = network().eval(), inputs().requires_grad_()
-    twin = dense(model, 2)
-    with partnets.subnetwork(model, 2, 2):
-        (first,) = torch.autograd.grad(model(x).square().sum(), x, create_graph=True)
-        first.square().sum().backward()
-    (theirs,) = torch.autograd.grad(twin(x).square().sum(), x, create_graph=True)
-    theirs.square().sum().backward()
-    torch.testing.assert_close(first, theirs, rtol=1e-12, atol=1e-12)
-    assert_learns(model, twin, 2, 2)
-
-
-def test_forward_mode_gives_the_derivative_along_an_input():
-    model, x, v = network().eval(), inputs(), inputs()
-    twin = dense(model, 2)
-    with partnets.subnetwork(model, 2, 2):
-        found = torch.func.jvp(model, (x,), (v,))
-    torch.testing.assert_close(found, torch.func.jvp(twin, (x,), (v,)), rtol=1e-12, atol=1e-12)
-    assert F.mse_loss(*found) > 0
+    if is_entered:
+        with partnets.subnetwork(model, 1):
+            pass
+    change(model)
+    with pytest.raises(error, match=message), partnets.subnetwork(model, 1):
+        pass
+    assert now(model) == {(3, 3)}

@@ -22,27 +22,6 @@ def network():
     return perturbed(partnets.partition(layers, PROPORTIONS), 0.1)
 
 
-def test_threads_compute_each_its_own_subnetwork_of_a_copy():
-    model, x = network(), torch.randn(4, 9)
-    copies = {k: copy.deepcopy(model) for k in (1, 2, 3)}
-    expected = {}
-    for k in (1, 2, 3):
-        with partnets.subnetwork(model, k):
-            expected[k] = model(x)
-    start = threading.Barrier(3)
-
-    def compute(k):
-        start.wait()
-        right = 0
-        for _ in range(100):
-            with partnets.subnetwork(copies[k], k):
-                right += torch.equal(copies[k](x), expected[k])
-        return right
-
-    with ThreadPoolExecutor(3) as threads:
-        assert list(threads.map(compute, (1, 2, 3))) == [100] * 3
-
-
 @pytest.mark.parametrize("active", [1, 3])
 def test_another_thread_is_refused_while_one_is_inside(active):
     model = network()

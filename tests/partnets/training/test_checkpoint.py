@@ -189,33 +189,6 @@ def test_an_exhausted_run_stays_so_when_it_is_resumed(tmp_path, monkeypatch):
         assert one.steps == steps
 
 
-@pytest.mark.parametrize("defaults", ["seed", "stored"])
-@pytest.mark.parametrize("make", [optim.Adam, lambda model: optim.PerPartition(torch.optim.RMSprop, model)])
-def test_partitions_that_have_moved_are_loaded(make, defaults, tmp_path):
-    """Check a file with other partition sizes than the trainer: stored defaults differ in length."""
-
-    def fresh():
-        torch.manual_seed(0)
-        layers = nn.Sequential(nn.Linear(4, 5), nn.ReLU(), nn.Linear(5, 2))
-        model = partnets.partition(layers, PROPORTIONS, defaults=defaults)
-        chunks = partnets.chunk(examples(), PROPORTIONS)
-        return partnets.Trainer(model, chunks, hyper=[], optimizer=make(model), batch_size=16)
-
-    saved, path = fresh(), tmp_path / "checkpoint.pt"
-    saved.fit(9)
-    partnets.reassign(saved.model, (0.2, 0.2, 0.6), saved.optimizer)
-    saved.fit(3)
-    saved.save(path)
-    resumed = fresh()
-    sizes = [one.sizes() for one in partnets.partitions(resumed.model).values()]
-    resumed.load(path)
-    assert sizes != [one.sizes() for one in partnets.partitions(resumed.model).values()]
-    for one in (saved, resumed):
-        torch.manual_seed(1)
-        one.fit(6)
-    assert same([*saved.model.state_dict().values()], [*resumed.model.state_dict().values()])
-
-
 def interrupted(contents, file):
     file.write(b"half")
     raise KeyboardInterrupt

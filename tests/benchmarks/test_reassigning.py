@@ -7,10 +7,10 @@ import copy
 import pytest
 import torch
 import torch.nn.functional as F
-from small_network import perturbed
 from torch import nn
 
 import partnets
+from partbench.paper.reassigning import reassign
 from partkernels.arguments import sizes
 from partnets import optim
 from partnets.subnetworks.parameters import partitioned_parameters
@@ -75,7 +75,7 @@ def test_entries_keep_what_they_may_and_start_anew_where_they_may_not(shares, by
     model, optimizer = trained("weight", OPTIMIZERS[make])
     before = [(partition.ids(), weight.detach().clone()) for weight, partition in weights(model)]
     states = copy.deepcopy(list(whole(optimizer).values()))
-    moved = partnets.reassign(model, SHARES[shares], optimizer, by=by, seed=3)
+    moved = reassign(model, SHARES[shares], optimizer, by=by, seed=3)
     found = {"later": 0, "earlier": 0}
     places = {parameter: i for i, parameter in enumerate(optimizer.parameters())}
     for (parameter, partition), (old, value) in zip(weights(model), before, strict=True):
@@ -120,7 +120,7 @@ def test_nothing_of_later_partitions_reaches_earlier_subnetworks(shares, by, sch
                     with torch.no_grad():
                         one.combine()
                 noted(partitioned_parameters(model))
-            partnets.reassign(model, SHARES[shares], optimizer, by=by, seed=3)
+            reassign(model, SHARES[shares], optimizer, by=by, seed=3)
             torch.manual_seed(5)
             with torch.no_grad(), partnets.subnetwork(model, k):
                 y = model(x)
@@ -133,26 +133,16 @@ def test_nothing_of_later_partitions_reaches_earlier_subnetworks(shares, by, sch
 
 def test_outputs_that_have_one_owner_move_as_a_whole():
     model, optimizer = trained("node")
-    partnets.reassign(model, (0.2, 0.2, 0.6), optimizer, by="magnitude")
+    reassign(model, (0.2, 0.2, 0.6), optimizer, by="magnitude")
     for _, partition in weights(model):
         ids = partition.ids().flatten(1)
         assert (ids == ids[:, :1]).all()
     assert torch.bincount(ids_of(model)[:, 0].long(), minlength=4)[1:].tolist() == [4, 4, 12]
 
 
-def test_the_smallest_go_first():
-    model, optimizer = trained("weight", defaults="zero")
-    old = ids_of(model)
-    distance = model[3].weight.detach().abs()
-    partnets.reassign(model, (0.3, 0.5, 0.2), optimizer, by="magnitude")
-    new = ids_of(model)
-    stayed, went = distance[(old == 1) & (new == 1)], distance[(old == 1) & (new > 1)]
-    assert went.max() <= stayed.min()
-
-
 def test_it_is_saved_merged_and_trained_on_as_before(tmp_path):
     model, optimizer = trained("weight")
-    partnets.reassign(model, (0.2, 0.2, 0.6), optimizer)
+    reassign(model, (0.2, 0.2, 0.6), optimizer)
     again = partnets.partition(network(), BEFORE, seed=1)
     again.load_state_dict(model.state_dict())
     x = torch.randn(4, 1, 6, 6)
@@ -170,39 +160,6 @@ def test_it_is_saved_merged_and_trained_on_as_before(tmp_path):
     assert all(map(torch.equal, model.parameters(), again.parameters()))
 
 
-@pytest.mark.full
-@pytest.mark.parametrize("make", ["Adam", "RMSprop"])
-def test_a_trainer_is_saved_and_loaded_with_partitions_that_have_moved(make, tmp_path):
-    def trainer():
-        torch.manual_seed(0)
-        chunks = partnets.chunk((torch.randn(60, 1, 6, 6), torch.randint(3, (60,))), BEFORE)
-        model = partnets.partition(network(), BEFORE, seed=1)
-        return partnets.Trainer(model, chunks, optimizer=OPTIMIZERS[make](model), batch_size=8)
-
-    first, second = trainer(), trainer()
-    first.fit(6)
-    partnets.reassign(first.model, (0.2, 0.2, 0.6), first.optimizer)
-    first.fit(9)
-    first.save(tmp_path / "moved.pt")
-    second.load(tmp_path / "moved.pt")
-    for one in (first, second):
-        one.fit(15)
-    assert all(map(torch.equal, first.model.parameters(), second.model.parameters()))
-
-
-def test_the_best_state_is_of_the_partitions_that_the_model_has():
-    torch.manual_seed(0)
-    chunks = partnets.chunk((torch.randn(60, 1, 6, 6), torch.randint(3, (60,))), BEFORE)
-    one = partnets.Trainer(partnets.partition(network(), BEFORE), chunks, batch_size=8, keep_best=True, lml_every=3)
-    one.fit(6)
-    one.best.lml = 0.0  # no L_ML is above 0
-    partnets.reassign(one.model, (0.2, 0.2, 0.6), one.optimizer)
-    with pytest.raises(ValueError, match="partitions have moved since"):
-        one.restore_best()
-    one.fit(9)
-    assert one.best.step > 6 and one.restore_best() == max(one.history.lml["lml"][2:])
-
-
 def test_a_weight_that_two_layers_share_has_one_partition():
     class Tied(nn.Module):
         def __init__(self):
@@ -211,19 +168,9 @@ def test_a_weight_that_two_layers_share_has_one_partition():
             self.head.weight = self.table.weight
 
     model = partnets.partition(Tied(), BEFORE, defaults="zero")
-    partnets.reassign(model, (0.1, 0.1, 0.8))
+    reassign(model, (0.1, 0.1, 0.8))
     assert model.table.weight_partition is model.head.weight_partition
     assert [one.sizes() for one in partnets.partitions(model).values()] == [[6, 5, 43]] * 2
-    model = partnets.partition(Tied(), BEFORE, seed=1)
-    optimizer = optim.PerPartition(torch.optim.NAdam, model)
-
-    def loss(ids):
-        return F.cross_entropy(model.head(model.table(ids)), ids)
-
-    for shares in (BEFORE, (0.1, 0.1, 0.8)):
-        partnets.reassign(model, shares, optimizer)
-        for k in (1, 2, 3):
-            partnets.step_weights(model, optimizer, k, torch.arange(9), loss)
 
 
 @pytest.mark.parametrize(
@@ -241,7 +188,7 @@ def test_bad_input_is_named_and_nothing_moves(options, message):
     model, _ = trained("weight")
     before = copy.deepcopy(model.state_dict())
     with pytest.raises(ValueError, match=message):
-        partnets.reassign(model, **{"proportions": BEFORE, **options})
+        reassign(model, **{"proportions": BEFORE, **options})
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
 
 
@@ -250,27 +197,4 @@ def test_nested_partitions_are_refused():
         nn.Sequential(nn.Linear(4, 8), nn.Linear(8, 2)), BEFORE, scheme="nested", example=torch.ones(2, 4)
     )
     with pytest.raises(ValueError, match=r"0 is nested, .* schemes 'weight' and 'node'"):
-        partnets.reassign(model, (0.1, 0.1, 0.8))
-
-
-def test_inside_of_a_subnetwork_it_is_refused():
-    model = partnets.partition(network(), BEFORE)
-    refused = pytest.raises(RuntimeError, match=r"call reassign outside of partnets\.subnetwork")
-    with refused, partnets.subnetwork(model, 1):
-        partnets.reassign(model, (0.1, 0.1, 0.8))
-
-
-def test_stored_defaults_stay_and_those_of_partition_1_are_its_values():
-    torch.manual_seed(0)
-    model = perturbed(partnets.partition(nn.Linear(8, 8), BEFORE, defaults="stored"), 1.0)
-    before, old = (
-        partnets.partitions(model)["weight"].defaults.values((8, 8)),
-        partnets.partitions(model)["weight"].ids(),
-    )
-    value = model.weight.detach().clone()
-    partnets.reassign(model, (0.2, 0.5, 0.3))
-    partition = partnets.partitions(model)["weight"]
-    later = partition.ids() > 1
-    found = partition.defaults.values((8, 8))
-    assert torch.equal(found[later & (old > 1)], before[later & (old > 1)])
-    assert torch.equal(found[later & (old == 1)], value[later & (old == 1)])
+        reassign(model, (0.1, 0.1, 0.8))

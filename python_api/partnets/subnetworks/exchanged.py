@@ -1,0 +1,211 @@
+"""Weight and Vector: parameters that differ between subnetworks, and what is exchanged with them."""
+
+from __future__ import annotations
+
+import itertools
+import weakref
+
+import torch
+from torch import Tensor, nn
+
+from partkernels import Partition, Zeros
+from partkernels.operators.entries import combine_rows
+from partnets.subnetworks.state import DEFAULTS, MAP, ROWS, STORED, PartitionState, check_map, partition_of
+from partnets.utils.modules import is_sharded
+from partnets.utils.shards import local, local_partition, part, version
+
+INT32_MAX = 2**31 - 1
+
+
+class Exchanged:
+    """A parameter that differs between subnetworks; it keeps nothing alive but memory.
+
+    Attributes:
+        module, name: where the parameter is; of a tied one the first place.
+        state: the module's.
+        parameter: that of the whole network.
+        whole: the parameter's memory, to see whether it was replaced; it shares the parameter's version.
+        hooked: the numbers of the parameters, of the network or gathered from its shards, whose gradients are masked.
+    """
+
+    def __init__(self, module: nn.Module, name: str, state: PartitionState, parameter: nn.Parameter) -> None:
+        self.name, self.versions, self.hooked = name, state.versions, set()
+        self.whole: Tensor | None = None
+        # The key of the hook of the parameter's gradients.
+        self.hook: int | None = None
+        self._watched: tuple[Tensor, Tensor | None] | None = None
+        self._module, self._state, self._parameter = weakref.ref(module), weakref.ref(state), weakref.ref(parameter)
+
+    @property
+    def module(self) -> nn.Module:
+        return self._module()
+
+    @property
+    def state(self) -> PartitionState | None:
+        return self._state()
+
+    @property
+    def parameter(self) -> nn.Parameter:
+        return self._parameter()
+
+    def hold(self) -> None:
+        """Take the parameter's present memory for right."""
+        parameter, rows = self.parameter, self.module._buffers.get(self.name + ROWS)
+        self.whole = local(parameter).detach()
+        tensors = [parameter] if rows is None else [parameter, rows]
+        is_plain = not any(is_sharded(tensor) or tensor.is_inference() for tensor in tensors)
+        self._watched = (self.whole, rows) if is_plain else None
+
+    def note(self) -> None:
+        """Take what was written into the parameter for right."""
+        self.versions[self.name] = self.version()
+
+    def is_noted(self) -> bool:
+        """Return whether nothing was written into the parameter, or its vectors, since `note`."""
+        return self.version() == self.versions.get(self.name)
+
+    def version(self) -> tuple[int, int]:
+        if self._watched is None:
+            return version_of(self)
+        whole, rows = self._watched
+        return whole._version, 0 if rows is None else rows._version
+
+
+class Weight(Exchanged):
+    """One partitioned weight, and what is exchanged with it.
+
+    Attributes:
+        memory: the parameter as one dimension, in the order of its memory.
+        places: where the entries of partition 2 are in `memory`, then those of 3, ..., C: int32, or int64 if needed.
+        defaults: the value of each of these while its partition is not active.
+        learned: the learned value of each, valid while its partition is not active.
+        starts: where each partition 2..C begins in these three, and where the last one ends.
+        key: what all of this was made of.
+        made: how often it was made.
+    """
+
+    def __init__(self, *of) -> None:
+        super().__init__(*of)
+        self.memory: Tensor | None = None
+        self.places: Tensor | None = None
+        self.defaults: Tensor | None = None
+        self.learned: Tensor | None = None
+        self.starts: list[int] = []
+        self.key: tuple = ()
+        self.made = 0
+        self._map: tuple[tuple, Tensor | None] = (), None
+
+    @property
+    def is_narrow(self) -> bool:
+        """Return whether a subnetwork has a part of the parameter, so that nothing is exchanged."""
+        return self.state.narrow is not None and self.name in self.state.narrow.owners
+
+    def refresh(self) -> None:
+        """Make memory, places and values anew if parameter, map or defaults have changed; for a DTensor this rank's."""
+        parameter, buffers = local(self.parameter), self.module._buffers
+        map, stored = buffers[self.name + MAP], buffers.get(self.name + STORED)
+        numbers = buffers[self.name + DEFAULTS]
+        key = (
+            parameter.data_ptr(), parameter.dtype, parameter.stride(), local(map).data_ptr(), version(map),
+            local(numbers).data_ptr(), version(numbers),
+            None if stored is None else (local(stored).data_ptr(), version(stored)),
+        )  # fmt: skip
+        if key == self.key:
+            return
+        if map.is_meta:
+            raise RuntimeError(
+                f"the {self.name} of a {type(self.module).__name__} is on the meta device, without values; call"
+                " model.to_empty(device=...) and load a state_dict before a subnetwork is entered."
+            )
+        check_map(self.module, self.name)
+        if not (is_sharded(self.parameter) or is_sharded(map)):
+            try:
+                if not numbers.is_meta and int(numbers[5]) != self.parameter.numel():
+                    raise ValueError(f"it has {self.parameter.numel()} entries instead of {int(numbers[5])}.")
+                Partition(tuple(self.parameter.shape), self.state.count, map, Zeros())
+            except ValueError as error:
+                raise ValueError(
+                    f"the {self.name} of a {type(self.module).__name__} does not fit its partitions, {self.name}{MAP}:"
+                    f" {error} Resize parameters before partnets.partition; after to_empty, load a state_dict."
+                ) from error
+        with torch.no_grad():
+            partition = partition_of(self.module, self.name)
+            self.memory = in_memory(parameter.detach(), parameter)
+            if self.memory is None:
+                raise ValueError(
+                    f"{self.name} of {type(self.module).__name__} has gaps in memory, strides {parameter.stride()} of"
+                    f" shape {tuple(parameter.shape)}; make it contiguous before partnets.partition."
+                )
+            defaults = partition.defaults.values(partition.shape, parameter.dtype, parameter.device)
+            ids, defaults = (
+                in_memory(part(whole, self.parameter), parameter)
+                for whole in (partition.ids().to(parameter.device), defaults)
+            )
+            index = torch.int32 if parameter.numel() <= INT32_MAX else torch.int64
+            found = [(ids == k).nonzero().view(-1) for k in range(2, self.state.count + 1)]
+            self.starts = [0, *itertools.accumulate(len(places) for places in found)]
+            places = torch.cat(found) if found else ids.new_zeros(0, dtype=torch.int64)
+            self.places, self.defaults = places.to(index), defaults[places]
+            self.learned = torch.empty_like(self.defaults)
+        self.key = key
+        self.made += 1
+
+    def map_of(self, grad: Tensor) -> Tensor | None:
+        """Return the map of the weight, or of this rank's part of a gradient that is a DTensor; None if it is empty."""
+        buffer = self.module._buffers[self.name + MAP]
+        map = local(buffer)
+        if not is_sharded(grad):
+            return map
+        key = map.data_ptr(), version(buffer), grad.placements, grad.device
+        if key != self._map[0]:
+            partition = Partition._unchecked(tuple(grad.shape), self.state.count, map, Zeros())
+            own = local_partition(partition, grad)
+            self._map = key, None if own is None else own.map
+        return self._map[1]
+
+
+def in_memory(tensor: Tensor, like: Tensor) -> Tensor | None:
+    """Return a tensor of like's shape as one dimension, in the order of like's memory; None if that has gaps."""
+    order = sorted(range(like.dim()), key=lambda d: (-like.stride(d), d))
+    order = [d for d in order if like.shape[d] != 1]
+    expected = 1
+    for d in reversed(order):
+        if like.stride(d) != expected:
+            return None
+        expected *= like.shape[d]
+    rest = [d for d in range(like.dim()) if like.shape[d] == 1]
+    permuted = tensor.permute(*rest, *order)
+    return permuted.reshape(-1) if tensor.data_ptr() != like.data_ptr() else permuted.view(-1)
+
+
+class Vector(Exchanged):
+    """A parameter with a vector for each partition, added or multiplied."""
+
+    def __init__(self, *of, is_product: bool) -> None:
+        super().__init__(*of)
+        self.is_product = is_product
+
+    @property
+    def rows(self) -> Tensor:
+        return local(self.module._buffers[self.name + ROWS])
+
+    def combined(self) -> Tensor:
+        """Return the vector of the whole network; of a DTensor this rank's part."""
+        whole = torch.empty_like(self.rows[0])
+        combine_rows([whole], [self.rows], self.state.count, [self.is_product])
+        return part(whole, self.parameter).to(self.parameter.device)
+
+    def check_shape(self) -> None:
+        """Raise ValueError if the parameter was resized."""
+        shape, rows = tuple(self.parameter.shape), self.module._buffers[self.name + ROWS]
+        if shape != tuple(rows.shape[1:]) and not is_sharded(self.parameter):
+            raise ValueError(
+                f"the {self.name} of a {type(self.module).__name__} has shape {shape}, and its vectors"
+                f" {tuple(rows.shape[1:])}; resize parameters before partnets.partition."
+            )
+
+
+def version_of(one) -> tuple[int, int]:
+    """Return the versions of a parameter and of its vectors; 0 for inference tensors, or if there are no vectors."""
+    rows = one.module._buffers.get(one.name + ROWS)
+    return version(one.parameter), 0 if rows is None else version(rows)

@@ -1,0 +1,139 @@
+"""Gradients of partitioned parameters: each is that of the partition that learns; a vector's others are set aside."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import torch
+from torch import Tensor, nn
+
+from partkernels.backend import dispatch
+from partkernels.operators.subnetwork_weight import select
+from partnets.subnetworks.exchanged import Vector, Weight
+from partnets.subnetworks.state import PER_EXAMPLE
+from partnets.utils.shards import local, part, sharded_like, version
+
+
+def watch(one: Weight | Vector, parameter: nn.Parameter) -> None:
+    """Let the gradients of a parameter, or of what was gathered from its shards, be those of the learning partition."""
+    if not parameter.requires_grad or (torch.compiler.is_compiling() and id(parameter) in one.hooked):
+        return  # torch.compile does not see hooks that are there
+    one.hooked.add(id(parameter))
+    hooks = parameter._backward_hooks or {}
+    before = [key for key, hook in hooks.items() if isinstance(hook, partial) and hook.func is _masked]
+    if before and hooks[before[0]].args[0].state is not None:
+        return
+    for key in before:  # of a module that is gone
+        del hooks[key]
+    handle = parameter.register_hook(partial(_masked, one))
+    if parameter is one.parameter:
+        one.hook = handle.id
+    if isinstance(one, Vector):
+        parameter.register_post_accumulate_grad_hook(lambda _: _accumulated(one))
+
+
+def _masked(one: Weight | Vector, grad: Tensor) -> Tensor | None:
+    return mask_weight(one, grad) if isinstance(one, Weight) else mask_vector(one, grad)
+
+
+def mask_weight(one: Weight, grad: Tensor) -> Tensor | None:
+    """Return the gradient with zeros outside of the partition that learns."""
+    state = one.state
+    if state is None or state.count == 1 or state.update == PER_EXAMPLE:
+        return None
+    if not state.masks and not torch.is_grad_enabled():  # gradients of gradients are of masked ones
+        return None
+    if state.update is None:
+        return torch.zeros_like(grad)
+    if (map := one.map_of(grad)) is None:
+        return None
+    selected = select(local(grad), state.update, state.update, map, state.count, dispatch.requested())
+    return sharded_like(selected, grad)
+
+
+def mask_vector(one: Vector, grad: Tensor) -> Tensor | None:
+    """Return the gradient by the vector of the partition that learns; `.grad` is of one partition at a time."""
+    state = one.state
+    if state is None or state.count == 1 or state.update == PER_EXAMPLE:
+        return None
+    update = state.update
+    if update is None:
+        return torch.zeros_like(grad)
+    if state.grads or state.grad_of.get(one.name, update) != update:
+        turn_gradient(one, update)
+    if not one.is_product or state.active == 1:
+        return None
+    if not state.masks and not torch.is_grad_enabled() and (one.parameter.grad is None or one.name in state.unscaled):
+        state.unscaled.add(one.name)  # by `scale_gradients`, with all others
+        return None
+    rows = one.rows
+    factor = torch.cat([rows[: update - 1], rows[update : state.active]]).prod(0)
+    return sharded_like(local(grad) * part(factor, grad).to(grad.dtype), grad)
+
+
+def _accumulated(one: Vector) -> None:
+    if one.state is not None and one.state.update not in (None, PER_EXAMPLE):
+        note_gradient(one, one.state.update)
+
+
+def note_gradient(one, k: int) -> None:
+    """Note that `.grad` of a vector is the gradient of partition k as it is now."""
+    one.state.grad_of[one.name], grad = k, one.parameter.grad
+    if grad is not None:  # FSDP moves that of a gathered parameter
+        one.state.grad_seen[one.name] = id(grad), version(grad)
+
+
+def add_gradient(one, k: int, grad: Tensor) -> None:
+    """Add to the gradient of a vector of partition k, and make it `.grad`."""
+    turn_gradient(one, k)
+    parameter = one.parameter
+    parameter.grad = grad.clone() if parameter.grad is None else parameter.grad + grad
+    note_gradient(one, k)
+
+
+def turn_gradient(one, k: int) -> None:
+    """Make a vector's `.grad` the gradient of partition k, and set that of another partition aside."""
+    state, parameter = one.state, one.parameter
+    forget_cleared(one)
+    check_kept(one)
+    before = state.grad_of.get(one.name)
+    if parameter.grad is not None and before not in (None, k):
+        kept = state.grads.setdefault(one.name, {})
+        # A copy, as DistributedDataParallel writes the next gradient into the same memory.
+        kept[before] = kept[before] + parameter.grad if before in kept else parameter.grad.clone()
+        parameter.grad = kept.pop(k, None)
+        if parameter.grad is None:
+            del state.grad_of[one.name]
+        else:
+            note_gradient(one, k)
+
+
+def forget_cleared(one) -> None:
+    """Forget what was set aside for other partitions if `.grad` was set to None since, as by model.zero_grad()."""
+    if one.parameter.grad is None and one.name in one.state.grad_of:
+        one.state.grads.pop(one.name, None)
+        del one.state.grad_of[one.name]
+
+
+def _has_ranks() -> bool:
+    return torch.distributed.is_available() and torch.distributed.is_initialized()
+
+
+def check_kept(one) -> None:
+    """Raise RuntimeError if gradients were changed, such as by clipping, of which those that wait know nothing.
+
+    If they were set to 0 instead, those that wait are forgotten.
+    """
+    state, grad = one.state, one.parameter.grad
+    if grad is None or not state.grads.get(one.name) or one.name not in state.grad_seen:
+        return
+    if state.grad_seen[one.name] == (id(grad), version(grad)) or _has_ranks():
+        return  # DistributedDataParallel writes into gradients
+    if not grad.any():
+        state.grads.pop(one.name)
+        return
+    raise RuntimeError(
+        f"the gradient of the {one.name} of a {type(one.module).__name__} was changed while that of partition"
+        f" {next(iter(state.grads[one.name]))} waits for its step: take the step of each partition, or unscale and clip"
+        " its gradients, before another one learns."
+    )
