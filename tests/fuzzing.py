@@ -20,7 +20,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import torch
-from tiers import Tier, tier
+from tiers import is_full
 from torch import Tensor
 
 SEED = int(os.environ.get("FUZZ_SEED") or 0)
@@ -65,14 +65,14 @@ class Draw(random.Random):
         return torch.randn(shape, generator=self.generator).to(dtype)
 
 
-def number_of(usual: int, weekly: int, *, of_calls: float = 1.0) -> int:
-    """Return the number of cases: `usual`, three times as many with FULL=1, `weekly` with WEEKLY=1.
+def number_of(usual: int, *, of_calls: float = 1.0) -> int:
+    """Return the number of cases: `usual`, and three times as many with FULL=1.
 
     If FUZZ_CASES is set, return FUZZ_CASES times `of_calls` instead.
     """
     if CALLS:
         return int(CALLS * of_calls)
-    return {Tier.USUAL: usual, Tier.FULL: 3 * usual, Tier.WEEKLY: weekly}[tier()]
+    return 3 * usual if is_full() else usual
 
 
 def run(case: Case, name: str, number: str, file: str) -> None:
@@ -86,11 +86,11 @@ def run(case: Case, name: str, number: str, file: str) -> None:
         raise AssertionError(f"{error!r:.2000}\n{draw.said}\n{again}") from error
 
 
-def run_part(case: Case, name: str, count: int, part: int, parts: int, file: str) -> None:
-    """Run every parts-th of `count` cases, starting at number `part`; with FUZZ_CASE, run only that case."""
-    for i in range(part, count, parts) if ALONE is None else []:
+def run_cases(case: Case, name: str, count: int, file: str) -> None:
+    """Run `count` cases; with FUZZ_CASE, run only that case."""
+    for i in range(count) if ALONE is None else []:
         run(case, name, f"{SEED}.{i}", file)
-    if ALONE is not None and ALONE.startswith(f"{name} ") and part == 0:
+    if ALONE is not None and ALONE.startswith(f"{name} "):
         run(case, *ALONE.split(" "), file)
 
 

@@ -18,8 +18,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from against_dense import BACKENDS, DTYPES, LAYOUTS, in_layout
-from fuzzing import Case, Draw, main, number_of, run_part
-from tiers import Tier, tier
+from fuzzing import Case, Draw, main, number_of, run_cases
 from torch import Tensor
 
 import partkernels as pk
@@ -497,13 +496,10 @@ def case_of(draws: Callable[[Draw], Call]) -> Case:
 CASES = {name: case_of(draws) for name, draws in OPERATORS.items()}
 CASES |= {"partitions": partitions, "sizes": drawn_sizes}
 
-PARTS = 4 if tier() is Tier.WEEKLY else 1
 
-
-@pytest.mark.parametrize("part", range(PARTS))
 @pytest.mark.parametrize("name", CASES)
-def test_random_calls_compute_what_dense_pytorch_computes(name, part):
-    run_part(CASES[name], name, number_of(440, 11_000) // len(CASES), part, PARTS, __file__)
+def test_random_calls_compute_what_dense_pytorch_computes(name):
+    run_cases(CASES[name], name, number_of(440) // len(CASES), __file__)
 
 
 # Errors that random calls found.

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from fuzzing import ROOT, SEED, Draw, main, number_of, run_part
+from fuzzing import ROOT, SEED, Draw, main, number_of, run_cases
 from processes import run_python
 from test_fuzz import BACKEND, OPERATORS, Call, described, drawn_partition, same
 from torch import Tensor
@@ -189,13 +189,13 @@ CASES = {"wrong": wrong, "raw": raw}
 
 
 def test_wrong_calls_raise_and_change_nothing():
-    run_part(wrong, "wrong", number_of(200, 5000, of_calls=0.5), 0, 1, __file__)
+    run_cases(wrong, "wrong", number_of(200, of_calls=0.5), __file__)
 
 
 def test_raw_operators_do_not_crash():
     """Call them in a separate process, so that a crash can be reported with its last case."""
     path = os.pathsep.join([str(ROOT / "tests"), os.environ["PYTHONPATH"]])
-    command = [__file__, "raw", str(SEED), str(number_of(200, 5000, of_calls=0.5))]
+    command = [__file__, "raw", str(SEED), str(number_of(200, of_calls=0.5))]
     done = run_python(*command, environment=os.environ | {"PYTHONPATH": path})
     assert done.returncode == 0, f"{done.stdout.splitlines()[-2:]} ended with {done.returncode}: {done.stderr[:2000]}"
 

@@ -6,7 +6,7 @@ import resource
 
 import image_files
 import pytest
-from fuzzing import Draw, number_of, run_part
+from fuzzing import Draw, number_of, run_cases
 from image_files import FOLDERS
 
 from partnets.data import load
@@ -75,5 +75,5 @@ def test_a_damaged_file_is_named_or_spoils_nothing_else(name, tmp_path, monkeypa
         finally:
             path.write_bytes(whole)
 
-    run_part(case, name, number_of(20, 350, of_calls=0.03), 0, 1, __file__)
+    run_cases(case, name, number_of(20, of_calls=0.03), __file__)
     assert (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - memory) * 1024 < MOST_MEMORY

@@ -12,7 +12,7 @@ from collections.abc import Callable
 import pytest
 import torch
 import torch.nn.functional as F
-from fuzzing import Draw, number_of, run_part
+from fuzzing import Draw, number_of, run_cases
 from torch import Tensor, nn
 from torch.nn.utils import parametrizations, parametrize
 
@@ -321,9 +321,9 @@ def leaking(draw: Draw) -> None:
 
 @pytest.mark.full
 def test_subnetworks_of_random_models_do_not_know_later_partitions_nor_do_audits_claim_it():
-    run_part(sound, "sound", number_of(12, 500, of_calls=0.05), 0, 1, __file__)
+    run_cases(sound, "sound", number_of(12, of_calls=0.05), __file__)
 
 
 @pytest.mark.full
 def test_leaks_in_random_models_are_found():
-    run_part(leaking, "leaking", number_of(12, 500, of_calls=0.05), 0, 1, __file__)
+    run_cases(leaking, "leaking", number_of(12, of_calls=0.05), __file__)
