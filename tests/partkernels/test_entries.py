@@ -1,15 +1,17 @@
-"""gather_entries and scatter_entries: a mask's entries in order, for any strides, dtype and backend."""
+"""Entries of a partition or at given places, gathered, scattered and exchanged by every backend; sums of rows."""
 
 from __future__ import annotations
 
 import pytest
 import torch
-from against_dense import BY_ONE_PLAN, INTERPRETED, Target
+from against_dense import BY_ONE_PLAN, EVERY, INTERPRETED, Target
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pairwise import pairwise
 
 import partkernels as pk
+from partkernels.backend.dispatch import BACKENDS
+from partkernels.operators.entries import Exchange, combine_rows, exchange_entries
 from partkernels.testing import poisoned_memory
 
 # Some shapes span several tiles in each dimension: interpreted tiles have 64 rows and 512 columns.
@@ -98,48 +100,83 @@ def test_gradients_stay_behind():
     assert weight.is_leaf and weight.sum() == 12
 
 
-@pytest.mark.parametrize("nested", [False, True])
-def test_what_does_not_fit_is_refused_before_anything_changes(nested):
-    partition = pk.Partition.nested((4, 6), (2, 4), (3, 6))
-    partition = partition if nested else partition.explicit()
-    tensor = torch.zeros(4, 6)
-    length = partition.sizes()[1]
-    for number in (0, 3, True, 1.0):
-        with pytest.raises(ValueError, match="number="):
-            pk.gather_entries(tensor, partition, number)
-    with pytest.raises(ValueError, match="shape"):
-        pk.gather_entries(torch.zeros(4, 5), partition, 1)
-    with pytest.raises(TypeError, match="floating"):
-        pk.gather_entries(torch.zeros(4, 6, dtype=torch.int64), partition, 1)
-    for values in (torch.ones(length, dtype=torch.float64), torch.ones(length, 1), torch.ones(length, device="meta")):
-        with pytest.raises(ValueError, match="values are"):
-            pk.scatter_entries(tensor, partition, 2, values)
-    for backend in ("auto", "reference", *INTERPRETED):
-        with pk.use_backend(backend), pytest.raises((ValueError, RuntimeError), match=r"values|entries"):
-            pk.scatter_entries(tensor, partition, 2, torch.ones(length + 1))
-    assert not tensor.any()
+LENGTHS = [1, 7, 1024, 3000]
 
 
-def test_values_that_share_memory_are_refused():
-    partition = pk.Partition.random((4, 6), (0.5, 0.5), seed=0)
-    tensor = torch.zeros(4, 6)
-    with pytest.raises(ValueError, match="share memory"):
-        pk.scatter_entries(tensor, partition, 1, tensor.view(-1)[:12])
+def tensors_of(target: Target, dtype: torch.dtype) -> tuple[list, list, list]:
+    """Return vectors, distinct places in them, and values for these."""
+    tensors = [target.randn((size,)).to(dtype) for size in LENGTHS]
+    places = [torch.randperm(size)[: (size + 1) // 2].sort().values.int().to(target.device) for size in LENGTHS]
+    return tensors, places, [target.randn(at.shape).to(dtype) for at in places]
 
 
-@pytest.mark.parametrize("tensor", [torch.zeros(1, 6).expand(4, 6), torch.zeros(9).as_strided((4, 6), (1, 1))])
-def test_entries_that_share_memory_cannot_be_written_apart(tensor):
-    partition = pk.Partition.random((4, 6), (0.5, 0.5), seed=0)
-    with pytest.raises(ValueError, match="tensor has entries that share memory"):
-        pk.scatter_entries(tensor, partition, 1, torch.ones(partition.sizes()[0]))
-    assert not tensor.any()
+@pytest.mark.parametrize("dtype", DTYPES[:3])
+@pytest.mark.parametrize("target", EVERY, ids=str)
+def test_entries_are_saved_and_replaced(target, dtype):
+    tensors, places, values = tensors_of(target, dtype)
+    before, given = [tensor.clone() for tensor in tensors], [value.clone() for value in values]
+    versions = [tensor._version for tensor in tensors]
+    with target.use(), poisoned_memory():
+        saved = [None if i == 1 else torch.empty_like(value) for i, value in enumerate(values)]
+        exchange_entries(tensors, places, values, saved)
+    for tensor, at, value, kept, old, new in zip(tensors, places, values, saved, before, given, strict=True):
+        assert kept is None or torch.equal(kept, old[at.long()])
+        assert torch.equal(tensor, old.index_put((at.long(),), new)) and torch.equal(value, new)
+    assert all(tensor._version > version for tensor, version in zip(tensors, versions, strict=True))
 
 
-@pytest.mark.cases(usual=1)
-@pytest.mark.parametrize("backend", ["auto", "reference", *INTERPRETED])
-def test_operators_are_registered_as_torch_wants_them(backend):
-    partition = pk.Partition.random((4, 6), (0.5, 0.5), seed=0)
-    library = torch.ops.partkernels
-    arguments = 1, partition.map, 2, backend
-    torch.library.opcheck(library.gather_entries.default, (torch.ones(4, 6), *arguments))
-    torch.library.opcheck(library.scatter_entries.default, (torch.ones(4, 6), torch.zeros(12), *arguments))
+@pytest.mark.parametrize("is_sorted", [True, False])
+@pytest.mark.parametrize("target", EVERY, ids=str)
+def test_several_lists_of_places_in_one_tensor_take_turns(target, is_sorted):
+    ids = torch.rand(100_000)  # beyond a part that stays in the cache
+    places = [((low < ids) & (ids < low + 0.1)).nonzero().view(-1) for low in (0.1, 0.2, 0.7)]
+    if not is_sorted:
+        places = [at[torch.randperm(len(at))] for at in places]
+    places = [at.int().to(target.device) for at in places]
+    tensor = target.randn((len(ids),)).float()
+    before, values = tensor.clone(), [target.randn(at.shape).float() for at in places]
+    saved = [torch.full_like(value, torch.nan) for value in values]
+    with target.use():
+        Exchange([tensor] * 3, places, values, saved)(1)
+    assert all(torch.equal(kept, before[at.long()]) for kept, at in zip(saved, places, strict=True))
+    assert torch.equal(tensor, before.index_put((torch.cat(places).long(),), torch.cat(values)))
+
+
+@pytest.mark.parametrize("active", [1, 2, 4])
+@pytest.mark.parametrize("dtype", DTYPES[:3])
+@pytest.mark.parametrize("target", EVERY, ids=str)
+def test_rows_are_summed_or_multiplied(target, dtype, active):
+    shapes = [(), (5,), (1, 3, 4), (2000,)]
+    rows = [target.randn((4, *shape)).to(dtype) for shape in shapes]
+    are_products = [False, True, False, True]
+    with target.use(), poisoned_memory():
+        vectors = [torch.empty(shape, dtype=dtype, device=target.device) for shape in shapes]
+        combine_rows(vectors, rows, active, are_products)
+    for vector, each, is_product in zip(vectors, rows, are_products, strict=True):
+        exact = each[:active].double()
+        exact = exact.prod(0) if is_product else exact.sum(0)
+        torch.testing.assert_close(
+            vector.double(), exact, rtol=4 * torch.finfo(dtype).eps, atol=4 * torch.finfo(dtype).eps
+        )
+
+
+def test_places_that_do_not_fit_are_refused_before_anything_changes():
+    tensor, values = torch.arange(4.0), torch.zeros(2)
+    for places, others in [
+        (torch.tensor([0, 1, 2]), values),
+        (torch.tensor([0.0, 1.0]), values),
+        (torch.tensor([0, 1]), values.double()),
+        (torch.tensor([[0, 1]]), values),
+    ]:
+        with pytest.raises((RuntimeError, ValueError)):
+            exchange_entries([tensor], [places], [others], [None])
+    assert torch.equal(tensor, torch.arange(4.0)) and not values.any()
+
+
+def test_a_prepared_exchange_follows_the_backend_that_is_requested():
+    tensor, values = torch.zeros(3), torch.ones(1)
+    exchange = Exchange([tensor], [torch.tensor([1])], [values], [None])
+    with pk.use_backend("reference"):
+        exchange(1)
+        assert exchange._operators is BACKENDS["reference"].operators()
+    assert tensor.tolist() == [0, 1, 0]

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import os
 import resource
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
-import pytest
 import torch
 from fuzzing import ROOT, SEED, Draw, main, number_of, run_cases
 from processes import run_python
@@ -198,62 +196,6 @@ def test_raw_operators_do_not_crash():
     command = [__file__, "raw", str(SEED), str(number_of(200, of_calls=0.5))]
     done = run_python(*command, environment=os.environ | {"PYTHONPATH": path})
     assert done.returncode == 0, f"{done.stdout.splitlines()[-2:]} ended with {done.returncode}: {done.stderr[:2000]}"
-
-
-COMPLEX = torch.ones(4, 6, dtype=torch.complex64)
-PARTITION = pk.Partition.random((4, 6), (0.5, 0.5), seed=0)
-
-
-def stored_without_a_tensor() -> None:
-    map, _, *rest = dataclasses.replace(PARTITION, defaults=pk.Stored(torch.zeros(4, 6))).flat()
-    torch.ops.partkernels.subnetwork_weight(torch.zeros(4, 6), 1, map, None, *rest, "cpu")
-
-
-def emptied(use: Callable[[pk.Partition], Any]) -> None:
-    partition = pk.Partition.random((4, 6), (0.5, 0.5), seed=0)
-    partition.map.resize_(0)
-    with pk.use_backend("cpu"):
-        use(partition)
-
-
-FOUND = [
-    # These were accepted and failed later or never.
-    (lambda: pk.Partition.from_ids(torch.ones(2, 2, dtype=torch.uint8), count=2.5), ValueError, "count=2.5"),
-    (lambda: pk.Uniform(True, 0), TypeError, "scale=True"),
-    (lambda: pk.linear(COMPLEX, COMPLEX, PARTITION, 1), TypeError, "complex64"),
-    (lambda: pk.embedding(torch.tensor([0]), COMPLEX.real, PARTITION, 1, padding_idx=0.5), ValueError, "pass an int"),
-    # Two moments that share memory; a missing moment.
-    (lambda: adam(torch.zeros(4, 6)), ValueError, "exp_avg and exp_avg_sq share memory"),
-    (lambda: adam(None), TypeError, "exp_avg is None"),
-    # These read or wrote out of bounds.
-    (stored_without_a_tensor, RuntimeError, "stored defaults need a tensor"),
-    (
-        lambda: emptied(lambda p: pk.linear(COMPLEX.real, COMPLEX.real, p, 1)),
-        RuntimeError,
-        "map does not fit a weight",
-    ),
-    (lambda: emptied(lambda p: pk.subnetwork_weight(COMPLEX.real, p, 1)), RuntimeError, "map does not fit a weight"),
-]
-
-
-def adam(state: Tensor | None) -> None:
-    pk.adam_step(torch.zeros(4, 6), torch.ones(4, 6), state, state, PARTITION, 1, step=1, lr=0.1)
-
-
-@pytest.mark.parametrize(("call", "error", "message"), FOUND)
-def test_wrong_calls_that_were_accepted(call, error, message):
-    with pytest.raises(error, match=message):
-        call()
-
-
-@pytest.mark.parametrize("backend", ["reference", BACKEND])
-def test_the_imaginary_part_of_a_conjugate_is_stepped(backend):
-    parameter, grad, buffer = (torch.view_as_complex(torch.randn(4, 6, 2)).conj().imag for _ in range(3))
-    assert parameter.is_neg()
-    expected = torch.where(PARTITION.mask(1), parameter - 0.1 * (0.9 * buffer + grad), parameter)
-    with pk.use_backend(backend):
-        pk.sgd_step(parameter, grad, buffer, PARTITION, 1, lr=0.1, momentum=0.9)
-    torch.testing.assert_close(parameter, expected)
 
 
 if __name__ == "__main__":

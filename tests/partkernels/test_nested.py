@@ -139,20 +139,6 @@ def test_it_is_as_precise_as_the_dense_operator(case, dtype):
         Yardstick(dense, dtype).check(found[i])
 
 
-@pytest.mark.full
-@pytest.mark.parametrize("case", ["linear", "conv2d", "conv2d by depth", "conv_transpose1d"])
-def test_its_gradients_and_theirs_are_right(case):
-    operator, x, weight, bias, partition, options = inputs(case)
-
-    def function(x, entries, bias):
-        whole = weight.masked_scatter(partition.mask(2), entries)
-        return operator(x, whole, partition, 2, update=2, bias=bias, **options)
-
-    leaves = [one.clone().requires_grad_() for one in (x, weight[partition.mask(2)], bias[0])]
-    assert torch.autograd.gradcheck(function, leaves)
-    assert torch.autograd.gradgradcheck(function, leaves)
-
-
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("active, update", [(2, 1), (3, 3)])
 def test_second_derivatives_are_the_equal_maps(case, active, update):
@@ -275,38 +261,6 @@ def test_copies_and_files():
     for each in (*copies, partition.to("meta", torch.bfloat16)):
         assert repr(each) == repr(partition) and torch.equal(each.ids(), partition.ids())
     assert repr(partition) == "NestedPartition(shape=(5, 9), rows=(1, 3, 5), cols=(2, 6, 9), row=2, col=0)"
-
-
-@pytest.mark.parametrize(
-    "rows, cols",
-    [((3, 6), (2, 9)), ((5, 3, 7), (2, 6, 9)), ((3, 7), (9,)), ((-1, 7), (9, 9)), ((3.0, 7), (9, 9)), ((), ())],
-)
-def test_ends_that_do_not_fit_are_refused(rows, cols):
-    with pytest.raises((ValueError, TypeError), match=r"rows=|cols=|units of"):
-        nested((7, 9), rows, cols)
-
-
-def test_bad_input_is_refused():
-    partition = nested((7, 9), (3, 5, 7), (2, 6, 9))
-    x, weight = torch.ones(4, 9), torch.ones(7, 9)
-    with pytest.raises(pk.InputError, match="9] or"):
-        pk.linear(x[:, :5], weight, partition, 2)
-    with pytest.raises(ValueError, match="not nested"):
-        pk.linear(x, weight, partition.explicit(), 2, narrow=True)
-    with pytest.raises(ValueError, match="not nested"):
-        pk.conv2d(
-            torch.ones(1, 9, 3, 3),
-            torch.ones(7, 9, 1, 1),
-            pk.Partition.random((7, 9, 1, 1), (1.0,), seed=0),
-            1,
-            narrow=True,
-        )
-    with pytest.raises(pk.InputError):
-        pk.conv2d(torch.ones(1, 5, 3, 3), torch.ones(7, 9, 1, 1), nested((7, 9, 1, 1), (3, 5, 7), (2, 6, 9)), 2)
-    with pytest.raises(ValueError, match="no columns"):
-        nested((7,), (3, 7)).columns(0, 1)
-    with pytest.raises(TypeError, match="no map"):
-        partition.flat()
 
 
 def test_it_says_what_computes_it():

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import pytest
 import torch
-from against_dense import BY_ONE_PLAN, COMPILED, TARGETS, TRITON, Target
+from against_dense import BY_ONE_PLAN, COMPILED, DTYPES, KINDS, TARGETS, TRITON, Target, defaults_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
@@ -28,15 +28,6 @@ def on_every_target(cuts: st.SearchStrategy, targets: list[Target] = TARGETS):
         return test
 
     return decorate
-
-
-def defaults_of(kind: str, shape: tuple[int, ...], dtype: torch.dtype) -> pk.Defaults:
-    return {
-        "zeros": lambda: pk.Zeros(),
-        "uniform": lambda: pk.Uniform(0.5, seed=2**61 + 5, stream=2**35),
-        "normal": lambda: pk.Normal(0.5, seed=3),
-        "stored": lambda: pk.Stored(torch.randn(shape).to(dtype)),
-    }[kind]()
 
 
 @dataclass
@@ -69,8 +60,8 @@ def cuts(draw, kernel: int = 1, *, is_conv: bool = False) -> Cut:
     """Draw a cut of a linear layer, or of a convolution with `kernel` kernel rows; with several, keep all columns."""
     rows, cols = draw(st.integers(1, 12)), draw(st.integers(1, 200))
     count = draw(st.sampled_from([2, 3, 9, 40]))
-    kind = draw(st.sampled_from(["zeros", "uniform", "normal", "stored"]))
-    dtype = draw(st.sampled_from([torch.float32, torch.float64, torch.bfloat16]))
+    kind = draw(st.sampled_from(KINDS))
+    dtype = draw(st.sampled_from(DTYPES))
     first_row = draw(st.integers(0, rows - 1))
     bits = pk.Partition.random((1, 1), [1 / count] * count, seed=0).bits
     step = 64 if kind in ("uniform", "normal") else 8 // bits
@@ -80,15 +71,6 @@ def cuts(draw, kernel: int = 1, *, is_conv: bool = False) -> Cut:
     return Cut(
         shape, count, kind, dtype, slice(first_row, draw(st.integers(first_row + 1, rows))), slice(first_col, last_col)
     )
-
-
-@pytest.mark.full
-@given(cut=cuts())
-def test_a_shard_is_a_partition_with_the_owners_of_the_whole(cut):
-    _, whole, shard = cut.made(Target("reference", "cpu"))
-    assert torch.equal(shard.ids(), cut.of(whole.ids()))
-    # The constructor raises unless the shard's padding is 0 and its rows have the right length.
-    pk.Partition(shard.shape, shard.count, shard.map, shard.defaults, shard.row, shard.col)
 
 
 @on_every_target(st.one_of(cuts(), cuts(is_conv=True), cuts(kernel=3, is_conv=True)), BY_ONE_PLAN)
