@@ -75,5 +75,5 @@ def test_a_damaged_file_is_named_or_spoils_nothing_else(name, tmp_path, monkeypa
         finally:
             path.write_bytes(whole)
 
-    run_cases(case, name, number_of(20, of_calls=0.03), __file__)
+    run_cases(case, number_of(20, of_calls=0.03))
     assert (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - memory) * 1024 < MOST_MEMORY

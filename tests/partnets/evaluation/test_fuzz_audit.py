@@ -321,9 +321,9 @@ def leaking(draw: Draw) -> None:
 
 @pytest.mark.full
 def test_subnetworks_of_random_models_do_not_know_later_partitions_nor_do_audits_claim_it():
-    run_cases(sound, "sound", number_of(12, of_calls=0.05), __file__)
+    run_cases(sound, number_of(12, of_calls=0.05))
 
 
 @pytest.mark.full
 def test_leaks_in_random_models_are_found():
-    run_cases(leaking, "leaking", number_of(12, of_calls=0.05), __file__)
+    run_cases(leaking, number_of(12, of_calls=0.05))
