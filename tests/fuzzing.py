@@ -50,7 +50,7 @@ def number_of(usual: int, *, of_calls: float = 1.0) -> int:
     return 3 * usual if is_full() else usual
 
 
-def run_cases(case: Callable[[Draw], None], count: int) -> None:
+def run_cases(case: Callable[[Draw], None], count: int, draws: Callable[[int], Draw] = Draw) -> None:
     """Run `count` cases; a failure says which seed repeats its case."""
     limits = settings(
         max_examples=count,
@@ -60,4 +60,4 @@ def run_cases(case: Callable[[Draw], None], count: int) -> None:
         phases=[Phase.generate],  # a smaller seed is no simpler case
         suppress_health_check=list(HealthCheck),
     )
-    limits(given(st.builds(Draw, st.integers(0, 2**63)))(lambda draw: case(draw)))()
+    limits(given(st.builds(draws, st.integers(0, 2**63)))(lambda draw: case(draw)))()

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -87,7 +89,7 @@ def in_layout(tensor: Tensor, layout: str) -> Tensor:
     return tensor.contiguous()
 
 
-def assert_within_twice_dense_error(got: Tensor, dense: Callable[[torch.dtype], Tensor]) -> None:
+def assert_within_twice_dense_error(got: Tensor, dense: Callable[[torch.dtype], Tensor], _: Any = None) -> None:
     """Check a result against its dense operator by the tolerance rule (see Yardstick)."""
     Yardstick(dense, got.dtype).check(got)
 
@@ -193,56 +195,80 @@ def check(
     dtype: torch.dtype = torch.float32,
     kind: str = "uniform",
     numbers: tuple[int, int, int | None] = (3, 2, 2),
-    layouts: Sequence[str] = ("contiguous",) * 3,
+    layout: str = "contiguous",
     has_rows: bool = False,
 ) -> None:
-    """Compare output and gradients of one case with the dense operator on the materialised weight.
+    """Compare one case with the dense operator.
 
     Args:
         numbers: the number of partitions, `active` and `update`.
-        layouts: of x, weight and the output's gradient.
+        layout: of x, weight and the output's gradient.
         has_rows: whether the bias has a row for each partition.
     """
     count, active, update = numbers
     partition = partition_of(case, kind, dtype, count).to(target.device)
-    x = in_layout(target.randn(case.x).to(dtype), layouts[0]).requires_grad_()
-    weight = in_layout(target.randn(case.weight).to(dtype), layouts[1])
-    bias = target.randn((count, case.outputs) if has_rows else (case.outputs,)).to(dtype).requires_grad_()
+    x, weight = (in_layout(target.randn(shape).to(dtype), layout) for shape in (case.x, case.weight))
+    bias = target.randn((count, case.outputs) if has_rows else (case.outputs,)).to(dtype)
+    given = {"x": x, "weight": weight, "partition": partition, "active": active, "update": update, "bias": bias}
+    compare(getattr(pk, case.operator), given | case.geometry, target, layout)
+
+
+def compare(
+    function: Callable,
+    arguments: dict[str, Any],
+    target: Target,
+    grad_layout: str = "contiguous",
+    near: Callable[..., None] = assert_within_twice_dense_error,
+) -> None:
+    """Compare output and gradients of a product with the dense operator on the materialised weight.
+
+    Args:
+        arguments: x, weight, partition, active, update, bias (None, a vector, or a row for each partition), geometry.
+        near: a function of our tensor, one that computes the dense tensor in a dtype, and one that computes for each
+            entry the sum of the absolute values of its terms.
+    """
+    geometry = dict(arguments)
+    x, weight, bias = (geometry.pop(name) for name in ("x", "weight", "bias"))
+    partition, active, update = (geometry.pop(name) for name in ("partition", "active", "update"))
     with pk.use_backend("reference"):
         subnetwork = pk.subnetwork_weight(weight, partition, active)
-    weight.requires_grad_()
-
+    x, weight, bias = (None if t is None else t.detach().requires_grad_() for t in (x, weight, bias))
+    has_rows = bias is not None and bias.dim() == 2
     with target.use(), poisoned_memory():
-        y = case.ours(x, weight, partition, active, update, bias)
-        grad = in_layout(target.randn(y.shape).to(dtype), layouts[2])
-        ours = torch.autograd.grad(y, (x, weight, bias), grad, allow_unused=True)
-    assert y.dtype == dtype
+        y = function(**arguments | {"x": x, "weight": weight, "bias": bias})
+        grad = in_layout(target.randn(y.shape).to(y.dtype), grad_layout)
+        leaves = [t for t in (x, weight, bias) if t is not None]
+        ours = [y.detach(), *torch.autograd.grad(y, leaves, grad, allow_unused=True)]
+    assert y.dtype == weight.dtype
 
-    def dense(which: int):
-        def compute(compute_dtype):
-            leaves = [t.detach().to(compute_dtype).requires_grad_() for t in (x, subnetwork, bias)]
-            with poisoned_memory():  # in deterministic mode, cuDNN adds in another order
-                y = case.dense(*leaves[:2], leaves[2][:active].sum(0) if has_rows else leaves[2])
-                found = (y, *torch.autograd.grad(y, leaves, grad.to(compute_dtype)))[which].detach()
-                return found[0] if which == 3 and has_rows else found
+    @functools.cache
+    def dense(dtype: torch.dtype, absolute: bool = False) -> list[Tensor]:
+        leaves = [t.detach().to(dtype) for t in (x, subnetwork, bias) if t is not None]
+        leaves = [(leaf.abs() if absolute else leaf.clone()).requires_grad_() for leaf in leaves]
+        vector = None if bias is None else leaves[2][:active].sum(0) if has_rows else leaves[2]
+        out = grad.to(dtype)
+        with poisoned_memory():  # in deterministic mode, cuDNN adds in another order
+            y = getattr(F, function.__name__)(*leaves[:2], vector, **geometry)
+            return [y.detach(), *torch.autograd.grad(y, leaves, out.abs() if absolute else out)]
 
-        return compute
+    def check_one(got: Tensor, i: int, row: Any = ...) -> None:
+        near(got, lambda dtype: dense(dtype)[i][row], lambda: dense(torch.float64, True)[i][row])
 
-    assert_within_twice_dense_error(y.detach(), dense(0))
-    assert_within_twice_dense_error(ours[0], dense(1))
-    if update:
-        assert ours[1].shape == weight.shape
-        mask = partition.mask(update)
-        assert (ours[1][~mask] == 0).all(), "other partitions' gradient should be exactly 0"
-        # Compare with the error of the complete dense gradient, not only with this partition's few entries.
-        truth = dense(2)(torch.float64)
-        assert_within_twice_dense_error(torch.where(mask, ours[1], truth.to(dtype)), dense(2))
-    else:
-        assert ours[1] is None
-    if has_rows and update:
-        assert not ours[2][torch.arange(count) != update - 1].any()
-        assert_within_twice_dense_error(ours[2][update - 1], dense(3))
-    elif has_rows:
+    check_one(ours[0], 0)
+    check_one(ours[1], 1)
+    if update is None:
         assert ours[2] is None
     else:
-        assert_within_twice_dense_error(ours[2], dense(3))
+        mask = partition.mask(update)
+        assert ours[2].shape == weight.shape
+        assert (ours[2][~mask] == 0).all(), "other partitions' gradient should be exactly 0"
+        # Compare with the error of the complete dense gradient, not only with this partition's few entries.
+        check_one(torch.where(mask, ours[2], dense(torch.float64)[2].to(weight.dtype)), 2)
+    if has_rows and update is None:
+        assert ours[3] is None
+    elif has_rows:
+        others = torch.arange(partition.count, device=bias.device) != update - 1
+        assert not ours[3][others].any(), "other rows' gradient should be exactly 0"
+        check_one(ours[3][update - 1], 3, 0)
+    elif bias is not None:
+        check_one(ours[3], 3)

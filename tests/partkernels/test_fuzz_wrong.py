@@ -13,18 +13,20 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from fuzzing import Draw, number_of, run_cases
+from against_dense import Target
+from fuzzing import number_of, run_cases
 from processes import run_python
-from test_fuzz import BACKEND, OPERATORS, Call, described, drawn_partition, same
+from test_fuzz import OPERATORS, Call, Random, described, drawn_partition, same
 from torch import Tensor
 
 import partkernels as pk
 
+CPU = Target("cpu", "cpu")
 # Errors that a wrong call may raise; `embedding` raises IndexError like torch.
 ERRORS = (ValueError, TypeError, RuntimeError, IndexError)
 
 
-def wrong(draw: Draw) -> None:
+def wrong(draw: Random) -> None:
     """Check that a call with one wrong argument raises with a message and leaves all tensors unchanged."""
     name = draw.choice(list(OPERATORS))
     call = OPERATORS[name](draw)
@@ -35,7 +37,7 @@ def wrong(draw: Draw) -> None:
     before = [tensor.clone() for tensor in tensors]
     given = f"{name} with {argument}={described(value)}"
     try:
-        with pk.use_backend(draw.choice(("reference", BACKEND))):
+        with pk.use_backend(draw.choice(("reference", CPU.backend))):
             call.function(**arguments)
     except ERRORS as error:
         assert str(error).strip(), given
@@ -44,7 +46,7 @@ def wrong(draw: Draw) -> None:
     assert all(map(same, tensors, before)), f"{given} has changed a tensor"
 
 
-def wrong_arguments(draw: Draw, call: Call) -> Iterator[tuple[str, Any]]:
+def wrong_arguments(draw: Random, call: Call) -> Iterator[tuple[str, Any]]:
     """Yield each argument of a call with invalid values."""
     a = call.arguments
     partition, update = a["partition"], a["update"]
@@ -104,7 +106,7 @@ def wrong_tensors(name: str, value: Tensor, dim: int) -> Iterator[tuple[str, Any
 UNSPOILT = {"ids"}
 
 
-def raw(draw: Draw) -> None:
+def raw(draw: Random) -> None:
     """Call an operator with invalid arguments: it may return or raise, but must not crash."""
     name = draw.choice(["linear", "conv2d", "embedding", "subnetwork_weight", "sgd_step", "adam_step"])
     operator, arguments = raw_call(draw, name)
@@ -118,7 +120,7 @@ def raw(draw: Draw) -> None:
         operator(*arguments)
 
 
-def raw_call(draw: Draw, name: str) -> tuple[torch._ops.OpOverload, list[Any]]:
+def raw_call(draw: Random, name: str) -> tuple[torch._ops.OpOverload, list[Any]]:
     """Return one of the operators behind a public function, with valid arguments."""
     a = OPERATORS[name](draw).arguments
     partition = a["partition"]
@@ -130,7 +132,7 @@ def raw_call(draw: Draw, name: str) -> tuple[torch._ops.OpOverload, list[Any]]:
         else:
             lists = ([a[tensor]] for tensor in ("parameter", "grad", "exp_avg", "exp_avg_sq"))
             numbers = [a["step"]], a["lr"], *a["betas"], 1e-8, a["weight_decay"], a["decoupled"]
-        return getattr(torch.ops.partkernels, f"{name}s").default, [*lists, *entries, *numbers, BACKEND]
+        return getattr(torch.ops.partkernels, f"{name}s").default, [*lists, *entries, *numbers, CPU.backend]
     weight, active, update = a["weight"], a["active"], a["update"] or a["active"]
     flat, owners = partition.flat(), (partition.map, partition.count)
     if name == "embedding":
@@ -160,10 +162,10 @@ def raw_call(draw: Draw, name: str) -> tuple[torch._ops.OpOverload, list[Any]]:
             "conv2d_grad_weight": (grad, x, list(kernel), *geometry, update, *owners),
         }
     one = draw.choice(list(found))
-    return getattr(torch.ops.partkernels, one).default, [*found[one], BACKEND]
+    return getattr(torch.ops.partkernels, one).default, [*found[one], CPU.backend]
 
 
-def spoilt(draw: Draw, value: Any) -> Any:
+def spoilt(draw: Random, value: Any) -> Any:
     """Return an invalid value of about the same type."""
     if isinstance(value, Tensor):
         tensor = value if value.dim() else value[None]
@@ -188,7 +190,7 @@ def spoilt(draw: Draw, value: Any) -> Any:
 
 
 def test_wrong_calls_raise_and_change_nothing():
-    run_cases(wrong, number_of(200, of_calls=0.5))
+    run_cases(wrong, number_of(200, of_calls=0.5), functools.partial(Random, target=CPU))
 
 
 def test_raw_operators_do_not_crash():
@@ -202,6 +204,6 @@ def test_raw_operators_do_not_crash():
 if __name__ == "__main__":
     faulthandler.enable()
     resource.setrlimit(resource.RLIMIT_AS, (16 << 30, 16 << 30))
-    Draw.say = staticmethod(functools.partial(print, flush=True))
+    Random.say = staticmethod(functools.partial(print, flush=True))
     for seed in range(int(sys.argv[1])):
-        raw(Draw(seed))
+        raw(Random(seed, CPU))

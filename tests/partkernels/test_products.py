@@ -1,4 +1,4 @@
-"""Layers and materialised weights on every backend: errors of at most twice dense PyTorch's, and equal bits."""
+"""Layers on every backend: errors of at most twice dense PyTorch's. See test_fuzz.py for all kinds of arguments."""
 
 from __future__ import annotations
 
@@ -6,22 +6,17 @@ import pytest
 import torch
 import torch.nn.functional as F
 from against_dense import (
-    BACKENDS,
     BY_ONE_PLAN,
     CASES,
     COMPILED,
-    CONV2D,
     DTYPES,
     EVERY,
     KINDS,
     LAYOUTS,
-    LINEAR,
     TARGETS,
-    TRITON,
     Case,
     Target,
     check,
-    defaults_of,
     in_layout,
     partition_of,
 )
@@ -45,16 +40,16 @@ DEEP = {
 }
 
 
-def is_worth_it(case: Case, dtype: torch.dtype, has_rows: bool, target: Target) -> bool:
+def is_worth_it(case: Case, dtype: torch.dtype, target: Target, *_) -> bool:
     """Return whether a case is neither slow nor redundant: float64 and convolutions have only one plan."""
     is_slow = target not in COMPILED and dtype != torch.bfloat16 and case in SLOW
     return not is_slow and not (target.plan == "fused" and (dtype == torch.float64 or case.operator != "linear"))
 
 
-@pytest.mark.cases(full=70)
-@pairwise(is_worth_it, case=CASES, dtype=DTYPES, has_rows=[False, True], target=TARGETS)
-def test_backends_compute_what_dense_pytorch_computes(case, dtype, has_rows, target):
-    check(case, target, dtype=dtype, has_rows=has_rows)
+@pytest.mark.cases(full=90)
+@pairwise(is_worth_it, case=CASES, dtype=DTYPES, target=TARGETS, has_rows=[False, True], layout=LAYOUTS)
+def test_backends_compute_what_dense_pytorch_computes(case, dtype, target, has_rows, layout):
+    check(case, target, dtype=dtype, has_rows=has_rows, layout=layout)
 
 
 @pytest.mark.cases(usual=6)
@@ -65,35 +60,9 @@ def test_errors_of_deep_products_grow_no_faster_than_dense_pytorchs(case, target
     check(case, target)
 
 
-@pytest.mark.skipif("cpu" not in BACKENDS, reason="the cpu backend was not built")
-@pairwise(case=CONV2D, dtype=DTYPES, workspace=[0, 10_000], layout=["contiguous", "channels_last"])
-def test_convolutions_whose_weight_does_not_fit_the_workspace(case, dtype, workspace, layout):
-    # 0 bytes: our convolutions run; 10 000 bytes: larger weights are rebuilt slice by slice.
-    before = torch.ops.partkernels_cpu.limit_workspace(workspace)
-    try:
-        check(case, Target("cpu", "cpu"), dtype=dtype, layouts=[layout] * 3)
-    finally:
-        torch.ops.partkernels_cpu.limit_workspace(before)
-
-
-@pairwise(
-    # In the rebuild plan, only the weight is read by our kernels; PyTorch's operators read x and grad.
-    lambda case, layout, which, target: which == 1 or target.plan != "rebuild",
-    case={name: CASES[name] for name in ("linear odd", "linear three dimensions", "conv2d odd", "conv2d groups")},
-    layout=LAYOUTS,
-    which={"x": 0, "weight": 1, "grad": 2},
-    target=TARGETS,
-)
-def test_any_strides(case, which, layout, target):
-    layouts = ["contiguous"] * 3
-    layouts[which] = layout
-    kind = "uniform" if target in COMPILED else "stored"  # drawn defaults are the slowest to interpret
-    check(case, target, kind=kind, numbers=(3, 2, 1), layouts=layouts)
-
-
 @pytest.mark.cases(usual=10, full=20)
 @pairwise(
-    lambda case, target: is_worth_it(case, torch.float32, False, target),
+    lambda case, target: is_worth_it(case, torch.float32, target),
     case={name: case for name, case in CASES.items() if case.operator in ("linear", "conv2d")},
     target=TARGETS,
 )
@@ -113,16 +82,6 @@ def test_the_gradient_of_a_sum_has_stride_0_everywhere(case, target):
         torch.testing.assert_close(got, expected.float(), rtol=0, atol=nearly)
 
 
-@pytest.mark.cases(usual=1, full=5)
-@pairwise(
-    case={name: CASES[name] for name in ("linear three dimensions", "conv2d sixty-four channels", "conv2d groups")},
-    kind=KINDS,
-    target=TRITON,
-)
-def test_float16_where_a_backend_has_it(case, kind, target):
-    check(case, target, dtype=torch.float16, kind=kind, numbers=(3, 2, 1))
-
-
 @pairwise(
     case={name: CASES[name] for name in ("linear odd", "conv2d odd", "conv_transpose2d, groups")},
     numbers=[(1, 1, 1), (2, 1, None), (3, 3, 2), (5, 2, 2), (40, 17, 4)],
@@ -131,54 +90,6 @@ def test_float16_where_a_backend_has_it(case, kind, target):
 )
 def test_every_kind_of_defaults_and_number_of_bits(case, numbers, kind, target):
     check(case, target, dtype=torch.bfloat16, kind=kind, numbers=numbers)
-
-
-@pytest.mark.parametrize("target", COMPILED, ids=str)
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("kind", KINDS)
-def test_every_kind_of_defaults_in_each_dtype(kind, dtype, target):
-    # Complete and partial tiles. Each pair compiles to separate loops, and compilers have miscompiled some.
-    check(CASES["linear three dimensions"], target, dtype=dtype, kind=kind)
-
-
-@pairwise(
-    # Interpreted targets have drawn defaults in one layout, and every layout in one dtype.
-    lambda kind, shape, layout, dtype, target: (
-        target in COMPILED or layout == "contiguous" or (kind == "stored" and dtype == torch.bfloat16)
-    ),
-    kind=KINDS,
-    shape=[(7,), (5, 300), (6, 5, 3), (3, 4, 2, 5), (3, 4, 2, 2, 3)],
-    layout=LAYOUTS,
-    dtype=DTYPES,
-    target=BY_ONE_PLAN,
-)
-def test_subnetwork_weight_has_the_bits_of_the_reference(kind, shape, layout, dtype, target):
-    defaults = defaults_of(kind, shape, dtype)
-    partition = pk.Partition.random(shape, (0.5, 0.3, 0.2), seed=4, defaults=defaults).to(target.device)
-    weight = in_layout(target.randn(shape).to(dtype), layout).detach().requires_grad_()
-    grad = in_layout(target.randn(shape).to(dtype), layout)
-    for active in (1, 2, 3):
-        with poisoned_memory(), target.use():
-            ours = pk.subnetwork_weight(weight, partition, active, update=active)
-            ours_grad = torch.autograd.grad(ours, weight, grad)[0]
-        live, learns = partition.ids() <= active, partition.ids() == active
-        assert torch.equal(ours, torch.where(live, weight, partition.defaults.values(shape, dtype, target.device)))
-        assert torch.equal(ours_grad, torch.where(learns, grad, 0))
-        assert not pk.subnetwork_weight(weight, partition, active).requires_grad
-
-
-@pytest.mark.cases(usual=2)
-@pytest.mark.parametrize("target", [Target("reference", "cpu"), *TARGETS], ids=str)
-@pytest.mark.parametrize("case", [LINEAR["odd"], CONV2D["odd"]])
-def test_dead_entries_never_reach_the_result(case, target):
-    partition = partition_of(case, count=2).to(target.device)
-    weight = target.randn(case.weight)
-    poisoned = torch.where(partition.mask(2), torch.nan, weight)
-    x = target.randn(case.x).requires_grad_()
-    with target.use():
-        results = [case.ours(x, w, partition, active=1) for w in (weight, poisoned)]
-        grads = [torch.autograd.grad(y.sum(), x)[0] for y in results]
-    assert torch.equal(*results) and torch.equal(*grads)
 
 
 @pytest.mark.parametrize("target", EVERY, ids=str)

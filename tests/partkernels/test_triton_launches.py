@@ -14,26 +14,13 @@ HERE = Path(__file__).parent
 MOST = (1 << 31) - 1, 65535, 65535
 
 
-# "corners" and "pairs" compile to Triton's IR, which reveals most errors; "compile" generates machine code.
 @pytest.mark.full
-@pytest.mark.parametrize(
-    "work", ["corners", *(pytest.param(work, marks=pytest.mark.weekly) for work in ("pairs", "compile"))]
-)
-def test_every_kernel_compiles_in_every_specialisation(work):
-    failures = json.loads(compiling(HERE / "specialisations.py", work))
+@pytest.mark.parametrize("work", ["compile", "again", pytest.param("corners of the oldest", marks=needs_oldest)])
+def test_every_specialisation_compiles_and_no_call_changes_it(work):
+    # "again" lists what is compiled again for a value that changes from call to call.
+    name, _, is_oldest = work.partition(" ")
+    failures = json.loads(compiling(HERE / "specialisations.py", name, triton=OLDEST if is_oldest else None))
     assert not failures, "\n".join(failures)
-
-
-@needs_oldest
-@pytest.mark.weekly
-def test_the_oldest_triton_takes_every_kernel():
-    failures = json.loads(compiling(HERE / "specialisations.py", "corners", triton=OLDEST))
-    assert not failures, "\n".join(failures)
-
-
-@pytest.mark.weekly
-def test_what_changes_from_call_to_call_compiles_no_kernel_again():
-    assert json.loads(compiling(HERE / "specialisations.py", "again")) == []
 
 
 @pytest.mark.full
