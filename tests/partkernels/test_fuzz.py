@@ -262,8 +262,8 @@ for function in (pk.conv1d, pk.conv2d, pk.conv_transpose1d, pk.conv_transpose2d)
 
 @operator
 def embedding(draw: Random) -> Call:
-    rows, features = draw.choice(((draw.size(), draw.size()),) * 9 + ((300, 200) if draw.is_quick else (40, 150),))
-    shape = draw.choice(((), (0,), (draw.size(),), (2, draw.size(20)), (2, 3, 1)))
+    rows, features = draw.choice(((draw.size(), draw.size()),) * 6 + ((3, 700), (300, 5), (300, 200)))
+    shape = draw.choice(((), (0,), (draw.size(),), (2, draw.size(20)), (2, 3, 1), (501,)))
     ids = torch.randint(rows, shape, dtype=draw.choice((torch.int32, torch.int64)), generator=draw.generator)
     if ids.dim():
         ids = in_layout(ids, draw.choice(WHOLE))
@@ -437,6 +437,27 @@ def partitions(draw: Random) -> None:
         assert torch.equal(got, torch.where(ids[where] == 1, 1, values[where]))
 
 
+def entries(draw: Random) -> None:
+    """Check that gathered entries are those of a mask in order, and that scattering changes no others."""
+    shape, dtype = drawn_shape(draw), draw.choice(draw.dtypes)
+    before = draw.randn(shape, dtype)
+    tensor, partition = in_layout(before, draw.choice(WRITABLE)), drawn_partition(draw, shape, dtype)
+    if draw.chance(0.3):
+        ends = [draw.randint(0, size) for size in shape[:2]]
+        cols = (ends[1], ends[1], shape[1]) if len(shape) > 1 else None
+        partition = pk.Partition.nested(shape, (0, ends[0], shape[0]), cols)
+    k = draw.randint(1, partition.count)
+    mask = (partition.ids() == k).to(before.device)
+    draw.say(f"{described(tensor)}, {partition}, {k}")
+    with draw.machine():
+        values = pk.gather_entries(tensor, partition, k)
+    assert torch.equal(values, before[mask])
+    version = tensor.fill_(torch.nan)._version
+    with draw.machine():
+        pk.scatter_entries(tensor, partition, k, values)
+    assert same(tensor, torch.where(mask, before, torch.nan)) and (tensor._version > version or not len(values))
+
+
 def case_of(draws: Callable[[Random], Call]) -> Callable[[Random], None]:
     def case(draw: Random) -> None:
         call = draws(draw)
@@ -447,7 +468,7 @@ def case_of(draws: Callable[[Random], Call]) -> Callable[[Random], None]:
 
 
 CASES = {name: case_of(draws) for name, draws in OPERATORS.items()}
-CASES["partitions"] = partitions
+CASES |= {"partitions": partitions, "entries": entries}
 
 
 RUNS = [

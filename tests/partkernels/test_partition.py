@@ -123,3 +123,27 @@ def test_a_scale_of_numpys_is_its_value(kind):
     for scale in (np.float16(3e-6), np.float32(0.3)):
         one, same = kind(scale, seed=0), kind(float(scale), seed=0)
         assert one == same and torch.equal(one.values((30, 40)), same.values((30, 40)))
+
+
+def test_a_shard_of_a_shard_is_a_shard_of_the_whole():
+    whole = pk.Partition.random((40, 500), (0.5, 0.3, 0.2), seed=1, defaults=pk.Normal(0.1, seed=2))
+    once = whole.columns(128, 450).rows(7, 20)
+    twice = whole.rows(5, 30).columns(64, 460).columns(64, 386).rows(2, 15)
+    assert (once.row, once.col) == (twice.row, twice.col) == (7, 128)
+    assert torch.equal(once.map, twice.map)
+
+
+def test_rows_share_the_wholes_map_and_stored_defaults():
+    whole = pk.Partition.random((5, 70), (0.5, 0.5), seed=1, defaults=pk.Stored(torch.randn(5, 70)))
+    shard = whole.rows(2, 4)
+    assert shard.map.data_ptr() == whole.map[2:].data_ptr()
+    assert shard.defaults.tensor.data_ptr() == whole.defaults.tensor[2:].data_ptr()
+
+
+def test_moved_and_copied_shards_stay_where_they_were():
+    shard = (
+        pk.Partition.random((5, 70), (0.5, 0.5), seed=1, defaults=pk.Uniform(0.1, seed=0)).rows(2, 4).columns(64, 70)
+    )
+    for other in (shard.to("meta"), shard.to(dtype=torch.float64), shard.map_tensors(torch.clone)):
+        assert (other.row, other.col) == (2, 64)
+    assert repr(shard).endswith("row=2, col=64)")

@@ -169,14 +169,28 @@ def test_of_an_embedding_only_ids_and_map_are_saved():
     with torch.autograd.graph.saved_tensors_hooks(lambda t: saved.append(t.data_ptr()) or t, lambda t: t):
         pk.embedding(ids, torch.ones(15, 70, requires_grad=True), partition, 2, update=2)
     assert set(saved) == {ids.data_ptr(), partition.map.data_ptr()}
+    saved.clear()
+    with torch.autograd.graph.saved_tensors_hooks(saved.append, lambda t: t):
+        pk.embedding(ids, torch.ones(15, 70, requires_grad=True), partition, 2)
+    assert not saved
 
 
-COMPILED = {"linear": LINEAR["odd"], "conv2d": CONV2D["odd"], "conv2d, same": CONV2D["even kernel, same"]}
-COMPILED["embedding"] = Case("embedding", (), (15, 70), {"padding_idx": 1})
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_table_is_never_materialised(backend):
+    partition = pk.Partition.random((5000, 64), (0.5, 0.3, 0.2), seed=0, defaults=pk.Uniform(0.5, 0))
+    ids, weight = torch.randint(5000, (10,)), torch.randn(5000, 64)
+    with pk.use_backend(backend), torch.profiler.profile(profile_memory=True) as profile:
+        out = pk.embedding(ids, weight, partition, 2)
+    taken = [event.self_cpu_memory_usage for event in profile.key_averages()]
+    assert out.nbytes <= sum(bytes for bytes in taken if bytes > 0) < 4 * out.nbytes
+
+
+PROGRAMS = {"linear": LINEAR["odd"], "conv2d": CONV2D["odd"], "conv2d, same": CONV2D["even kernel, same"]}
+PROGRAMS["embedding"] = Case("embedding", (), (15, 70), {"padding_idx": 1})
 
 
 @pytest.mark.cases(usual=2)
-@pytest.mark.parametrize("case", COMPILED.values(), ids=COMPILED)
+@pytest.mark.parametrize("case", PROGRAMS.values(), ids=PROGRAMS)
 @pytest.mark.parametrize("backend", ["reference", *BACKENDS, *INTERPRETED])
 def test_compiles_without_a_graph_break(case, backend):
     partition, weight = partition_of(case), torch.randn(case.weight, requires_grad=True)
