@@ -206,7 +206,7 @@ def test_a_readme_without_its_markers_stays_as_it_is(tmp_path, measured):
     assert "| linear forward, float32, 2-bit map" in text
 
 
-@pytest.mark.weekly
+@pytest.mark.full
 def test_pytest_benchmark_runs_the_same_suites(tmp_path):
     path = tmp_path / "pytest.json"
     command = [sys.executable, "-m", "pytest", "-q", "--pyargs", "partbench.under_pytest"]

@@ -50,7 +50,7 @@ def test_a_wrong_result_is_told(case, monkeypatch):
         case.error("cpu", CPU)
 
 
-@pytest.mark.weekly
+@pytest.mark.full
 @pytest.mark.skipif(not INTERPRETED, reason="no interpreter of Triton here")
 def test_small_cases_run_interpreted_in_processes():
     said = smoke.run(["triton fused"], SMALL, seconds=600, limit=600)

@@ -96,7 +96,7 @@ def test_the_allocators_peak_of_a_linear_layer_is_that_of_its_tensors(monkeypatc
     assert kept + parameters <= most <= kept + parameters + 4 * logits
 
 
-@pytest.mark.weekly
+@pytest.mark.full
 @linux_only
 def test_a_process_takes_what_its_allocator_does_and_what_libraries_add():
     job = Job("mnist-cnn", "dense", batch=64)
@@ -104,7 +104,7 @@ def test_a_process_takes_what_its_allocator_does_and_what_libraries_add():
     assert abs(resident - allocated) <= 0.1 * allocated + 12 * MIB
 
 
-@pytest.mark.weekly
+@pytest.mark.full
 @linux_only
 def test_a_step_of_a_layer_takes_what_the_dense_layer_takes_and_what_is_exchanged_and_4_mib():
     size = 4096
@@ -118,7 +118,7 @@ def test_a_step_of_a_layer_takes_what_the_dense_layer_takes_and_what_is_exchange
     assert ours <= dense + kept["map"] + kept["defaults"] + 4 * MIB
 
 
-@pytest.mark.weekly
+@pytest.mark.full
 @pytest.mark.parametrize("model", ["resnet-14", "vit-tiny"])
 def test_training_takes_at_most_the_dense_models_peak_what_is_exchanged_and_2_percent(model):
     dense = Job(model, "dense", batch=dict(PRESETS["full"].memory)[model])

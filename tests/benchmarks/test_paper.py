@@ -22,8 +22,6 @@ from partbench.paper.recipes import RECIPES, first_affine, recipe
 from partbench.paper.regularisation import DECAY, REGULARISERS, SMOOTHING, Regularised, regularisers
 from partnets.data import load
 
-# Trainings of ten seconds to a minute.
-WEEKLY = pytest.mark.weekly
 PAPER = ("mnist-cpu", "cifar10-cpu", "wikitext")
 
 
@@ -46,7 +44,7 @@ def claims(made):
     return {claim.text: claim for claim in EXPERIMENTS[made.experiment].claims(pd.DataFrame(made.records))}
 
 
-@WEEKLY
+@pytest.mark.full  # trains for ten seconds to a minute
 def test_lml_ranks_networks_by_their_informative_inputs(quick):
     found = claims(quick("input-selection"))
     assert len(found) == 5 and all(claim.holds for claim in found.values()), found
@@ -57,22 +55,12 @@ def test_equal_arithmetic_is_as_many_steps_where_all_units_are_first():
     assert validation.longer(0.5) > validation.longer(0.8) > validation.longer(0.9) > 1.2
 
 
-@WEEKLY
+@pytest.mark.full  # trains for ten seconds to a minute
 def test_a_mask_keeps_what_is_informative(quick):
     (record,) = quick("input-mask").records
     informative, spurious = record["mask"][:15], record["mask"][15:]
     assert min(informative) > 0.9
     assert sum(spurious) / 15 < 0.5 < 0.9 < sum(informative) / 15
-
-
-@WEEKLY
-def test_rotation_is_learned_from_rotated_digits_and_not_from_upright_ones(quick):
-    made = quick("augmentation")
-    found = claims(made)
-    assert found["partitioned, rotated: rotations of 90° and more"].holds
-    assert found["partitioned, upright: rotations of at most 20°"].holds
-    accuracy = {record["method"]: record["accuracy"] for record in made.records if record["rotated"]}
-    assert accuracy["partitioned"] > accuracy["standard"]
 
 
 def test_a_claim_on_augmentations_counts_cells_and_every_seed():
@@ -97,13 +85,8 @@ def test_a_claim_on_augmentations_counts_cells_and_every_seed():
     assert not experiment.claims(pd.DataFrame(records))[0].holds
 
 
-@WEEKLY
-def test_a_feature_extractor_is_learned_from_chunks_better_than_from_a_validation_set(quick):
-    assert all(claim.holds for claim in claims(quick("extractor")).values())
-
-
-@WEEKLY
-@pytest.mark.parametrize("name", ["retraining", "validation", "sensitivity", "regularisation", "moving"])
+@pytest.mark.full  # trains for ten seconds to a minute
+@pytest.mark.parametrize("name", ["validation", "moving"])
 def test_the_other_experiments_learn_and_tell(name, quick):
     made = quick(name)
     for record in made.records:
@@ -111,7 +94,7 @@ def test_the_other_experiments_learn_and_tell(name, quick):
     assert made.text().count("| yes |") + made.text().count("| **no** |") == len(claims(made))
 
 
-@WEEKLY
+@pytest.mark.full  # trains for ten seconds to a minute
 @pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")  # peft reads it
 @pytest.mark.filterwarnings("ignore:dropout .ConcreteDropout. learns directly:UserWarning")  # as in the paper
 def test_adapters_learn_and_tell(quick):
@@ -126,11 +109,7 @@ RESULTS = sorted(report.RESULTS.glob("*.json"))
 
 
 @pytest.mark.cases(usual=1)
-@pytest.mark.parametrize(
-    "path",
-    [path if i % 4 == 0 else pytest.param(path, marks=pytest.mark.weekly) for i, path in enumerate(RESULTS)],
-    ids=[path.stem for path in RESULTS],
-)
+@pytest.mark.parametrize("path", RESULTS[::4], ids=lambda path: path.stem)
 def test_every_experiment_draws_its_figure_from_its_committed_results(path, tmp_path):
     report.Report.load(path).draw(tmp_path / path.name)
     picture = (tmp_path / path.name).with_suffix(".png")
@@ -374,7 +353,7 @@ def test_searches_share_the_steps_of_one_partitioned_run(kind, tmp_path):
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("dataset", ["mnist", "cifar10", pytest.param("tiny-imagenet", marks=WEEKLY)])
+@pytest.mark.parametrize("dataset", ["mnist", "cifar10"])
 def test_the_papers_data_sets_run_from_local_files(dataset, tmp_path, monkeypatch):
     image_files.write(dataset, tmp_path, monkeypatch)
     monkeypatch.setenv("PARTNETS_DATA", str(tmp_path))

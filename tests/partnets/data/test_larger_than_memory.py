@@ -47,7 +47,7 @@ print(len(chunks[1]), trainer.history.lml["lml"][0] < 0, resident() - before < a
 """
 
 
-@pytest.mark.weekly
+@pytest.mark.full
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="RLIMIT_DATA and /proc need Linux")
 def test_a_file_larger_than_the_memory_that_is_allowed_trains(tmp_path):
     path = tmp_path / "rows.bin"

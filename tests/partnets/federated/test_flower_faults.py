@@ -331,7 +331,7 @@ start(grid(call), 3, server(), checkpoint=sys.argv[2])
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("call", [pytest.param(2, marks=pytest.mark.weekly), 7])
+@pytest.mark.parametrize("call", [7])
 def test_a_killed_server_goes_on_with_the_same_bits(call, tmp_path):
     """Kill the server within round 1 or 2, each of four clients, and resume."""
     checkpoint = tmp_path / "server.pt"

@@ -159,7 +159,7 @@ def test_a_client_that_diverged_sends_noise_alone():
     assert found["w1.float32"].tolist() == [0.0, 0.0] and found["w2.float32"].tolist() == [0.5]
 
 
-@pytest.mark.weekly
+@pytest.mark.full
 def test_little_noise_has_a_large_epsilon():
     pytest.importorskip("dp_accounting")
     vectors = server().vectors

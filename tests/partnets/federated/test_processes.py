@@ -167,7 +167,7 @@ def test_the_nodes_of_the_page_ask_where_its_superlink_answers():
     assert re.findall(r"example\.org:(\d+)", page) == [port] * 2  # for a SuperNode and for flwr run
 
 
-@pytest.mark.weekly
+@pytest.mark.full
 def test_flowers_simulation_gives_the_same_bits(expected, tmp_path):
     pytest.importorskip("ray", reason="Flower's simulation needs Ray")
     code = f"""
@@ -203,7 +203,7 @@ def test_a_network_without_encryption_gives_the_same_bits(tmp_path):
     assert same(expected, state(load(tmp_path / "server.pt")))
 
 
-@pytest.mark.weekly
+@pytest.mark.full
 def test_a_server_that_is_killed_goes_on_with_the_same_bits(secure, expected, tmp_path):
     path = tmp_path / "server.pt"
     assert not secure.run(checkpoint=str(path), server_dies_after=2), secure.logs()
@@ -212,14 +212,14 @@ def test_a_server_that_is_killed_goes_on_with_the_same_bits(secure, expected, tm
     assert same(expected, state(load(path)))
 
 
-@pytest.mark.weekly
+@pytest.mark.full
 def test_a_client_that_is_killed_is_left_out(secure, tmp_path):
     path = tmp_path / "server.pt"
     assert secure.run(checkpoint=str(path), client_dies_in=2), secure.logs()
     assert same(without(2, (2,)), state(load(path)))
 
 
-@pytest.mark.weekly
+@pytest.mark.full
 def test_a_node_that_is_killed_is_left_out(secure, tmp_path):
     """Kill a node after round 1; Flower may still ask it in round 2. This must be the network's last test."""
     path = tmp_path / "server.pt"

@@ -189,7 +189,7 @@ IN_SHORT = "BERT-tiny", "FixUp ResNet-8"
 
 
 @pytest.mark.cases(usual=0, full=1)
-@pytest.mark.parametrize("name", [pytest.param(n, marks=[] if n in IN_SHORT else [pytest.mark.weekly]) for n in ZOO])
+@pytest.mark.parametrize("name", IN_SHORT)
 def test_a_compiled_model_computes_the_same(name):
     one = trainer(name)
     one.fit(2)

@@ -144,8 +144,8 @@ def damaged(saved, rng):
 
 
 def cases(quick, all):
-    """Return seeds as parameters: the first `quick` in all runs, the others only in the weekly run."""
-    return [seed if seed < quick else pytest.param(seed, marks=pytest.mark.weekly) for seed in range(all)]
+    """Return seeds as parameters: the first `quick` in all runs, twice as many with FULL=1."""
+    return [seed if seed < quick else pytest.param(seed, marks=pytest.mark.full) for seed in range(min(all, 2 * quick))]
 
 
 @pytest.fixture(scope="module")

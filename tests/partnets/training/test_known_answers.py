@@ -14,7 +14,7 @@ PROPORTIONS = (0.6, 0.2, 0.2)
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("seed", [3, *(pytest.param(seed, marks=pytest.mark.weekly) for seed in (2, 4, 5))])
+@pytest.mark.parametrize("seed", [3])
 def test_the_decay_of_ridge_regression_is_that_of_the_closed_form(seed):
     torch.manual_seed(seed)
     scales, true = torch.linspace(0.3, 1.5, 20).double(), torch.randn(20, 1).double()
@@ -89,7 +89,7 @@ def trained(loss, examples, hyper_loss=None, psi=(), lr=0.1, steps=400):
     return model
 
 
-@pytest.mark.weekly
+@pytest.mark.full
 def test_a_source_of_random_labels_counts_for_nothing():
     (x, y, random), test = classes(0.5)
     examples = [(x[i], (y[i], random[i].long())) for i in range(len(x))]
@@ -101,7 +101,7 @@ def test_a_source_of_random_labels_counts_for_nothing():
     assert partnets.accuracy(model, test) > partnets.accuracy(without, test) - 0.01
 
 
-@pytest.mark.weekly
+@pytest.mark.full
 def test_labels_that_are_wrong_are_smoothed_and_others_are_not():
     found = {}
     for noisy in (0.0, 0.6):

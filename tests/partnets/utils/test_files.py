@@ -43,7 +43,7 @@ def write(path, text="new"):
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("kills", [6, pytest.param(60, marks=pytest.mark.weekly)])
+@pytest.mark.parametrize("kills", [6])
 def test_where_a_process_is_killed_one_of_its_files_is_there_and_nothing_of_it_after_the_next(kills, tmp_path):
     path = tmp_path / "checkpoint [1].pt"
     done = subprocess.run(
