@@ -418,7 +418,7 @@ Architectures of other libraries, with random weights, in three partitions. **ye
 [Nested partitions](nested.md#how-channels-are-found) divide channels only where a trial with fewer channels succeeds.
 
 Made by `python tests/partnets/architectures.py > docs/models.md` on {date}, with PyTorch {torch}, timm {timm}, torchvision
-{torchvision} and transformers {transformers}, on a CPU. Nothing is downloaded. `make test WEEKLY=1` tests every row again.
+{torchvision} and transformers {transformers}, on a CPU. Nothing is downloaded. `make test FULL=1` tests twelve rows again.
 See also [what `partition` refuses](layers.md#what-partition-refuses)."""  # noqa: E501
 
 
