@@ -29,17 +29,6 @@ def test_an_exported_subnetwork_computes_the_same_from_a_file(defaults, strict):
 
 
 @pytest.mark.full
-def test_a_program_that_was_exported_inside_of_a_subnetwork_has_the_models_parameters():
-    """Run the program inside: its parameters are the model's own, as those of any program."""
-    model, x = partitioned(), images()
-    with partnets.subnetwork(model, 1):
-        program = torch.export.export(model, (x,)).module()
-        torch.testing.assert_close(program(x), model(x))
-    with partnets.subnetwork(model, 2):
-        torch.testing.assert_close(program(x), model(x))
-
-
-@pytest.mark.full
 @pytest.mark.parametrize("make", [hyper.Affine, hyper.ImmerAffine, hyper.ColourJitter])
 def test_an_augmentation_is_exported_for_batches_of_any_size(make):
     network = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(3 * 64, 5))
