@@ -259,7 +259,7 @@ def compare(
     if update is None:
         assert ours[2] is None
     else:
-        mask = partition.mask(update)
+        mask = partition.mask(update).to(weight.device)
         assert ours[2].shape == weight.shape
         assert (ours[2][~mask] == 0).all(), "other partitions' gradient should be exactly 0"
         # Compare with the error of the complete dense gradient, not only with this partition's few entries.

@@ -1,21 +1,14 @@
-"""Random invalid calls: public functions raise and change nothing, and the raw operators never crash."""
+"""Random invalid calls raise and change nothing."""
 
 from __future__ import annotations
 
-import contextlib
-import faulthandler
 import functools
-import os
-import resource
-import sys
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import torch
 from against_dense import Target
 from fuzzing import number_of, run_cases
-from processes import run_python
 from test_fuzz import OPERATORS, Call, Random, described, drawn_partition, same
 from torch import Tensor
 
@@ -100,110 +93,5 @@ def wrong_tensors(name: str, value: Tensor, dim: int) -> Iterator[tuple[str, Any
         yield name, value.flatten()[:0]
 
 
-# The operators below the public functions, torch.ops.partkernels, check only memory safety.
-
-# Not spoilt: only the public function checks that ids of an embedding are in range.
-UNSPOILT = {"ids"}
-
-
-def raw(draw: Random) -> None:
-    """Call an operator with invalid arguments: it may return or raise, but must not crash."""
-    name = draw.choice(["linear", "conv2d", "embedding", "subnetwork_weight", "sgd_step", "adam_step"])
-    operator, arguments = raw_call(draw, name)
-    names = [argument.name for argument in operator._schema.arguments]
-    for _ in range(draw.choice((1, 1, 2))):
-        i = draw.choice([i for i, name in enumerate(names) if name not in UNSPOILT])
-        arguments[i] = spoilt(draw, arguments[i])
-    told = ", ".join(f"{name}={described(value)}" for name, value in zip(names, arguments, strict=True))
-    draw.say(f"{operator}({told})")
-    with contextlib.suppress(Exception):
-        operator(*arguments)
-
-
-def raw_call(draw: Random, name: str) -> tuple[torch._ops.OpOverload, list[Any]]:
-    """Return one of the operators behind a public function, with valid arguments."""
-    a = OPERATORS[name](draw).arguments
-    partition = a["partition"]
-    if name.endswith("_step"):
-        entries = ([None], [1], 1) if partition is None else ([partition.map], [partition.count], a["update"])
-        if name == "sgd_step":
-            lists = [a["parameter"]], [a["grad"]], [] if a["momentum_buffer"] is None else [a["momentum_buffer"]]
-            numbers = a["lr"], a["momentum"], a["weight_decay"], a["nesterov"]
-        else:
-            lists = ([a[tensor]] for tensor in ("parameter", "grad", "exp_avg", "exp_avg_sq"))
-            numbers = [a["step"]], a["lr"], *a["betas"], 1e-8, a["weight_decay"], a["decoupled"]
-        return getattr(torch.ops.partkernels, f"{name}s").default, [*lists, *entries, *numbers, CPU.backend]
-    weight, active, update = a["weight"], a["active"], a["update"] or a["active"]
-    flat, owners = partition.flat(), (partition.map, partition.count)
-    if name == "embedding":
-        found = {name: (weight, a["ids"].long(), -1, active, update, *flat)}
-    elif name == "subnetwork_weight":
-        found = {name: (weight, active, *flat), "subnetwork_weight_grad": (weight, 1, active, *owners)}
-    elif name == "linear":
-        x, grad = a["x"], draw.randn((*a["x"].shape[:-1], len(weight)), weight.dtype)
-        found = {
-            name: (x, weight, a["bias"], active, update, *flat),
-            "linear_grad_input": (grad, weight, active, update, *flat),
-            "linear_grad_weight": (grad, x, update, *owners),
-            "grad_bias": (grad, -1, update, partition.count),
-        }
-    else:
-        x = a["x"] if a["x"].dim() == 4 else a["x"][None]
-        size, kernel = x.shape[2:], weight.shape[2:]
-        pads = {"same": 0, "valid": 0}.get(a["padding"], a["padding"])
-        lists = [[n, n] if isinstance(n, int) else list(n) for n in (a["stride"], pads, a["dilation"])]
-        made = (
-            max(1, (n + 2 * p - d * (k - 1) - 1) // s + 1) for n, k, s, p, d in zip(size, kernel, *lists, strict=True)
-        )
-        grad, geometry = draw.randn((len(x), len(weight), *made), weight.dtype), (*lists, a["groups"])
-        found = {
-            name: (x, weight, a["bias"], *geometry, active, update, *flat),
-            "conv2d_grad_input": (grad, weight, list(x.shape), *geometry, active, update, *flat),
-            "conv2d_grad_weight": (grad, x, list(kernel), *geometry, update, *owners),
-        }
-    one = draw.choice(list(found))
-    return getattr(torch.ops.partkernels, one).default, [*found[one], CPU.backend]
-
-
-def spoilt(draw: Random, value: Any) -> Any:
-    """Return an invalid value of about the same type."""
-    if isinstance(value, Tensor):
-        tensor = value if value.dim() else value[None]
-        return draw.choice([
-            tensor[:0], tensor[: len(tensor) // 2], tensor[..., : tensor.shape[-1] // 2], tensor.flatten(),
-            tensor[None], tensor.transpose(0, -1), tensor.double(), tensor.to(torch.uint8), tensor.to("meta"),
-            torch.tensor(1.0),
-        ])  # fmt: skip
-    if isinstance(value, bool):
-        return not value
-    if isinstance(value, int):
-        return draw.choice((0, -1, value + 1, value - 1, 300, 2**31, 2**62, -(2**62)))
-    if isinstance(value, float):
-        return draw.choice((float("nan"), float("inf"), -1.0, 0.0, 1e300))
-    if isinstance(value, str):
-        return draw.choice(("stored", "zeros", "uniform", "nonsense", "", "reference", "cuda"))
-    if isinstance(value, list) and any(isinstance(one, Tensor) for one in value):
-        return draw.choice(([], 2 * value, [spoilt(draw, one) for one in value]))
-    if isinstance(value, list):
-        return draw.choice(([], value[:-1], *([n] * len(value) for n in (0, -1, 2**31, 2**62))))
-    return draw.choice((None, 1, draw.randn((3,))))
-
-
 def test_wrong_calls_raise_and_change_nothing():
     run_cases(wrong, number_of(200, of_calls=0.5), functools.partial(Random, target=CPU))
-
-
-def test_raw_operators_do_not_crash():
-    """Call them in a separate process, so that a crash can be reported with its last case."""
-    path = os.pathsep.join([str(Path(__file__).parents[1]), os.environ["PYTHONPATH"]])
-    command = [__file__, str(number_of(200, of_calls=0.5))]
-    done = run_python(*command, environment=os.environ | {"PYTHONPATH": path})
-    assert done.returncode == 0, f"{done.stdout.splitlines()[-2:]} ended with {done.returncode}: {done.stderr[:2000]}"
-
-
-if __name__ == "__main__":
-    faulthandler.enable()
-    resource.setrlimit(resource.RLIMIT_AS, (16 << 30, 16 << 30))
-    Random.say = staticmethod(functools.partial(print, flush=True))
-    for seed in range(int(sys.argv[1])):
-        raw(Random(seed, CPU))

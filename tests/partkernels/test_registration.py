@@ -7,7 +7,6 @@ import torch
 import torch.nn.functional as F
 from against_dense import BACKENDS, CONV2D, INTERPRETED, KINDS, LINEAR, Case, partition_of
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
 import partkernels as pk
 from partkernels.operators import convolution as convolution_operators
@@ -108,40 +107,6 @@ def test_gradients_of_gradients_of_the_other_convolutions(name):
 
     x = torch.randn(2, 4, *spatial, dtype=torch.float64, requires_grad=True)
     assert torch.autograd.gradgradcheck(bent, (x,), fast_mode=True)
-
-
-class Seen(TorchDispatchMode):
-    """A mode that records the namespace and name of each dispatched operator."""
-
-    def __init__(self):
-        super().__init__()
-        self.names = []
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        self.names.append(func._schema.name)
-        return func(*args, **(kwargs or {}))
-
-
-class Subclass(Tensor):
-    pass
-
-
-@pytest.mark.skipif("cpu" not in BACKENDS, reason="the cpu backend was not built")
-def test_for_plain_tensors_the_backend_is_called_at_once():
-    partition = pk.Partition.random((4, 3), (0.5, 0.5), seed=0)
-    x, weight = torch.ones(2, 3), torch.ones(4, 3, requires_grad=True)
-
-    def seen(x, weight):
-        with Seen() as mode:
-            pk.linear(x, weight, partition, 1, update=1)
-        return mode.names
-
-    assert seen(x, weight.detach()) == ["partkernels_cpu::linear"]
-    assert seen(x, weight)[-1] == "partkernels_cpu::linear"
-    # Subclasses and autocast override the operator.
-    assert seen(x.as_subclass(Subclass), weight.detach())[0] == "partkernels::linear"
-    with torch.autocast("cpu", torch.bfloat16):
-        assert "partkernels::linear" in seen(x, weight.detach())
 
 
 def test_meta_tensors_have_the_operators_shapes_and_no_backend():

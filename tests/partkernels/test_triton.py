@@ -16,10 +16,9 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 import partkernels as pk
-from partkernels.arguments import row_bytes
 from partkernels.backend import dispatch, rebuilt
 from partkernels.backend.plan import use_plan
-from partkernels.backend.triton import launch, linear, measured, optimizers, plans, tiles
+from partkernels.backend.triton import launch, linear, measured, optimizers, plans
 from partkernels.backend.triton import operators as triton_operators
 from partkernels.backend.triton.defaults import UNIFORM_PAIR
 from partkernels.backend.triton.packed_map import SPREAD, threshold
@@ -117,46 +116,6 @@ def test_offsets_beyond_32_bits():
         pk.scatter_entries(far, partition, 2, entries)
         assert torch.equal(far, weight * partition.mask(2))
         assert torch.equal(pk.gather_entries(far, partition, 2), entries)
-
-
-@pytest.fixture
-def last_program(monkeypatch) -> list[Tensor]:
-    """Run only the last program of a long grid, and split sums among as many programs as possible.
-
-    Returns:
-        The partial results of each sum, which are not added.
-    """
-    if not INTERPRETED:
-        pytest.skip("a GPU runs all programs")
-    from triton.runtime import interpreter
-
-    shares: list[Tensor] = []
-    last = lambda *ends: range(*ends) if ends[0] < 4096 else range(ends[0] - 1, ends[0])  # noqa: E731
-    monkeypatch.setattr(interpreter, "range", last, raising=False)
-    monkeypatch.setattr(launch, "gpu", lambda _: launch.Gpu("endless", 1 << 24, 227 << 10, is_hopper=True))
-    monkeypatch.setattr(tiles, "_add_up", lambda parts, out: shares.append(parts) or out)
-    return shares
-
-
-def test_sizes_beyond_32_bits(last_program):
-    cols = (1 << 31) + 70
-    row = torch.empty(1, cols, dtype=torch.bfloat16, device=DEVICE)
-    map = torch.empty(1, row_bytes(cols, 1), dtype=torch.uint8, device=DEVICE)
-    row[:, -512:], map[:, -512:] = 1, 0
-    with use_plan("fused"):
-        triton_operators.linear(row, row, None, 1, None, map, None, 2, "zeros", 0.0, 0, 0, 0, 0)
-    shares = last_program[0]
-    steps_of_a_share = math.ceil(math.ceil(cols / 64) / len(shares))
-    assert shares[-1] == cols - 64 * (len(shares) - 1) * steps_of_a_share
-    row[:, -70:] = torch.arange(70)
-    # The entries of the skipped programs are not counted, so the result has only these entries.
-    assert torch.equal(triton_operators.gather_entries(row, 1, map, 2), row[0, -70:])
-    triton_operators.sgd_steps([row[0]], [row[0]], [], [None], [1], 1, 0.5, 0.0, 0.0, False)
-    assert torch.equal(row[0, -70:], torch.arange(70).bfloat16() / 2)
-    nearly = (1 << 31) - 3  # overflows 32 bits when a tile's size is added
-    map = torch.zeros(1, 16, dtype=torch.uint8, device=DEVICE).expand(nearly, 16)
-    weight = torch.ones(1, 1, dtype=torch.bfloat16, device=DEVICE).expand(nearly, 1)
-    assert triton_operators.subnetwork_weight_grad(weight, 1, 1, map, 3)[-1] == 1
 
 
 @pytest.fixture
