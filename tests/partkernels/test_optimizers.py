@@ -124,16 +124,6 @@ def test_a_partition_moves_as_torchs_optimiser_moves_it(step, shape, dtype, targ
     check(step, tensors, partition, 2, target)
 
 
-@pairwise(step=STEPS, shape=[(), (3,), (5, 300), (0, 4), (4, 3, 5, 5)], target=EVERY)
-def test_without_a_partition_every_entry_is_stepped(step, shape, target):
-    tensors = step.tensors(target, shape, torch.float32, "transposed" if len(shape) > 1 else "contiguous")
-    before = [tensor.clone() for tensor in tensors]
-    with target.use():
-        step.ours(tensors, None, None)
-    for i in (0, *range(2, len(tensors))):
-        assert_within_twice_dense_error(tensors[i], lambda dtype, i=i: step.torchs(before, dtype)[i])
-
-
 @pairwise(
     step=STEPS,
     shape=[(9, 300), (5, 33, 3, 3)],

@@ -226,13 +226,6 @@ STEPS = [
     (lambda: adam(*map(torch.from_numpy, overlapping())), ValueError, "exp_avg and exp_avg_sq share memory"),
     (lambda: sgd(grad=W, partition=None), ValueError, "parameter and grad share memory"),
     (lambda: sgd(buffer=W[:], **MOMENTUM), ValueError, "parameter and momentum_buffer share memory"),
-    (
-        lambda: pk.sgd_steps([W, B], [B, W.t()], [], [None] * 2, None, lr=0.1),
-        ValueError,
-        r"grad has shape \(6, 4\) and the parameter \(4, 6\)",
-    ),
-    (lambda: pk.sgd_steps([W], [B], [], [P] * 2, 1, lr=0.1), ValueError, "2 partitions for 1 parameters; pass one"),
-    (lambda: pk.sgd_steps([W, W], [B, B], [], [P] * 2, 1, lr=0.1), ValueError, "parameter and parameter share memory"),
     (lambda: sgd(W.detach(), partition=random(defaults=pk.Stored(W))), ValueError, "training would change both"),
 ]
 
