@@ -12,11 +12,10 @@ LAPLACE ?= laplace-torch asdfghjkl backpack-for-pytorch curvlinops-for-pytorch e
 SEEDS ?= 0
 # Of the Python tests: processes, of one thread each but where a test asks for more.
 WORKERS ?= 2
-# Which tests: few by default, what CI runs with FULL=1, all with WEEKLY=1: see CONTRIBUTING.md.
+# Which tests: few by default, all with FULL=1, as CI: see CONTRIBUTING.md.
 FULL ?=
-WEEKLY ?=
-export FULL WEEKLY
-$(if $(filter-out 1,$(FULL) $(WEEKLY)),$(error FULL and WEEKLY are 1 or empty))
+export FULL
+$(if $(filter-out 1,$(FULL)),$(error FULL is 1 or empty))
 # Of the benchmarks: quick, full or tiny, and where results and page go.
 PRESET ?= quick
 OUT ?= out
@@ -52,7 +51,7 @@ federated: $(VENV)/federated
 
 # Set-up comes first, one thing at a time. Then two at once, so that neither processor waits while something links,
 # installs or collects; each prints what it has to say when it is done.
-test: $(VENV)/test $(if $(WEEKLY),build/triton-3.6 $(VENV)/ray)
+test: $(VENV)/test
 	$(MAKE) --no-print-directory --jobs 2 --output-sync=target lint wheel numpy ctest unit
 
 # Threads may spin here: nothing else should be running.
@@ -78,14 +77,14 @@ lint: $(VENV)/test
 	$(BIN)/clang-format --dry-run -Werror $(CPP)
 
 # The C++ library for CPUs, its tests, and the CUDA kernels under an emulator, all under the address sanitizer; with
-# FULL=1 and WEEKLY=1 under that of undefined behaviour too, which takes twice as long to compile. As it ships, at -O3,
+# FULL=1 under that of undefined behaviour too, which takes twice as long to compile. As it ships, at -O3,
 # the library is what the Python tests run.
-TESTED := build/cmake$(if $(FULL)$(WEEKLY),-full)/tested$(if $(WEEKLY),-weekly)
+TESTED := build/cmake$(if $(FULL),-full)/tested
 comma := ,
 ctest: $(TESTED)
 $(TESTED): $(VENV)/test $(PACKAGE) $(CPP)
 	$(BIN)/cmake -S . -B $(@D) -G Ninja -DCMAKE_MAKE_PROGRAM=$(abspath $(BIN))/ninja -DCMAKE_BUILD_TYPE=None \
-	  -DCMAKE_CXX_FLAGS="-Og -g1 -fsanitize=address$(if $(FULL)$(WEEKLY),$(comma)undefined) -fno-sanitize-recover=all" -DPARTKERNELS_CUDA=OFF \
+	  -DCMAKE_CXX_FLAGS="-Og -g1 -fsanitize=address$(if $(FULL),$(comma)undefined) -fno-sanitize-recover=all" -DPARTKERNELS_CUDA=OFF \
 	  -DPARTKERNELS_WITHOUT_AVX512=$(if $(shell grep -sm 1 avx512vl /proc/cpuinfo),OFF,ON)
 	$(BIN)/cmake --build $(@D)
 	$(BIN)/ctest --test-dir $(@D) --output-on-failure --parallel 2
@@ -100,36 +99,35 @@ aarch64: $(VENV)/test
 	$(BIN)/cmake --build build/aarch64
 	$(BIN)/ctest --test-dir build/aarch64 --output-on-failure --parallel 2
 
-# Which, with WEEKLY=1, look at the wheel's CUDA library.
-unit: $(VENV)/test $(if $(WEEKLY),build/triton-3.6 wheel $(VENV)/ray)
+unit: $(VENV)/test
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal --durations 10 --durations-min 5
 
 # The wheel in an environment that has nothing else but PyTorch, as a user gets it.
 wheel: $(VENV)/test build/empty/torch
 	rm -rf build/wheel build/lib*  # a wheel has every module in build/lib, also those deleted since
-	PARTKERNELS_BUILD=$(if $(and $(WEEKLY),$(shell command -v nvcc)),cuda,cpu) $(BIN)/python -m pip wheel --quiet --no-build-isolation --no-deps --wheel-dir build/wheel .
+	PARTKERNELS_BUILD=$(or $(BUILD),cpu) $(BIN)/python -m pip wheel --quiet --no-build-isolation --no-deps --wheel-dir build/wheel .
 	build/empty/bin/python -m pip install --quiet --force-reinstall --no-deps build/wheel/*.whl
 	build/empty/bin/python -m pip install --quiet build/wheel/*.whl
 	cd build/empty && bin/python -m partkernels && bin/python -W error $(abspath tests/smoke.py)
 
-# Made again with FULL=1 and WEEKLY=1: a dependency that an earlier wheel installed would hide that one is missing.
-build/empty/torch: $(VENV)/torch-and-uv $(if $(FULL)$(WEEKLY),always)
+# Made again with FULL=1: a dependency that an earlier wheel installed would hide that one is missing.
+build/empty/torch: $(VENV)/torch-and-uv $(if $(FULL),always)
 	rm -rf build/empty
 	$(PYTHON) -m venv build/empty
 	$(UV) build/empty/bin/python $(TORCH)
 	touch $@
 
-# partkernels_numpy's in one that has nothing but numpy, and with FULL=1 and WEEKLY=1 jax.
+# partkernels_numpy's in one that has nothing but numpy, and with FULL=1 jax.
 numpy: $(VENV)/test build/without-torch/numpy
 	rm -rf build/numpy-wheel
 	$(BIN)/python -m pip wheel --quiet --no-build-isolation --no-deps --wheel-dir build/numpy-wheel ./numpy_api
 	build/without-torch/bin/python -m pip install --quiet --force-reinstall --no-deps build/numpy-wheel/*.whl
 	build/without-torch/bin/python -W error tests/numpy_alone.py
 
-build/without-torch/numpy: $(VENV)/torch-and-uv $(if $(FULL)$(WEEKLY),always)
+build/without-torch/numpy: $(VENV)/torch-and-uv $(if $(FULL),always)
 	rm -rf build/without-torch
 	$(PYTHON) -m venv build/without-torch
-	$(UV) build/without-torch/bin/python numpy $(if $(FULL)$(WEEKLY),jax)
+	$(UV) build/without-torch/bin/python numpy $(if $(FULL),jax)
 	touch $@
 
 clean:
@@ -170,7 +168,7 @@ $(VENV)/test: $(VENV)/torch-and-uv $(SOURCES) $(NUMPY)
 	$(INSTALL) ./numpy_api
 	touch $@
 
-# Flower's simulation, which weekly tests compare with.
+# Flower's simulation, with which a test of FULL=1 compares if it is there.
 $(VENV)/ray: $(VENV)/test
 	$(UV) $(BIN)/python 'flwr[simulation]>=1.41,<1.42'
 	touch $@

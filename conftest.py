@@ -15,7 +15,7 @@ os.environ["PYTHONPATH"] = os.pathsep.join(
     [*(str(ROOT / folder) for folder in ("", "python_api", "benchmarks")), os.environ.get("PYTHONPATH", "")]
 ).rstrip(os.pathsep)
 
-# tiers.py selects the tests to run, budgets.py limits their time and memory. Their tests run pytest.
+# tiers.py selects the tests to run, budgets.py limits their time. Their tests run pytest.
 sys.path.append(str(ROOT / "tests"))
 pytest_plugins = ["tiers", "budgets", "pytester"]
 

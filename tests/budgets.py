@@ -1,38 +1,27 @@
-"""A report of the processor time of each folder of tests beside its budget.
+"""A report of the processor time of each folder of tests, and a limit of the whole.
 
-budgets.json has the seconds of each kind of run on the reference machine: two cores of an AMD EPYC (Zen 3), on which
-`reference_loop` takes REFERENCE seconds. Times on any other machine are scaled by the time of the loop just before and
-after. If the environment variable CI is set, a complete run fails when a folder, or all of them, take more than one and
-a half times the budget and a minute more than it. To add tests to a full folder, move others to a longer run or make
-them faster. The weekly run has no budget. The weekly slice of a FULL run is counted separately.
+Times are scaled to the reference machine, two cores of an AMD EPYC (Zen 3), by the time of `reference_loop`. If the
+environment variable CI is set, a complete run that exceeds its limit fails: make tests faster, or move them to FULL.
 """
 
 from __future__ import annotations
 
-import json
 import os
 import time
 from collections import Counter
-from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from processes import seconds_spent
-from tiers import IN_SLICE, tier
+from tiers import is_full
 
-FILE = Path(__file__).with_name("budgets.json")
-# Seconds of reference_loop on the reference machine with both cores busy, and seconds between two measurements.
-# The loop is measured repeatedly because other programs may slow the machine down for a while.
+# Processor seconds of all tests on the reference machine, without imports and collection.
+USUAL, FULL = 600, 3000
+# Seconds of reference_loop on the reference machine with both cores busy, and seconds between two measurements: other
+# programs may slow the machine down for a while.
 REFERENCE, EVERY = 0.25, 20
-# The factor of a budget, and the seconds above it, both of which a folder must exceed to fail the run.
-ALLOWED, SLACK = 1.5, 60
-COLLECTION = "imports and collection"
-# The time of child processes is known only after they end, possibly during another folder's tests.
-CHILDREN = "processes that tests start"
-SLICE = "the slice of the weekly run"
-ALL = "in all"
+SECONDS = "processor seconds on the reference machine"
 
 
 def reference_loop() -> float:
@@ -45,145 +34,74 @@ def reference_loop() -> float:
     return time.process_time() - start
 
 
+def processor_seconds() -> float:
+    """Return the processor time of this process and of its children that have ended."""
+    return sum(os.times()[:4]) + seconds_spent()
+
+
 def folder_of(nodeid: str) -> str:
-    """Return the folder that a test's time is charged to: tests/partnets/NAME, tests/NAME, or a docstring's package."""
+    """Return the folder of a test: tests/partnets/NAME, tests/NAME, or the root package of a docstring."""
     parts = nodeid.partition("::")[0].split("/")
     if parts[0] != "tests":
         return f"{parts[0]}, docstrings"
     return "/".join(parts[: 3 if parts[1] == "partnets" else 2][: len(parts) - 1])
 
 
-def processor_seconds() -> tuple[float, float]:
-    """Return the processor time of this process, and of its children that have ended."""
-    times = os.times()
-    return times.user + times.system, times.children_user + times.children_system + seconds_spent()
-
-
-def report(seconds: Mapping[str, float], budgets: Mapping[str, float]) -> tuple[list[str], list[str]]:
-    """Return the lines of the table, and a sentence for each folder that is far over its budget.
-
-    Args:
-        seconds: processor seconds of each folder, scaled to the reference machine.
-        budgets: budget of each folder; empty for the weekly run. A folder without a budget counts as over budget.
-    """
-    lines, over = [], []
-    rows = [(folder, seconds[folder], budgets.get(folder, 0.0)) for folder in seconds]
-    rows.sort(key=lambda row: row[1], reverse=True)
-    rows.append((ALL, sum(seconds.values()), sum(budgets[folder] for folder in seconds if folder in budgets)))
-    for folder, spent, budget in rows:
-        lines.append(f"{spent:8.1f} of {budget:5.0f} s  {folder}" if budgets else f"{spent:8.1f} s  {folder}")
-        if spent > max(ALLOWED * budget, budget + SLACK):
-            over.append(
-                f"{folder} took {spent:.0f} s of processor time and may take {budget:.0f}:"
-                " move tests to a longer run, or make them faster"
-            )
-    return lines, over
-
-
 class Meter:
-    """The processor time of a run's tests in one process: a pytest-xdist worker, or the main process."""
+    """A plugin that notes in each test's report the processor time since the report before."""
 
     def __init__(self) -> None:
-        self.seconds: Counter[str] = Counter()  # as measured, since the last calibration
-        self._scaled: Counter[str] = Counter()
-        self._loop = 0.0
-        self._last, self._measured = processor_seconds(), time.monotonic()
-
-    def spend(self, folder: str) -> None:
-        """Add the time since the last call to a folder."""
-        now = processor_seconds()
-        self.seconds[folder] += now[0] - self._last[0]
-        self.seconds[SLICE if folder == SLICE else CHILDREN] += now[1] - self._last[1]
-        self._last = now
-
-    def calibrate(self) -> None:
-        """Scale the time since the last calibration by the machine's speed then and now. No folder pays for this."""
-        loop = reference_loop()
-        scale = 2 * REFERENCE / (loop + (self._loop or loop))
-        self._scaled.update({folder: seconds * scale for folder, seconds in self.seconds.items()})
-        self.seconds.clear()
-        self._loop = loop
-        self._last, self._measured = processor_seconds(), time.monotonic()
+        self._scale, self._measured, self._last = 1.0, float("-inf"), processor_seconds()
 
     @pytest.hookimpl(trylast=True)
     def pytest_collection_finish(self) -> None:
-        self.spend(COLLECTION)
-        self.calibrate()
+        self._last = processor_seconds()
 
-    @pytest.hookimpl(wrapper=True, tryfirst=True)
-    def pytest_runtest_protocol(self, item: pytest.Item) -> Any:
-        result = yield
-        self.spend(SLICE if item.stash.get(IN_SLICE, False) else folder_of(item.nodeid))
-        if time.monotonic() > self._measured + EVERY:
-            self.calibrate()
-        return result
-
-    def scaled(self) -> Counter[str]:
-        """Return each folder's seconds on the reference machine; nothing before the first calibration."""
-        if self._loop and self.seconds:
-            self.calibrate()
-        return self._scaled
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_makereport(self, call: pytest.CallInfo) -> Any:
+        report = yield
+        if call.when == "teardown":
+            spent = processor_seconds() - self._last
+            if time.monotonic() > self._measured + EVERY:
+                self._scale, self._measured = REFERENCE / reference_loop(), time.monotonic()
+            report.user_properties.append((SECONDS, spent * self._scale))
+            self._last = processor_seconds()
+        return report
 
 
 class Report:
-    """A plugin that collects the meters of all processes, prints the table and fails a run that is over budget."""
+    """A plugin that adds up the times of all processes, prints them, and fails a run that exceeds its limit."""
 
-    def __init__(self, meter: Meter | None) -> None:
-        self.meter = meter
+    def __init__(self) -> None:
         self.seconds: Counter[str] = Counter()
 
-    @pytest.hookimpl(optionalhook=True)
-    def pytest_testnodedown(self, node: Any) -> None:
-        self.seconds.update(getattr(node, "workeroutput", {}).get("seconds", {}))
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if report.when == "teardown":
+            self.seconds[folder_of(report.nodeid)] += dict(report.user_properties).get(SECONDS, 0.0)
 
     @pytest.hookimpl(trylast=True)
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
-        if self.meter is not None:
-            self.seconds.update(self.meter.scaled())
-        if self.over(session.config) and os.environ.get("CI") and session.exitstatus == 0:
-            session.exitstatus = pytest.ExitCode.TESTS_FAILED
-
-    def over(self, config: pytest.Config) -> list[str]:
+        config = session.config
         is_whole = config.args_source is pytest.Config.ArgsSource.TESTPATHS
         is_whole = is_whole and not (config.option.keyword or config.option.markexpr)
-        allowed = budgets()
-        # A slice has its own time limit, and the collection time grows with the number of processes.
-        folders = {folder: seconds for folder, seconds in self.seconds.items() if folder not in (SLICE, COLLECTION)}
-        return report(folders, allowed)[1] if is_whole and allowed else []
+        if is_whole and self.is_over() and os.environ.get("CI") and session.exitstatus == 0:
+            session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
-    def pytest_terminal_summary(self, terminalreporter: Any, config: pytest.Config) -> None:
-        if sum(self.seconds.values()) < 60:  # a developer runs a few tests
+    def is_over(self) -> bool:
+        return self.seconds.total() > (FULL if is_full() else USUAL)
+
+    def pytest_terminal_summary(self, terminalreporter: Any) -> None:
+        if self.seconds.total() < 60:  # a developer runs a few tests
             return
-        lines, _ = report(self.seconds, budgets())
-        terminalreporter.section("processor time, on the reference machine, and budgets")
-        for line in lines:
-            terminalreporter.write_line(line)
-        for line in self.over(config):
-            terminalreporter.write_line(line, red=True, bold=True)
-
-
-def budgets() -> dict[str, float]:
-    """Return the budgets of the current kind of run; empty for the weekly run."""
-    return json.loads(FILE.read_text()).get(tier().name.lower(), {})
+        terminalreporter.section(SECONDS)
+        for folder, seconds in self.seconds.most_common():
+            terminalreporter.write_line(f"{seconds:8.1f}  {folder}")
+        limit = FULL if is_full() else USUAL
+        said = f"{self.seconds.total():8.1f}  in all, of {limit}"
+        terminalreporter.write_line(said, red=self.is_over(), bold=self.is_over())
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    is_worker = hasattr(config, "workerinput")
-    distributes = bool(getattr(config.option, "numprocesses", None)) and not is_worker
-    meter = None if distributes else Meter()
-    if meter is not None:
-        config.pluginmanager.register(meter, "meter")
-    if is_worker:
-        config.pluginmanager.register(_Sender(config, meter), "meter's sender")
-    else:
-        config.pluginmanager.register(Report(meter), "budgets' report")
-
-
-class _Sender:
-    """A plugin that sends a worker's meter to the process that started the worker."""
-
-    def __init__(self, config: pytest.Config, meter: Meter) -> None:
-        self.config, self.meter = config, meter
-
-    def pytest_sessionfinish(self) -> None:
-        self.config.workeroutput["seconds"] = dict(self.meter.scaled())
+    config.pluginmanager.register(Meter(), "meter")
+    if not hasattr(config, "workerinput"):
+        config.pluginmanager.register(Report(), "times")

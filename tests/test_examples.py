@@ -48,14 +48,6 @@ def equal(first, second):
 
 
 @pytest.mark.full
-def test_weights_and_psi_learn(example, trained):
-    model = trained[0].model
-    transformers.set_seed(0)
-    start = example.partitioned()
-    assert not equal(model, start) and model.dropout.values() != start.dropout.values()
-
-
-@pytest.mark.full
 def test_the_logged_lml_is_that_of_the_model(example, trained):
     trainer, _ = trained
     words, labels = zip(*(each.values() for each in sentences(example)), strict=True)
@@ -128,13 +120,14 @@ class Rows(torch.utils.data.Dataset):
         return self.rows[i]
 
 
-def normalised(folder, **options):
+def normalised(folder, given=None, **options):
     torch.manual_seed(0)
     model = partnets.partition(Normalised(), (0.8, 0.1, 0.1), skip=["still"])
     data = Rows([{"x": torch.randn(6), "labels": i % 2, "unused": "text"} for i in range(60)])
     settings = {"max_steps": 6, "per_device_train_batch_size": 8, "save_strategy": "no", "report_to": "none"}
     arguments = transformers.TrainingArguments(str(folder), **QUIET, **settings | options)
-    return PartitionedTrainer(model, arguments, train_dataset=partnets.chunk(data, (0.8, 0.1, 0.1)))
+    given = {"model": model, "train_dataset": partnets.chunk(data, (0.8, 0.1, 0.1))} | (given or {})
+    return PartitionedTrainer(args=arguments, **given)
 
 
 def test_what_partition_left_out_keeps_its_statistics(tmp_path):
@@ -152,35 +145,30 @@ def test_biases_do_not_decay(tmp_path):
     assert names["head.weight"] == (0.5,) * 3 and names["head.bias"] == (0.0,) * 3
 
 
+SGD = torch.optim.SGD, {"lr": 1.0}
+
+
 @pytest.mark.parametrize(
-    ("options", "message"),
+    ("given", "options", "message"),
     [
-        ({"optim": "sgd"}, "pass one of partnets.optim"),
-        ({"optim": "galore_adamw"}, "galore_adamw; pass one of partnets.optim"),
-        ({"optim_args": "amsgrad=True"}, r"optim_args='amsgrad=True' .* pass one of partnets.optim"),
-        ({"gradient_accumulation_steps": 2}, "gradient_accumulation_steps is 2"),
-        ({"train_sampling_strategy": "sequential"}, "train_sampling_strategy is sequential, .* leave it 'random'"),
-        ({"train_sampling_strategy": "group_by_length"}, "train_sampling_strategy is group_by_length"),
+        ({}, {"optim": "sgd"}, "pass one of partnets.optim"),
+        ({}, {"optim": "galore_adamw"}, "galore_adamw; pass one of partnets.optim"),
+        ({}, {"optim_args": "amsgrad=True"}, r"optim_args='amsgrad=True' .* pass one of partnets.optim"),
+        ({}, {"gradient_accumulation_steps": 2}, "gradient_accumulation_steps is 2"),
+        ({}, {"train_sampling_strategy": "sequential"}, "train_sampling_strategy is sequential, .* leave it 'random'"),
+        ({"model": None, "model_init": Normalised}, {}, r"model_init is given, .* pass the model itself"),
+        ({"optimizer_cls_and_kwargs": SGD}, {}, r"optimizer_cls_and_kwargs has SGD, .* pass one of partnets\.optim as"),
+        (
+            {"compute_loss_func": partnets.hyper.LabelSmoothing(0.1)},
+            {},
+            r"the loss has smoothing\.raw, which would never learn; put trainable modules into",
+        ),
+        ({}, {"label_names": ["target"]}, "no loss for examples of a chunk; their labels are expected under 'target'"),
     ],
 )
-def test_what_it_does_not_do_is_refused(tmp_path, options, message):
+def test_what_it_does_not_do_is_refused(tmp_path, given, options, message):
     with pytest.raises(ValueError, match=message):
-        normalised(tmp_path, **options)
-
-
-def test_a_function_that_makes_models_is_refused(tmp_path):
-    chunks = partnets.chunk(Rows([{"x": torch.randn(6), "labels": i % 2} for i in range(60)]), (0.8, 0.1, 0.1))
-    arguments = transformers.TrainingArguments(str(tmp_path), **QUIET)
-    with pytest.raises(ValueError, match=r"model_init is given, .* pass the model itself"):
-        PartitionedTrainer(None, arguments, train_dataset=chunks, model_init=regularised)
-
-
-def test_an_optimiser_of_all_partitions_is_refused(tmp_path):
-    chunks = partnets.chunk(Rows([{"x": torch.randn(6), "labels": i % 2} for i in range(60)]), (0.8, 0.1, 0.1))
-    given = {"train_dataset": chunks, "optimizer_cls_and_kwargs": (torch.optim.SGD, {"lr": 1.0})}
-    message = r"optimizer_cls_and_kwargs has SGD, .* pass one of partnets\.optim as optimizers="
-    with pytest.raises(ValueError, match=message):
-        PartitionedTrainer(regularised(), transformers.TrainingArguments(str(tmp_path), **QUIET), **given)
+        normalised(tmp_path, given, **options).evaluate()
 
 
 def test_the_seed_of_the_data_decides_what_is_drawn(tmp_path):
@@ -190,15 +178,6 @@ def test_the_seed_of_the_data_decides_what_is_drawn(tmp_path):
     one, other, same = draws(seed=1), draws(seed=1, data_seed=7), draws(seed=7)
     equal = [[a[0] == b[0] and torch.equal(a[1], b[1]) for a, b in zip(other, of, strict=True)] for of in (one, same)]
     assert not all(equal[0]) and all(equal[1])
-
-
-def test_a_loss_that_would_never_learn_is_refused(tmp_path):
-    own, model = partnets.hyper.LabelSmoothing(0.1), regularised()
-    chunks = partnets.chunk(Rows([{"x": torch.randn(6), "labels": i % 2} for i in range(60)]), (0.8, 0.1, 0.1))
-    arguments = transformers.TrainingArguments(str(tmp_path), **QUIET)
-    message = r"the loss has smoothing\.raw, which would never learn; put trainable modules into"
-    with pytest.raises(ValueError, match=message):
-        PartitionedTrainer(model, arguments, train_dataset=chunks, compute_loss_func=own)
 
 
 @pytest.mark.parametrize("name", ["classes", "tokens"])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import json
 import os
 import re
@@ -19,10 +18,6 @@ from processes import run_python
 from partkernels.build_info import digest
 
 ROOT = Path(__file__).parents[1]
-
-
-# Weekly, because each case starts a process that imports torch.
-weekly = functools.partial(pytest.param, marks=pytest.mark.weekly)
 
 
 def build(folder: Path, **environment: str) -> subprocess.CompletedProcess:
@@ -57,15 +52,11 @@ def test_a_failing_compiler_does_not_fail_the_installation_either(tmp_path):
             {"PARTKERNELS_BUILD": "cpu", "CXX": "/nowhere/g++ -pipe"},
             "there is no C++ compiler; CXX is '/nowhere/g++ -pipe'; set it to one",
         ),
-        weekly({"PARTKERNELS_BUILD": "cpu", "CXX": "false"}, "returned non-zero exit status"),
-        weekly({"PARTKERNELS_BUILD": "magic"}, "PARTKERNELS_BUILD=magic is not a known backend"),
+        ({"PARTKERNELS_BUILD": "cpu", "CXX": "false"}, "returned non-zero exit status"),
+        ({"PARTKERNELS_BUILD": "magic"}, "PARTKERNELS_BUILD=magic is not a known backend"),
         ({"PARTKERNELS_BUILD": "cuda", "CUDA_HOME": "/nowhere"}, "there is no nvcc; install the CUDA toolkit"),
-        weekly(
-            {"PARTKERNELS_BUILD": "cuda", "TORCH_CUDA_ARCH_LIST": "7.5"}, "7.5; the CUDA backend needs 8.0 or newer"
-        ),
-        weekly(
-            {"PARTKERNELS_BUILD": "cuda", "TORCH_CUDA_ARCH_LIST": "Hopper"}, "has Hopper; pass compute capabilities"
-        ),
+        ({"PARTKERNELS_BUILD": "cuda", "TORCH_CUDA_ARCH_LIST": "7.5"}, "7.5; the CUDA backend needs 8.0 or newer"),
+        ({"PARTKERNELS_BUILD": "cuda", "TORCH_CUDA_ARCH_LIST": "Hopper"}, "has Hopper; pass compute capabilities"),
     ],
 )
 def test_a_build_that_was_asked_for_and_fails_is_an_error(environment, message, tmp_path):
@@ -107,29 +98,6 @@ def test_no_backend_is_built_when_none_is_asked_for(tmp_path):
     assert "PARTKERNELS_BUILD=none" in facts(tmp_path)["cpu"]
     assert facts(tmp_path)["sources"] == digest(ROOT / "csrc")
     assert not list(tmp_path.rglob("_cpu.*"))
-
-
-@pytest.mark.weekly
-@pytest.mark.skipif(shutil.which("nvcc") is None or torch.cuda.is_available(), reason="needs nvcc, and no GPU")
-def test_cmake_builds_cuda_unasked_only_where_there_is_a_gpu_and_says_how_long_it_takes(tmp_path):
-    def run(*command) -> str:
-        environment = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"}
-        return subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout
-
-    def configured(*options: str) -> str:
-        """Return CMake's output and the names of all targets."""
-        folder = tmp_path / "build"
-        said = run("cmake", "-S", ROOT, "-B", folder, "-DBUILD_TESTING=OFF", *options)
-        return said + run("cmake", "--build", folder, "--target", "help")
-
-    said = configured()
-    assert "there is no GPU. -DPARTKERNELS_CUDA=ON builds it all the same, which takes six minutes" in said
-    assert "partkernels_cpu" in said and "partkernels_cuda" not in said
-    assert "partkernels_cuda" in configured("-DPARTKERNELS_CUDA=ON")
-    (tmp_path / "nvidia-smi").write_text("#!/bin/sh\necho 'GPU 0: of this test'\n")
-    (tmp_path / "nvidia-smi").chmod(0o755)
-    said = configured("-DPARTKERNELS_CUDA=AUTO")
-    assert "partkernels_cuda" in said and "is built, which takes six minutes" in said
 
 
 @pytest.mark.full

@@ -32,12 +32,6 @@ def test_torch_is_there_and_what_is_tested_is_not():
     assert run_python("-c", code).stdout.split() == ["True", "set()"]
 
 
-def test_pythonpath_comes_before_what_is_installed(module):
-    (module.parent / "partnets.py").write_text("print('mine')")
-    environment = os.environ | {"PYTHONPATH": str(module.parent)}
-    assert run_python("-c", "import partnets", environment=environment, cwd="/").stdout == "mine\n"
-
-
 @pytest.mark.parametrize(
     ("code", "status", "message"),
     [
@@ -57,12 +51,6 @@ def test_a_program_that_does_not_end_is_ended():
     with pytest.raises(subprocess.TimeoutExpired) as error:
         run_python("-c", "import time; print('begun', flush=True); time.sleep(60)", timeout=2)
     assert error.value.output == "begun\n"
-
-
-def test_threads_are_those_of_the_environment():
-    code = "import torch; print(torch.get_num_threads())"
-    for count in ("1", "2"):
-        assert run_python("-c", code, environment=os.environ | {"OMP_NUM_THREADS": count}).stdout == f"{count}\n"
 
 
 def test_what_python_reads_at_its_start_is_refused(monkeypatch):

@@ -15,8 +15,7 @@ triton = pytest.importorskip("triton")
 from partbench.compiled_kernels.kernels import Kernel  # noqa: E402
 from partbench.compiled_kernels.without_gpu import TARGETS  # noqa: E402
 
-# Compiling takes two minutes.
-pytestmark = pytest.mark.weekly(in_slices=False)  # each run compiles all kernels first
+pytestmark = pytest.mark.full  # compiling takes two minutes
 
 ROOT = Path(__file__).parents[2]
 COMMITTED = ROOT / "benchmarks" / "results" / "compiled-kernels.md"

@@ -71,8 +71,8 @@ def test_entropy_is_the_logarithm_of_the_number_of_assignments():
     assert bits / n == pytest.approx(entropy(THREE), rel=0.01)
 
 
-@pytest.mark.weekly
-@pytest.mark.parametrize("model", ["resnet-14", "vit-tiny"])
+@pytest.mark.full
+@pytest.mark.parametrize("model", ["resnet-14"])
 def test_training_takes_at_most_the_dense_models_peak_what_is_exchanged_and_2_percent(model):
     dense = Job(model, "dense", batch=dict(PRESETS["full"].memory)[model])
     ours = dataclasses.replace(dense, scheme="partkernels", backend=BACKEND)

@@ -20,8 +20,6 @@ from partbench.paper.experiment import EXPERIMENTS, Experiment
 from partbench.paper.methods import Learner
 from partbench.paper.recipes import RECIPES, recipe
 
-# Trainings of ten seconds to a minute.
-WEEKLY = pytest.mark.weekly
 PAPER = ("mnist-cpu", "cifar10-cpu", "wikitext")
 
 
@@ -44,8 +42,8 @@ def claims(made):
     return {claim.text: claim for claim in EXPERIMENTS[made.experiment].claims(pd.DataFrame(made.records))}
 
 
-@WEEKLY
-@pytest.mark.parametrize("name", ["retraining", "validation", "sensitivity", "regularisation", "moving"])
+@pytest.mark.full  # trains for ten seconds to a minute
+@pytest.mark.parametrize("name", ["validation", "moving"])
 def test_the_other_experiments_learn_and_tell(name, quick):
     made = quick(name)
     for record in made.records:
@@ -53,7 +51,7 @@ def test_the_other_experiments_learn_and_tell(name, quick):
     assert made.text().count("| yes |") + made.text().count("| **no** |") == len(claims(made))
 
 
-@WEEKLY
+@pytest.mark.full  # trains for ten seconds to a minute
 @pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")  # peft reads it
 @pytest.mark.filterwarnings("ignore:dropout .ConcreteDropout. learns directly:UserWarning")  # as in the paper
 def test_adapters_learn_and_tell(quick):
@@ -75,11 +73,7 @@ def test_every_committed_result_has_a_table_and_claims(path):
 
 
 @pytest.mark.cases(usual=1)
-@pytest.mark.parametrize(
-    "path",
-    [path if i % 4 == 0 else pytest.param(path, marks=pytest.mark.weekly) for i, path in enumerate(RESULTS)],
-    ids=[path.stem for path in RESULTS],
-)
+@pytest.mark.parametrize("path", RESULTS[::4], ids=lambda path: path.stem)
 def test_every_experiment_draws_its_figure_from_its_committed_results(path, tmp_path):
     report.Report.load(path).draw(tmp_path / path.name)
     picture = (tmp_path / path.name).with_suffix(".png")
@@ -277,7 +271,7 @@ def test_searches_share_the_steps_of_one_partitioned_run(tmp_path):
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("dataset", ["mnist", "cifar10", pytest.param("tiny-imagenet", marks=WEEKLY)])
+@pytest.mark.parametrize("dataset", ["mnist", "cifar10", "tiny-imagenet"])
 def test_the_papers_data_sets_run_from_local_files(dataset, tmp_path, monkeypatch):
     image_files.write(dataset, tmp_path, monkeypatch)
     monkeypatch.setenv("PARTNETS_DATA", str(tmp_path))

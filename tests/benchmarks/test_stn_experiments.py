@@ -109,8 +109,8 @@ def test_every_method_tells_what_it_found(name, method, tmp_path):
         assert record["values"].keys() == task.space.keys()
 
 
-@pytest.mark.weekly
-@pytest.mark.parametrize("name", ["stn-ridge", "stn-cnn", "stn-lstm", "stn-lml", "stn-schedules", "stn-sensitivity"])
+@pytest.mark.full
+@pytest.mark.parametrize("name", ["stn-ridge", "stn-lml"])
 def test_experiments_at_quick_size(name, tmp_path, capsys):
     from partbench.paper.__main__ import main
 

@@ -17,13 +17,12 @@
     }                                                                                    \
   } while (false)
 
-// Whether an environment variable is set and not empty: WEEKLY runs all cases, FULL those of CI.
+// Whether an environment variable is set and not empty: FULL runs all cases.
 inline bool asks_for(const char* name) {
   const char* const value = std::getenv(name);
   return value != nullptr && *value != '\0';
 }
-inline bool is_weekly() { return asks_for("WEEKLY"); }
-inline bool is_full() { return asks_for("FULL") || is_weekly(); }
+inline bool is_full() { return asks_for("FULL"); }
 
 // Two ways to run loops.
 inline void in_turn(int64_t count, const partkernels::cpu::Body& body) {

@@ -184,11 +184,11 @@ void sums_are_shared_where_there_are_few_tiles() {
     size_t bytes = 0;
     CHECK(cuda::linear_workspace(60, 128, 1592, &bytes) && bytes >= 2 * 60 * 128 * sizeof(float));
     for (const bool has_bias : {false, true}) {
-      if (is_weekly() || (multiprocessors == 8 && has_bias)) {
+      if (multiprocessors == 8 && has_bias) {
         the_product_is_that_of_the_definition<bfloat16>(
             {60, 128, 1592, 3, 2, DefaultKind::uniform, has_bias, 8, false});
       }
-      if (is_weekly() || (multiprocessors == 132 && !has_bias)) {
+      if (multiprocessors == 132 && !has_bias) {
         the_product_is_that_of_the_definition<float16>({60, 1592, 128, 3, 1, DefaultKind::stored, has_bias, 8, false});
       }
     }
@@ -201,13 +201,11 @@ void sums_are_shared_where_there_are_few_tiles() {
 void stages_are_used_again() {
   const int before = cuda::emulated::options.multiprocessors;
   cuda::emulated::options.multiprocessors = 1;
-  const int many = is_weekly() ? 1000 : 520;
-  for (int i = 0; i < (is_weekly() ? 4 : 1); ++i) {
-    ++cuda::emulated::options.seed;
-    the_product_is_that_of_the_definition<bfloat16>({136, 136, many, 3, 2, DefaultKind::uniform, true, 8, false});
-    the_product_is_that_of_the_definition<bfloat16>({136, many, 136, 3, 2, DefaultKind::stored, false, 8, false});
-    the_product_is_that_of_the_definition<bfloat16>({16, 72, 3 * many, 3, 2, DefaultKind::uniform, true, 8, false});
-  }
+  const int many = 520;
+  ++cuda::emulated::options.seed;
+  the_product_is_that_of_the_definition<bfloat16>({136, 136, many, 3, 2, DefaultKind::uniform, true, 8, false});
+  the_product_is_that_of_the_definition<bfloat16>({136, many, 136, 3, 2, DefaultKind::stored, false, 8, false});
+  the_product_is_that_of_the_definition<bfloat16>({16, 72, 3 * many, 3, 2, DefaultKind::uniform, true, 8, false});
   cuda::emulated::options.multiprocessors = before;
 }
 

@@ -111,12 +111,6 @@ def test_where_nothing_is_installed_the_cure_is_to_build_here(checkout, imported
     assert build_info.facts()["cpu"].endswith(f"run `pip install --no-build-isolation --editable .` in {checkout}")
 
 
-def test_without_its_sources_a_copy_without_a_build_takes_no_library(checkout, installed, imported, monkeypatch):
-    monkeypatch.setattr(sys, "path", [str(installed)])
-    shutil.rmtree(checkout / "csrc")
-    assert build_info.facts() == {}
-
-
 def test_a_digest_knows_names_and_contents(tmp_path):
     for name in ("a/b.h", "c.cu"):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)

@@ -32,11 +32,6 @@ extern "C" intptr_t stream(int32_t device) try {
   return -1;
 }
 """
-WEAK = """
-#include <cstdint>
-extern "C" __attribute__((weak)) int32_t aoti_torch_get_current_cuda_stream(int32_t device, void** stream);
-extern "C" intptr_t stream(int32_t) { return aoti_torch_get_current_cuda_stream == nullptr ? 0 : 1; }
-"""
 
 
 @pytest.fixture(scope="module")
@@ -45,26 +40,26 @@ def libraries(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("libraries")
     includes = [f"-I{ROOT / 'csrc' / 'torch' / 'cuda'}", f"-I{Path(torch.__file__).parent / 'include'}"]
     options = ["-std=c++20", "-shared", "-fPIC", "-DUSE_CUDA", "-DTORCH_TARGET_VERSION=0x020a000000000000"]
-    for name, source in {"torch_cpu": LIBTORCH_CPU, "torch_cuda": LIBTORCH_CUDA, "ours": OURS, "weak": WEAK}.items():
+    for name, source in {"torch_cpu": LIBTORCH_CPU, "torch_cuda": LIBTORCH_CUDA, "ours": OURS}.items():
         code = folder / f"{name}.cpp"
         code.write_text(source)
         library = folder / f"lib{name}.so"
         links = [f"-Wl,-soname,{library.name}"]
-        if name in ("ours", "weak"):
+        if name == "ours":
             links += [f"-L{folder}", f"-Wl,-rpath,{folder}", "-Wl,--no-as-needed", "-ltorch_cpu", "-ldl"]
         command = [COMPILER, *options, *includes, str(code), "-o", str(library), *links]
         subprocess.run(command, check=True)
     return folder
 
 
-def streams(libraries: Path, ours: str, *, cuda: str, devices: tuple[int, ...] = (0,)) -> list[int]:
+def streams(libraries: Path, *, cuda: str, devices: tuple[int, ...] = (0,)) -> list[int]:
     """Return the streams that our library finds in a new process that loads libtorch_cuda in mode `cuda`, if any."""
     program = f"""
 import ctypes
 ctypes.CDLL("{libraries}/libtorch_cpu.so")
 if "{cuda}":
     ctypes.CDLL("{libraries}/libtorch_cuda.so", mode=getattr(ctypes, "{cuda}", 0))
-ours = ctypes.CDLL("{libraries}/lib{ours}.so")
+ours = ctypes.CDLL("{libraries}/libours.so")
 ours.stream.restype = ctypes.c_ssize_t
 print(*(ours.stream(device) for device in {devices}))
 """
@@ -72,19 +67,14 @@ print(*(ours.stream(device) for device in {devices}))
     return [int(number) for number in done.stdout.split()]
 
 
-@pytest.mark.full
-def test_a_weak_symbol_is_null_though_libtorch_cuda_is_loaded(libraries):
-    assert streams(libraries, "weak", cuda="RTLD_LOCAL") == [0]
-
-
 @pytest.mark.parametrize("cuda", ["RTLD_LOCAL", "RTLD_GLOBAL"])
 def test_the_stream_is_found_however_libtorch_cuda_was_loaded(libraries, cuda):
-    assert streams(libraries, "ours", cuda=cuda, devices=(0, 3)) == [1000, 1003]
+    assert streams(libraries, cuda=cuda, devices=(0, 3)) == [1000, 1003]
 
 
 def test_a_pytorch_without_cuda_is_an_error_and_no_crash(libraries):
-    assert streams(libraries, "ours", cuda="") == [-1]
+    assert streams(libraries, cuda="") == [-1]
 
 
 def test_what_pytorch_refuses_is_an_error(libraries):
-    assert streams(libraries, "ours", cuda="RTLD_LOCAL", devices=(9, 1)) == [-1, 1001]
+    assert streams(libraries, cuda="RTLD_LOCAL", devices=(9, 1)) == [-1, 1001]

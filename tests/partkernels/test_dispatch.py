@@ -75,43 +75,20 @@ def test_use_backend_nests_and_restores():
     assert dispatch.requested() == "auto"
 
 
-def one_at_a_time(compiled):
-    """Call a compiled function under a lock: concurrent calls would recompile it, up to the compiler's limit."""
-    lock = threading.Lock()
-
-    def call(x):
-        with lock:
-            return compiled(x)
-
-    return call
-
-
-@pytest.mark.cases(usual=1)
-@pytest.mark.parametrize("compiled", [False, True])
-def test_each_thread_asks_for_its_own_backend(compiled):
-    x, weight, partition = example()
-
-    def asked(x):
-        pk.linear(x, weight, partition, 1)
-        return x + ("auto", "reference", "cpu").index(dispatch.requested())
-
-    if compiled:
-        torch.compiler.reset()
-        asked = one_at_a_time(torch.compile(asked, backend="eager", fullgraph=True))
+def test_each_thread_asks_for_its_own_backend():
     wrong, start = [], threading.Barrier(8)
 
-    def ask(number, turns=50):
-        for turn in range(turns):
+    def ask(number):
+        start.wait()
+        for turn in range(50):
             name = ("reference", "cpu")[(number + turn) % 2]
             with pk.use_backend(name):
-                wrong.append(not torch.equal(asked(x), x + ("auto", "reference", "cpu").index(name)))
-            wrong.append(not torch.equal(asked(x), x))
+                wrong.append(dispatch.requested() != name)
+            wrong.append(dispatch.requested() != "auto")
 
-    ask(0, turns=2)  # compile once before the threads start
     with ThreadPoolExecutor(8) as threads:
-        list(threads.map(lambda number: [start.wait(), ask(number)], range(8)))
-    assert len(wrong) == 804 and not any(wrong)
-    assert dispatch.requested() == "auto"
+        list(threads.map(ask, range(8)))
+    assert len(wrong) == 800 and not any(wrong)
 
 
 @pytest.mark.full
@@ -214,16 +191,6 @@ def test_the_module_prints_versions_build_facts_and_backends():
     printed = run("-m", "partkernels").stdout
     for expected in (pk.__version__, torch.__version__, "compiler", "reference", "cpu        ready"):
         assert expected in printed
-
-
-def test_the_report_takes_no_arguments():
-    done = run("-m", "partkernels", "cpu")
-    assert done.returncode == 2 and "unrecognized arguments: cpu" in done.stderr and not done.stdout
-
-
-def test_importing_initialises_no_gpu_and_downloads_nothing():
-    code = "import partkernels, torch, socket; assert not torch.cuda.is_initialized(); print('fine')"
-    assert run("-c", code).stdout.strip() == "fine"
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,6 @@ from pairwise import pairwise
 import partkernels as pk
 from partkernels.arguments import bits_for, matrix_shape, row_bytes, sizes
 from partkernels.backend import dispatch
-from partkernels.backend.reference import operators as reference
 from partkernels.formats import packed_map
 from partkernels.formats.philox import philox4x32
 
@@ -183,29 +182,6 @@ def test_random_maps_rank_entries_by_their_philox_word(module, seed, rows, cols,
     bits = bits_for(len(counts))
     packed = dispatch.choose(module, torch.device("cpu")).random_map(rows, cols, counts, seed).numpy()
     assert [read_map(packed, i // cols, i % cols, bits) for i in order] == owners.tolist()
-
-
-@pytest.mark.full
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_a_large_random_map_is_the_same_on_every_backend_and_thread_count(backend):
-    rows, cols, counts = 1500, 1111, [1_333_201, 166_649, 166_650]
-    expected = reference.random_map(rows, cols, counts, 9)
-    module = dispatch.choose(backend, torch.device("cpu"))
-    threads = torch.get_num_threads()
-    try:
-        for n in (1, 3):
-            torch.set_num_threads(n)
-            assert torch.equal(module.random_map(rows, cols, counts, 9), expected)
-    finally:
-        torch.set_num_threads(threads)
-
-
-@given(total=st.integers(0, 10**6), parts=st.lists(st.integers(0, 100), min_size=1, max_size=9).filter(any))
-def test_sizes_are_proportions_by_largest_remainder(total, parts):
-    proportions = [p / sum(parts) for p in parts]
-    split = sizes(total, proportions)
-    assert sum(split) == total
-    assert all(abs(n - p * total) < 1 for n, p in zip(split, proportions, strict=True))
 
 
 def test_ties_of_the_largest_remainder_go_to_the_lower_partition():

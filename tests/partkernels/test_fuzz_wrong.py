@@ -1,28 +1,25 @@
-"""Random invalid calls: public functions raise and change nothing, and the raw operators never crash."""
+"""Random invalid calls raise and change nothing."""
 
 from __future__ import annotations
 
-import contextlib
-import dataclasses
-import os
-import resource
-from collections.abc import Callable, Iterator
+import functools
+from collections.abc import Iterator
 from typing import Any
 
-import pytest
 import torch
-from fuzzing import ROOT, SEED, Draw, main, number_of, run_part
-from processes import run_python
-from test_fuzz import BACKEND, OPERATORS, Call, described, drawn_partition, same
+from against_dense import Target
+from fuzzing import number_of, run_cases
+from test_fuzz import OPERATORS, Call, Random, described, drawn_partition, same
 from torch import Tensor
 
 import partkernels as pk
 
+CPU = Target("cpu", "cpu")
 # Errors that a wrong call may raise; `embedding` raises IndexError like torch.
 ERRORS = (ValueError, TypeError, RuntimeError, IndexError)
 
 
-def wrong(draw: Draw) -> None:
+def wrong(draw: Random) -> None:
     """Check that a call with one wrong argument raises with a message and leaves all tensors unchanged."""
     name = draw.choice(list(OPERATORS))
     call = OPERATORS[name](draw)
@@ -33,7 +30,7 @@ def wrong(draw: Draw) -> None:
     before = [tensor.clone() for tensor in tensors]
     given = f"{name} with {argument}={described(value)}"
     try:
-        with pk.use_backend(draw.choice(("reference", BACKEND))):
+        with pk.use_backend(draw.choice(("reference", CPU.backend))):
             call.function(**arguments)
     except ERRORS as error:
         assert str(error).strip(), given
@@ -42,7 +39,7 @@ def wrong(draw: Draw) -> None:
     assert all(map(same, tensors, before)), f"{given} has changed a tensor"
 
 
-def wrong_arguments(draw: Draw, call: Call) -> Iterator[tuple[str, Any]]:
+def wrong_arguments(draw: Random, call: Call) -> Iterator[tuple[str, Any]]:
     """Yield each argument of a call with invalid values."""
     a = call.arguments
     partition, update = a["partition"], a["update"]
@@ -55,7 +52,8 @@ def wrong_arguments(draw: Draw, call: Call) -> Iterator[tuple[str, Any]]:
         shape, count = partition.shape, partition.count
         for other in ((*shape, 2), (shape[0] + 1, *shape[1:])):
             yield "partition", drawn_partition(draw, other)
-        yield "partition", partition.to("meta")
+        if not isinstance(partition, pk.NestedPartition):  # which has no tensors
+            yield "partition", partition.to("meta")
         yield from (("update", wrong) for wrong in (0, -1, count + 1, True, 1.5, "1", 2**70))
     if "active" in a:
         yield from (("active", wrong) for wrong in (0, -1, count + 1, True, 1.5, "1", None, 2**70))
@@ -96,166 +94,5 @@ def wrong_tensors(name: str, value: Tensor, dim: int) -> Iterator[tuple[str, Any
         yield name, value.flatten()[:0]
 
 
-# The operators below the public functions, torch.ops.partkernels, check only memory safety.
-
-# Not spoilt: only the public function checks that ids of an embedding are in range.
-UNSPOILT = {"ids"}
-
-
-def raw(draw: Draw) -> None:
-    """Call an operator with invalid arguments: it may return or raise, but must not crash."""
-    name = draw.choice(["linear", "conv2d", "embedding", "subnetwork_weight", "sgd_step", "adam_step"])
-    operator, arguments = raw_call(draw, name)
-    names = [argument.name for argument in operator._schema.arguments]
-    for _ in range(draw.choice((1, 1, 2))):
-        i = draw.choice([i for i, name in enumerate(names) if name not in UNSPOILT])
-        arguments[i] = spoilt(draw, arguments[i])
-    told = ", ".join(f"{name}={described(value)}" for name, value in zip(names, arguments, strict=True))
-    draw.say(f"{operator}({told})")
-    with contextlib.suppress(Exception):
-        operator(*arguments)
-
-
-def raw_call(draw: Draw, name: str) -> tuple[torch._ops.OpOverload, list[Any]]:
-    """Return one of the operators behind a public function, with valid arguments."""
-    a = OPERATORS[name](draw).arguments
-    partition = a["partition"]
-    if name.endswith("_step"):
-        entries = ([None], [1], 1) if partition is None else ([partition.map], [partition.count], a["update"])
-        if name == "sgd_step":
-            lists = [a["parameter"]], [a["grad"]], [] if a["momentum_buffer"] is None else [a["momentum_buffer"]]
-            numbers = a["lr"], a["momentum"], a["weight_decay"], a["nesterov"]
-        else:
-            lists = ([a[tensor]] for tensor in ("parameter", "grad", "exp_avg", "exp_avg_sq"))
-            numbers = [a["step"]], a["lr"], *a["betas"], 1e-8, a["weight_decay"], a["decoupled"]
-        return getattr(torch.ops.partkernels, f"{name}s").default, [*lists, *entries, *numbers, BACKEND]
-    weight, active, update = a["weight"], a["active"], a["update"] or a["active"]
-    flat, owners = partition.flat(), (partition.map, partition.count)
-    if name == "embedding":
-        found = {name: (weight, a["ids"].long(), -1, active, update, *flat)}
-    elif name == "subnetwork_weight":
-        found = {name: (weight, active, *flat), "subnetwork_weight_grad": (weight, 1, active, *owners)}
-    elif name == "linear":
-        x, grad = a["x"], draw.randn((*a["x"].shape[:-1], len(weight)), weight.dtype)
-        found = {
-            name: (x, weight, a["bias"], active, update, *flat),
-            "linear_grad_input": (grad, weight, active, update, *flat),
-            "linear_grad_weight": (grad, x, update, *owners),
-            "grad_bias": (grad, -1, update, partition.count),
-        }
-    else:
-        x = a["x"] if a["x"].dim() == 4 else a["x"][None]
-        size, kernel = x.shape[2:], weight.shape[2:]
-        pads = {"same": 0, "valid": 0}.get(a["padding"], a["padding"])
-        lists = [[n, n] if isinstance(n, int) else list(n) for n in (a["stride"], pads, a["dilation"])]
-        made = (
-            max(1, (n + 2 * p - d * (k - 1) - 1) // s + 1) for n, k, s, p, d in zip(size, kernel, *lists, strict=True)
-        )
-        grad, geometry = draw.randn((len(x), len(weight), *made), weight.dtype), (*lists, a["groups"])
-        found = {
-            name: (x, weight, a["bias"], *geometry, active, update, *flat),
-            "conv2d_grad_input": (grad, weight, list(x.shape), *geometry, active, update, *flat),
-            "conv2d_grad_weight": (grad, x, list(kernel), *geometry, update, *owners),
-        }
-    one = draw.choice(list(found))
-    return getattr(torch.ops.partkernels, one).default, [*found[one], BACKEND]
-
-
-def spoilt(draw: Draw, value: Any) -> Any:
-    """Return an invalid value of about the same type."""
-    if isinstance(value, Tensor):
-        tensor = value if value.dim() else value[None]
-        return draw.choice([
-            tensor[:0], tensor[: len(tensor) // 2], tensor[..., : tensor.shape[-1] // 2], tensor.flatten(),
-            tensor[None], tensor.transpose(0, -1), tensor.double(), tensor.to(torch.uint8), tensor.to("meta"),
-            torch.tensor(1.0),
-        ])  # fmt: skip
-    if isinstance(value, bool):
-        return not value
-    if isinstance(value, int):
-        return draw.choice((0, -1, value + 1, value - 1, 300, 2**31, 2**62, -(2**62)))
-    if isinstance(value, float):
-        return draw.choice((float("nan"), float("inf"), -1.0, 0.0, 1e300))
-    if isinstance(value, str):
-        return draw.choice(("stored", "zeros", "uniform", "nonsense", "", "reference", "cuda"))
-    if isinstance(value, list) and any(isinstance(one, Tensor) for one in value):
-        return draw.choice(([], 2 * value, [spoilt(draw, one) for one in value]))
-    if isinstance(value, list):
-        return draw.choice(([], value[:-1], *([n] * len(value) for n in (0, -1, 2**31, 2**62))))
-    return draw.choice((None, 1, draw.randn((3,))))
-
-
-CASES = {"wrong": wrong, "raw": raw}
-
-
 def test_wrong_calls_raise_and_change_nothing():
-    run_part(wrong, "wrong", number_of(200, 5000, of_calls=0.5), 0, 1, __file__)
-
-
-def test_raw_operators_do_not_crash():
-    """Call them in a separate process, so that a crash can be reported with its last case."""
-    path = os.pathsep.join([str(ROOT / "tests"), os.environ["PYTHONPATH"]])
-    command = [__file__, "raw", str(SEED), str(number_of(200, 5000, of_calls=0.5))]
-    done = run_python(*command, environment=os.environ | {"PYTHONPATH": path})
-    assert done.returncode == 0, f"{done.stdout.splitlines()[-2:]} ended with {done.returncode}: {done.stderr[:2000]}"
-
-
-COMPLEX = torch.ones(4, 6, dtype=torch.complex64)
-PARTITION = pk.Partition.random((4, 6), (0.5, 0.5), seed=0)
-
-
-def stored_without_a_tensor() -> None:
-    map, _, *rest = dataclasses.replace(PARTITION, defaults=pk.Stored(torch.zeros(4, 6))).flat()
-    torch.ops.partkernels.subnetwork_weight(torch.zeros(4, 6), 1, map, None, *rest, "cpu")
-
-
-def emptied(use: Callable[[pk.Partition], Any]) -> None:
-    partition = pk.Partition.random((4, 6), (0.5, 0.5), seed=0)
-    partition.map.resize_(0)
-    with pk.use_backend("cpu"):
-        use(partition)
-
-
-FOUND = [
-    # These were accepted and failed later or never.
-    (lambda: pk.Partition.from_ids(torch.ones(2, 2, dtype=torch.uint8), count=2.5), ValueError, "count=2.5"),
-    (lambda: pk.Uniform(True, 0), TypeError, "scale=True"),
-    (lambda: pk.linear(COMPLEX, COMPLEX, PARTITION, 1), TypeError, "complex64"),
-    (lambda: pk.embedding(torch.tensor([0]), COMPLEX.real, PARTITION, 1, padding_idx=0.5), ValueError, "pass an int"),
-    # Two moments that share memory; a missing moment.
-    (lambda: adam(torch.zeros(4, 6)), ValueError, "exp_avg and exp_avg_sq share memory"),
-    (lambda: adam(None), TypeError, "exp_avg is None"),
-    # These read or wrote out of bounds.
-    (stored_without_a_tensor, RuntimeError, "stored defaults need a tensor"),
-    (
-        lambda: emptied(lambda p: pk.linear(COMPLEX.real, COMPLEX.real, p, 1)),
-        RuntimeError,
-        "map does not fit a weight",
-    ),
-    (lambda: emptied(lambda p: pk.subnetwork_weight(COMPLEX.real, p, 1)), RuntimeError, "map does not fit a weight"),
-]
-
-
-def adam(state: Tensor | None) -> None:
-    pk.adam_step(torch.zeros(4, 6), torch.ones(4, 6), state, state, PARTITION, 1, step=1, lr=0.1)
-
-
-@pytest.mark.parametrize(("call", "error", "message"), FOUND)
-def test_wrong_calls_that_were_accepted(call, error, message):
-    with pytest.raises(error, match=message):
-        call()
-
-
-@pytest.mark.parametrize("backend", ["reference", BACKEND])
-def test_the_imaginary_part_of_a_conjugate_is_stepped(backend):
-    parameter, grad, buffer = (torch.view_as_complex(torch.randn(4, 6, 2)).conj().imag for _ in range(3))
-    assert parameter.is_neg()
-    expected = torch.where(PARTITION.mask(1), parameter - 0.1 * (0.9 * buffer + grad), parameter)
-    with pk.use_backend(backend):
-        pk.sgd_step(parameter, grad, buffer, PARTITION, 1, lr=0.1, momentum=0.9)
-    torch.testing.assert_close(parameter, expected)
-
-
-if __name__ == "__main__":
-    resource.setrlimit(resource.RLIMIT_AS, (16 << 30, 16 << 30))
-    main(CASES, __file__)
+    run_cases(wrong, number_of(200, of_calls=0.5), functools.partial(Random, target=CPU))

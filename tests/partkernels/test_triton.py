@@ -16,10 +16,9 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 import partkernels as pk
-from partkernels.arguments import row_bytes
 from partkernels.backend import dispatch, rebuilt
 from partkernels.backend.plan import use_plan
-from partkernels.backend.triton import launch, linear, measured, optimizers, plans, tiles
+from partkernels.backend.triton import launch, linear, measured, optimizers, plans
 from partkernels.backend.triton import operators as triton_operators
 from partkernels.backend.triton.defaults import UNIFORM_PAIR
 from partkernels.backend.triton.packed_map import SPREAD, threshold
@@ -73,122 +72,50 @@ def test_products_with_unit_vectors_are_the_references_bits_whatever_the_tile(de
         assert torch.equal(columns.t(), expected)
 
 
+def by_both(x: Tensor, weight: Tensor, partition: pk.Partition, bias: Tensor | None = None) -> list[list[Tensor]]:
+    """Return output and gradients by the reference and by Triton; sums of whole numbers are exact."""
+    leaves, results = [x.requires_grad_(), weight.mul(2).round().requires_grad_()], []
+    for backend in ("reference", "triton"):
+        with pk.use_backend(backend), use_plan("fused"):
+            y = pk.linear(*leaves, partition, 2, update=1, bias=bias)
+            grad = y.detach().round().transpose(0, -1).contiguous().transpose(0, -1)
+            results.append([y, *torch.autograd.grad(y, leaves, grad)])
+    return results
+
+
 @pytest.mark.cases(usual=1)
 @pytest.mark.parametrize("shape", [(3, 40, 130), (40, 130), (2, 3, 5, 130), (1, 40, 1, 130)])
 def test_sums_that_several_programs_share(shape, monkeypatch):
-    # With whole numbers, every product and sum is exact.
     monkeypatch.setattr(launch, "gpu", lambda _: launch.Gpu("large", 1000, 227 << 10, is_hopper=True))
     monkeypatch.setattr(plans, "_LEAST_STEPS", 1)
     partition, weight = layer((130, shape[-1]), pk.Zeros(), torch.float32)
-    weight = weight.mul(2).round().requires_grad_()
-    x = torch.randn(shape, device=DEVICE).mul(2).round().requires_grad_()
-    bias = torch.arange(130.0, device=DEVICE)
-    results = []
-    for backend in ("reference", "triton"):
-        with pk.use_backend(backend), use_plan("fused"):
-            y = pk.linear(x, weight, partition, 2, update=1, bias=bias)
-            results.append((y, *torch.autograd.grad(y, (x, weight), y.detach().round())))
-    assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))
+    x = torch.randn(shape, device=DEVICE).mul(2).round()
+    assert all(map(torch.equal, *by_both(x, weight, partition, torch.arange(130.0, device=DEVICE))))
 
 
 def test_rows_of_any_strides():
     # Four dimensions that cannot be merged are copied; three give rows at two strides.
     partition, weight = layer((40, 70), pk.Zeros(), torch.float32)
-    weight = weight.mul(2).round().requires_grad_()
     memory = torch.randn(2, 3, 5, 70, device=DEVICE).mul(2).round()
-    for x in (
-        memory.permute(2, 1, 0, 3),
-        memory[0].permute(1, 0, 2),
-        memory[..., ::2].repeat(1, 1, 1, 2).permute(2, 1, 0, 3),
-    ):
-        x = x.requires_grad_()
-        grad = torch.randn(*x.shape[:-1], 40, device=DEVICE).round()
-        grad = grad.permute(*reversed(range(grad.dim()))).contiguous().permute(*reversed(range(grad.dim())))
-        results = []
-        for backend in ("reference", "triton"):
-            with pk.use_backend(backend), use_plan("fused"):
-                y = pk.linear(x, weight, partition, 2, update=1)
-                results.append((y, *torch.autograd.grad(y, (x, weight), grad)))
-        assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))
+    sparse = memory[..., ::2].repeat(1, 1, 1, 2)
+    for x in (memory.permute(2, 1, 0, 3), memory[0].permute(1, 0, 2), sparse.permute(2, 1, 0, 3)):
+        assert all(map(torch.equal, *by_both(x, weight, partition)))
 
 
-@pytest.mark.full
 def test_offsets_beyond_32_bits():
     # Only a few pages of this memory are ever touched.
     memory = torch.empty((1 << 31) + 4096, dtype=torch.bfloat16, device=DEVICE)
-    partition, weight = layer((5, 70), pk.Zeros(), torch.bfloat16)
-    values = torch.randn(2, 70, device=DEVICE).bfloat16()
-    for strides in ((1 << 31, 1), (1, 1 << 24)):
-        x = memory.as_strided((2, 70), strides)
-        x.copy_(values)
-        with use_plan("fused"):
-            assert torch.equal(pk.linear(x, weight, partition, 2), pk.linear(values, weight, partition, 2))
-
-
-def test_entries_beyond_32_bits():
-    memory = torch.empty((1 << 31) + 4096, dtype=torch.bfloat16, device=DEVICE)
     partition, weight = layer((2, 70), pk.Zeros(), torch.bfloat16)
-    entries = weight[partition.mask(2)]
+    entries, values = weight[partition.mask(2)], torch.randn(2, 70, device=DEVICE).bfloat16()
     for strides in ((1 << 31, 1), (1, 1 << 24)):
-        far = memory.as_strided((2, 70), strides).fill_(0)
+        far = memory.as_strided((2, 70), strides)
+        far.copy_(values)
+        with use_plan("fused"):
+            assert torch.equal(pk.linear(far, weight, partition, 2), pk.linear(values, weight, partition, 2))
+        far.fill_(0)
         pk.scatter_entries(far, partition, 2, entries)
         assert torch.equal(far, weight * partition.mask(2))
         assert torch.equal(pk.gather_entries(far, partition, 2), entries)
-
-
-@pytest.fixture
-def last_program(monkeypatch) -> list[Tensor]:
-    """Run only the last program of a long grid, and split sums among as many programs as possible.
-
-    Returns:
-        The partial results of each sum, which are not added.
-    """
-    if not INTERPRETED:
-        pytest.skip("a GPU runs all programs")
-    from triton.runtime import interpreter
-
-    shares: list[Tensor] = []
-    monkeypatch.setattr(
-        interpreter,
-        "range",
-        lambda *ends: range(*ends) if ends[0] < 4096 else range(ends[0] - 1, ends[0]),
-        raising=False,
-    )
-    monkeypatch.setattr(launch, "gpu", lambda _: launch.Gpu("endless", 1 << 24, 227 << 10, is_hopper=True))
-    monkeypatch.setattr(tiles, "_add_up", lambda parts, out: shares.append(parts) or out)
-    return shares
-
-
-# A size that overflows 32-bit integers when a tile's size is added.
-NEARLY = (1 << 31) - 3
-
-
-def terms_of_the_last(shares: Tensor, terms: int) -> int:
-    steps = -(-terms // 64)
-    return terms - 64 * (len(shares) - 1) * -(-steps // len(shares))
-
-
-def test_columns_of_a_weight_that_take_64_bits(last_program):
-    cols = (1 << 31) + 70
-    memory = torch.empty(1, cols, dtype=torch.bfloat16, device=DEVICE)
-    map = torch.empty(1, row_bytes(cols, 1), dtype=torch.uint8, device=DEVICE)
-    memory[:, -512:], map[:, -512:] = 1, 0
-    with use_plan("fused"):
-        triton_operators.linear(memory, memory, None, 1, None, map, None, 2, "zeros", 0.0, 0, 0, 0, 0)
-    assert last_program[0][-1] == terms_of_the_last(last_program[0], cols)
-
-
-def test_rows_of_a_weight_that_nearly_take_64_bits(last_program):
-    map = torch.zeros(1, 16, dtype=torch.uint8, device=DEVICE).expand(NEARLY, 16)
-    weight = torch.ones(1, 1, dtype=torch.bfloat16, device=DEVICE).expand(NEARLY, 1)
-    assert triton_operators.subnetwork_weight_grad(weight, 1, 1, map, 3)[-1] == 1
-
-
-def test_a_step_over_more_entries_than_32_bits_count(last_program):
-    memory = torch.empty((1 << 31) + 70, dtype=torch.bfloat16, device=DEVICE)
-    memory[-70:] = 1
-    triton_operators.sgd_steps([memory], [memory], [], [None], [1], 1, 0.5, 0.0, 0.0, False)
-    assert (memory[-70:] == 0.5).all()
 
 
 @pytest.fixture
@@ -286,38 +213,6 @@ def test_steps_are_counted_on_the_gpu_and_nothing_is_copied_there_again(dtype, l
     assert launched.count("copy") == 1  # of the table, as a gradient is elsewhere
 
 
-def test_entries_of_a_row_that_takes_64_bits(last_program):
-    cols = (1 << 31) + 70
-    memory = torch.empty(1, cols, dtype=torch.bfloat16, device=DEVICE)
-    map = torch.empty(1, row_bytes(cols, 1), dtype=torch.uint8, device=DEVICE)
-    memory[:, -70:], map[:, -512:] = torch.arange(70), 0
-    # The entries of the skipped programs are not counted, so the result has only these entries.
-    assert torch.equal(triton_operators.gather_entries(memory, 1, map, 2), memory[0, -70:])
-
-
-def test_rows_of_up_to_three_dimensions_are_not_copied():
-    x = torch.arange(2.0 * 3 * 5 * 7).view(2, 3, 5, 7)
-    for view in (
-        x,
-        x[:, :, ::2],
-        x.transpose(1, 2)[0],
-        x[0].transpose(0, 1),
-        x[:1, :, 1],
-        x[0, 0],
-        x[0, 0, 0],
-        x[1:].expand(4, 3, 5, 7),
-    ):
-        rows, count, lies = launch.rows_of(view)
-        if rows.data_ptr() == view.data_ptr():
-            flat = view.reshape(-1, 7)
-            assert count == len(flat)
-            for m in range(count):
-                offset = m // lies["inner"] * lies["outer_stride"] + m % lies["inner"] * lies["inner_stride"]
-                assert view.storage_offset() + offset == int(flat[m, 0])
-        else:
-            assert view.dim() > 3, "a view whose rows merge into two dimensions should not be copied"
-
-
 @pytest.mark.parametrize("bits", [1, 2, 4, 8])
 def test_the_threshold_of_packed_fields(bits):
     ids = torch.arange(256).remainder(1 << bits).to(torch.uint8).view(1, -1)
@@ -350,16 +245,13 @@ def test_the_assembly_of_uniform_draws_is_the_format():
                 assert torch.equal(ours, expected)
 
 
-def test_the_assembly_of_masks_repeats_a_bit_of_each_word():
-    words = np.random.default_rng(0).integers(0, 1 << 32, size=(2, 1000), dtype=np.uint32)
+def test_the_assembly_of_masks_and_selections():
+    words = np.random.default_rng(0).integers(0, 1 << 32, size=(3, 1000), dtype=np.uint32)
     for byte in range(4):
-        mask = ptx.run(SPREAD.value, *words, 0xCC88 + 0x1111 * byte)
-        bits = words >> (8 * byte + 7) & 1
+        mask = ptx.run(SPREAD.value, *words[:2], 0xCC88 + 0x1111 * byte)
+        bits = words[:2] >> (8 * byte + 7) & 1
         assert (mask == bits[0] * np.uint32(0xFFFF) | bits[1] * np.uint32(0xFFFF0000)).all()
-
-
-def test_the_assembly_of_a_selection_takes_bits_by_the_mask():
-    mask, default, weight = np.random.default_rng(0).integers(0, 1 << 32, size=(3, 1000), dtype=np.uint32)
+    mask, default, weight = words
     assert (ptx.run(SELECT.value, mask, default, weight) == (mask & default | ~mask & weight)).all()
 
 
@@ -531,32 +423,11 @@ SHAPES = [(40, 70), (16, 64, 3, 3)]
 
 @pytest.mark.full
 @pytest.mark.parametrize("shape", SHAPES)
-def test_compiles_without_a_graph_break(shape):
-    step, x, weight = a_step(shape)
-    eager = torch.autograd.grad(step(x, weight), (x, weight))
-    compiled = torch.compile(step, fullgraph=True, backend="aot_eager")
-    assert all(
-        torch.equal(a, b) for a, b in zip(eager, torch.autograd.grad(compiled(x, weight), (x, weight)), strict=True)
-    )
-
-
-@pytest.mark.full
-@pytest.mark.parametrize("shape", SHAPES)
 def test_activation_checkpointing_gives_the_same_bits(shape):
     step, x, weight = a_step(shape)
     eager = torch.autograd.grad(step(x, weight), (x, weight))
     again = torch.autograd.grad(checkpoint(step, x, weight, use_reentrant=False), (x, weight))
     assert all(torch.equal(a, b) for a, b in zip(eager, again, strict=True))
-
-
-@pytest.mark.cases(usual=1)
-@pytest.mark.parametrize("shape", SHAPES)
-def test_autocast_runs_in_the_lower_precision(shape):
-    step, x, weight = a_step(shape)
-    with torch.autocast(DEVICE, torch.bfloat16):
-        loss = step(x, weight)
-    grads = torch.autograd.grad(loss, (x, weight))
-    assert all(grad.dtype == torch.float32 and grad.isfinite().all() for grad in grads)
 
 
 gpu_only = pytest.mark.skipif(DEVICE != "cuda", reason="CUDA graphs and streams need a GPU")

@@ -36,19 +36,14 @@ def grad_input(input_shape):
         (lambda: linear(x=np.ma.masked_array(ones(3, 6))), TypeError, "x is a MaskedArray"),
         (lambda: linear(x=ones(3, 6, dtype="f2")), TypeError, "x is float16; pass float32, float64 or ml_dtypes"),
         (lambda: linear(x=ones(3, 6, dtype=int)), TypeError, "x is int64; pass float32"),
-        (lambda: linear(x=ones(3, 6, dtype=complex)), TypeError, "x is complex128"),
         (lambda: linear(x=ones(3, 6, dtype=">f4")), TypeError, "x is >f4; pass .* byte order"),
         (lambda: linear(weight=ones(4, 6, dtype=">f4")), TypeError, "the weight is >f4"),
         (lambda: linear(x=ones(3, 6, dtype=float)), pkn.InputError, "x is float64 and the weight float32; cast"),
         (lambda: linear(x=ones(3, 5)), pkn.InputError, r"x has shape \(3, 5\); this weight takes \[..., 6\]"),
-        (lambda: linear(x=np.float32(1)), TypeError, "x is a float32; pass a numpy.ndarray"),
         (lambda: linear(x=np.array(1, F)), pkn.InputError, r"x has shape \(\)"),
         (lambda: linear(weight=ones(6, 4)), ValueError, r"shape \(6, 4\) and its partition \(4, 6\)"),
         (lambda: linear(partition=P.map), TypeError, "partition is a ndarray; pass a partkernels_numpy.Partition"),
         (lambda: linear(active=0), ValueError, r"active=0, but this partition has 2 parts; pass an int in 1..2"),
-        (lambda: linear(active=3), ValueError, "active=3"),
-        (lambda: linear(active=True), ValueError, "active=True"),
-        (lambda: linear(active=1.0), ValueError, "active=1.0"),
         (lambda: linear(bias=ones(6)), pkn.InputError, r"bias has shape \(6,\); this weight takes \[4\], or \[2, 4\]"),
         (lambda: linear(bias=ones(4, dtype=float)), pkn.InputError, "bias is float64 and the weight float32"),
         (lambda: linear(weight=ones(4, 2, 3, 3), partition=Q), ValueError, r"linear takes \[out_features, in_features"),
@@ -68,11 +63,9 @@ def grad_input(input_shape):
         (lambda: conv2d(x=ones(2, 3, 5, 5)), pkn.InputError, "this weight with groups=1 takes"),
         (lambda: conv2d(x=ones(2, 2, 2, 5)), pkn.InputError, "size 2 is smaller than the kernel, 3"),
         (lambda: conv2d(groups=3), ValueError, "groups=3; pass an int that divides the weight's 4"),
-        (lambda: conv2d(groups=0), ValueError, "groups=0"),
         (lambda: conv2d(stride=2**64), ValueError, r"each at least 1 and below 2\*\*63"),
         (lambda: grad_input(8), ValueError, "input_shape=8; pass x.shape"),
         (lambda: grad_input((1, 2, 5.0, 5)), ValueError, r"input_shape=\(1, 2, 5.0, 5\); pass x.shape"),
-        (lambda: grad_input((1, 2, 5)), ValueError, "pass x.shape"),
         (lambda: conv2d(stride=0), ValueError, "stride=0; pass an int or a pair of ints, each at least 1"),
         (lambda: conv2d(padding=-1), ValueError, "padding=-1"),
         (lambda: conv2d(padding="full"), ValueError, "padding='full'"),
@@ -91,9 +84,6 @@ def grad_input(input_shape):
         (lambda: pkn.Partition.random((), (1.0,), seed=0), ValueError, "is empty"),
         (lambda: pkn.Partition.random((2, 0), (1.0,), seed=0), ValueError, "is empty"),
         (lambda: pkn.Partition.random((1, 1, 1, 1, 1), (1.0,), seed=0), ValueError, "5 dimensions; pass 1 to 4"),
-        (lambda: pkn.Partition.random((2, 2), (0.5, 0.6), seed=0), ValueError, "sum to 1.1"),
-        (lambda: pkn.Partition.random((2, 2), (1.0,), seed=-1), ValueError, "seed=-1 is out of range"),
-        (lambda: pkn.Partition.random((2, 2), (1.0,), seed=1.0), TypeError, "seed=1.0 is a float"),
         (lambda: pkn.Partition.from_ids(ones(2, 2)), ValueError, "ids are float32; pass an array of numpy.uint8"),
         (lambda: pkn.Partition.from_ids([[1, 2]]), ValueError, "ids are list"),
         (lambda: pkn.Partition.from_ids(np.zeros((2, 2), np.uint8), count=2), ValueError, "ids run from 0 to 0"),
@@ -102,7 +92,6 @@ def grad_input(input_shape):
         (lambda: pkn.Partition((4, 6), 3, np.full((4, 16), 255, np.uint8)), ValueError, "id above its count of 3"),
         (lambda: pkn.Partition((4, 6), 2, np.full((4, 16), 255, np.uint8)), ValueError, "padding that is not 0"),
         (lambda: pkn.Uniform(0.0, 1), ValueError, "scale=0.0 is out of range"),
-        (lambda: pkn.Normal(float("nan"), 1), ValueError, "std=nan is out of range"),
         (lambda: pkn.Stored([1.0]), TypeError, "the array of Stored is a list"),
         (lambda: pkn.Stored(ones(2)).values((3,)), ValueError, "differs from the shape of the stored defaults"),
         (
@@ -117,17 +106,10 @@ def grad_input(input_shape):
         ),
         (lambda: pkn.Uniform(0.1, 1).values((2, 2), np.float16), TypeError, "dtype is float16"),
         (lambda: pkn.Uniform(0.1, 1).values((2, 2), None), TypeError, "dtype is None"),
-        (lambda: pkn.Normal(0.1, 1).values((3, 2, 2, 2, 5)), ValueError, "5 dimensions; pass 1 to 4"),
         (lambda: pkn.Zeros().values((3, 2, 2, 2, 5)), ValueError, "5 dimensions; pass 1 to 4"),
         (lambda: P.mask(3), ValueError, "partition=3, but this partition has 2 parts"),
         (lambda: pkn.Partition.random((2, 2), (1.0,), seed=0, defaults=False), TypeError, "defaults=False; pass Zeros"),
-        (lambda: pkn.Partition.random((2, 2), (1.0,), seed=0, defaults=pkn.Uniform), TypeError, "defaults=<class"),
         (lambda: pkn.Partition.random((2, 2), 0.5, seed=0), TypeError, "proportions 0.5 are not a sequence of numbers"),
-        (lambda: conv2d(stride=2.0), ValueError, "stride=2.0; pass an int or a pair"),
-        (lambda: conv2d(stride=None), ValueError, "stride=None; pass an int or a pair"),
-        (lambda: conv2d(padding={1, 2}), ValueError, "padding={1, 2}; pass an int or a pair"),
-        (lambda: conv2d(groups=1.0), ValueError, "groups=1.0; pass an int that divides"),
-        (lambda: conv2d(dilation=(np.uint8(130),) * 2), pkn.InputError, "smaller than the kernel, 261"),
     ],
 )
 def test_calls_are_refused(call, error, message):
@@ -154,18 +136,14 @@ def locked(array):
     [
         (lambda p: sgd(locked(p)), ValueError, r"parameter is read-only; pass parameter.copy\(\)"),
         (lambda p: sgd(p, p, None), ValueError, "parameter and grad share memory"),
-        (lambda p: sgd(p, p[::-1], None), ValueError, "parameter and grad share memory"),
         (lambda p: sgd(p, ones(4, 6), p, momentum=0.9), ValueError, "parameter and momentum_buffer share memory"),
         (lambda p: sgd(p, ones(4, 6), None, momentum=0.9), ValueError, "without a momentum_buffer"),
         (lambda p: sgd(p, ones(6, 4), None), ValueError, r"grad has shape \(6, 4\) and the parameter \(4, 6\)"),
         (lambda p: sgd(p, ones(4, 6, dtype=float), None), pkn.InputError, "grad is float64 and the parameter float32"),
         (lambda p: sgd(p, None, None), TypeError, "grad is a NoneType"),
         (lambda p: sgd(p, update=None), ValueError, "update=None, but this partition has 2 parts"),
-        (lambda p: sgd(p, update=3), ValueError, "update=3"),
         (lambda p: sgd(p, lr=-1), ValueError, "lr=-1; pass a finite number that is not negative"),
-        (lambda p: sgd(p, lr=float("nan")), ValueError, "lr=nan"),
         (lambda p: sgd(p, lr=None), TypeError, "lr=None is a NoneType; pass a number"),
-        (lambda p: sgd(p, lr="0.1"), TypeError, "lr='0.1' is a str; pass a number"),
         (lambda p: sgd(p, momentum=0.9, nesterov="False"), ValueError, "without a momentum_buffer"),
         (lambda p: sgd(p, ones(4, 6), ones(4, 6), momentum=0.9, nesterov="no"), TypeError, "nesterov='no'; pass True"),
         (lambda p: adam(p, decoupled="no"), TypeError, "decoupled='no'; pass True or False"),
@@ -184,8 +162,6 @@ def locked(array):
         (lambda p: sgd(p, nesterov=True), ValueError, "nesterov=True with momentum=0"),
         (lambda p: sgd(p, partition=Q), ValueError, "its partition"),
         (lambda p: adam(p, step=0), ValueError, "step=0; pass the number of this partition's step"),
-        (lambda p: adam(p, betas=(0.9, 1.0)), ValueError, "betas="),
-        (lambda p: adam(p, eps=-1.0), ValueError, "eps=-1.0"),
         (lambda p: adam(p, ones(4, 6), p), ValueError, "parameter and exp_avg share memory"),
         (lambda p: adam(p, ones(4, 6), moment := ones(4, 6), moment), ValueError, "exp_avg and exp_avg_sq share"),
         (lambda p: adam(p, ones(4, 6), locked(ones(4, 6))), ValueError, "exp_avg is read-only"),
@@ -209,24 +185,6 @@ def test_arrays_that_are_read_may_be_locked():
     sgd(ones(4, 6), grad, None)
 
 
-@pytest.mark.parametrize("padding", [np.uint8(130), (np.uint8(130), np.int8(2)), np.int64(1)])
-def test_numbers_of_numpys_do_not_wrap(padding):
-    plain = tuple(map(int, np.broadcast_to(padding, 2)))
-    x, y = ones(1, 2, 5, 5), conv2d(x=ones(1, 2, 5, 5), padding=padding)
-    np.testing.assert_array_equal(y, conv2d(x=x, padding=plain))
-    shape = np.array([1, 2, 250, 3], np.uint8)
-    y = conv2d(x=ones(*shape), padding=10)
-    assert pkn.conv2d_grad_input(y, ones(4, 2, 3, 3), Q, np.int8(1), shape, padding=10).shape == tuple(shape)
-
-
-@pytest.mark.parametrize("kind", [pkn.Uniform, pkn.Normal])
-def test_a_scale_of_numpys_is_its_value(kind):
-    for scale in (np.float16(3e-6), np.float32(0.3), np.float64(0.7)):
-        same = kind(scale, seed=0), kind(float(scale), seed=0)
-        assert same[0] == same[1]
-        np.testing.assert_array_equal(*(defaults.values((30, 40)) for defaults in same))
-
-
 def test_an_empty_parameter_and_one_with_any_stride_along_one_entry_are_stepped():
     empty = np.zeros((0, 3))
     pkn.sgd_step(empty, empty.copy(), None, None, None, lr=1.0)
@@ -235,26 +193,7 @@ def test_an_empty_parameter_and_one_with_any_stride_along_one_entry_are_stepped(
     assert (row == -1).all()
 
 
-def test_a_map_whose_shape_is_changed_later_is_read_as_it_was():
-    partition = pkn.Partition.random((64, 64), (0.5, 0.5), seed=0)
-    before = pkn.subnetwork_weight(ones(64, 64), partition, 1)
-    partition.map.shape = 1, -1
-    np.testing.assert_array_equal(pkn.subnetwork_weight(ones(64, 64), partition, 1), before)
-
-
 def test_values_of_stored_defaults_are_a_copy():
     stored = pkn.Stored(ones(2, 2))
     stored.values((2, 2))[:] = 7
     np.testing.assert_array_equal(stored.array, ones(2, 2))
-
-
-@pytest.mark.full
-def test_an_instruction_set_that_is_not_there(tmp_path):
-    import os
-    import subprocess
-    import sys
-
-    code = "import partkernels_numpy as pkn; pkn.instruction_set()"
-    environment = {**os.environ, "PARTKERNELS_CPU_ISA": "sse9"}
-    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True)
-    assert "RuntimeError: PARTKERNELS_CPU_ISA='sse9' is not an instruction set" in done.stderr

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from elsewhere import DEVICE, Elsewhere, elsewhere, put
 from pairwise import pairwise
-from tiers import Tier, tier
+from tiers import is_full
 from torch import Tensor, nn
 
 import partkernels as pk
@@ -72,7 +72,7 @@ def trained(model: nn.Module, scheme: str, x: Tensor, y: Tensor) -> list[Tensor]
 
 
 @pytest.mark.full
-@pairwise(strength=1, name=[*MODELS], scheme=["weight", "nested", *(["node"] if tier() > Tier.USUAL else [])])
+@pairwise(strength=1, name=[*MODELS], scheme=["weight", "nested", *(["node"] if is_full() else [])])
 def test_everything_is_where_the_model_is_and_as_on_the_cpu(name, scheme):
     make, shape = MODELS[name]
     x, y = torch.randn(4, *shape), torch.tensor([0, 1, 2, 1])

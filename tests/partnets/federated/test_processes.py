@@ -120,7 +120,7 @@ def test_the_nodes_of_the_page_ask_where_its_superlink_answers():
     assert re.findall(r"example\.org:(\d+)", page) == [port] * 2  # for a SuperNode and for flwr run
 
 
-@pytest.mark.weekly
+@pytest.mark.full
 def test_flowers_simulation_gives_the_same_bits(expected, tmp_path):
     pytest.importorskip("ray", reason="Flower's simulation needs Ray")
     code = f"""
@@ -152,7 +152,7 @@ def test_networked_processes_give_the_same_bits(network, expected, tmp_path):
     assert same(expected, state(load(tmp_path / "server.pt")))
 
 
-@pytest.mark.weekly
+@pytest.mark.full
 def test_a_client_that_is_killed_is_left_out(network, tmp_path):
     path, own = tmp_path / "server.pt", server(make_noisy)
     assert network.run(checkpoint=str(path), client_dies_in=2), network.logs()

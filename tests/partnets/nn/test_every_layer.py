@@ -161,14 +161,8 @@ def test_merging_gives_the_dense_layer(name, active):
     with partnets.subnetwork(layer, active, 1):
         assert torch.equal(computed(merged, case), computed(layer, case))
     case.make().load_state_dict(merged.state_dict())
-
-
-@pytest.mark.cases(usual=6)
-@every_layer
-def test_a_merged_layer_shares_no_memory(name):
-    layer = CASES[name].partitioned()
     before = copy.deepcopy(list(layer.parameters()))
-    clear(partnets.merge(layer, 1))
+    clear(merged)
     assert all(map(torch.equal, layer.parameters(), before))
 
 

@@ -44,13 +44,6 @@ def test_both_weights_of_a_recurrent_layer_are_divided_alike():
     assert not torch.equal(owners["weight_ih_l0"], owners["weight_ih_l0_reverse"])
 
 
-def test_the_scheme_is_that_of_all_layers():
-    model = partnets.partition(nn.Sequential(nn.Linear(4, 8), nn.Linear(8, 4)), PROPORTIONS, scheme="node")
-    first, second = (partition.ids() for partition in partnets.partitions(model).values())
-    assert (first == first[:, :1]).all() and (second == second[:, :1]).all()
-    assert not torch.equal(first[:4, 0], second[:, 0])
-
-
 def test_an_unknown_scheme_raises_and_changes_nothing():
     model = nn.Sequential(nn.Linear(4, 8))
     with pytest.raises(ValueError, match=r"scheme='nodes'; pass .*'weight', 'node'"):

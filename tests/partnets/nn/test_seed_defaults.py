@@ -44,31 +44,6 @@ def test_the_weight_starts_at_its_defaults_which_are_the_declared_ones(declared,
     assert isinstance(defaults_of(other), Uniform), "an undeclared layer should use torch's distribution"
 
 
-@every_declaration
-def test_the_seed_decides_the_draw(declared):
-    first, again, other = (partnets.partition(model(declared), (0.5, 0.5), seed=seed)[0].weight for seed in (1, 1, 2))
-    assert torch.equal(first, again)
-    assert torch.equal(first, other) == isinstance(declared, Zeros)
-
-
-@pytest.mark.parametrize("defaults", ["zero", "stored", Normal(0.1, seed=0)], ids=["zero", "stored", "normal"])
-def test_other_defaults_take_no_notice(defaults):
-    torch.manual_seed(0)
-    network = model(functools.partial(Normal, 0.3))
-    plain = copy.deepcopy(network)
-    plain[0].seed_defaults = None
-    twins = [partnets.partition(one, (0.5, 0.5), defaults=defaults) for one in (network, plain)]
-    assert all(map(torch.equal, twins[0].parameters(), twins[1].parameters()))
-
-
-def test_a_state_dict_restores_the_declared_defaults():
-    saved = partnets.partition(model(functools.partial(Normal, 0.3)), (0.5, 0.5), seed=1)
-    loaded = partnets.partition(model(Zeros()), (0.5, 0.5), seed=2)
-    loaded.load_state_dict(saved.state_dict())
-    with partnets.subnetwork(saved, 1), partnets.subnetwork(loaded, 1):
-        assert torch.equal(saved[0](torch.ones(5)), loaded[0](torch.ones(5)))
-
-
 def test_a_merged_layer_starts_in_the_same_way_again():
     declared = functools.partial(Normal, 0.3)
     merged = partnets.merge(partnets.partition(model(declared), (0.5, 0.5)))
