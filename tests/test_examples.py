@@ -163,7 +163,6 @@ SGD = torch.optim.SGD, {"lr": 1.0}
             {},
             r"the loss has smoothing\.raw, which would never learn; put trainable modules into",
         ),
-        ({}, {"label_names": ["target"]}, "no loss for examples of a chunk; their labels are expected under 'target'"),
     ],
 )
 def test_what_it_does_not_do_is_refused(tmp_path, given, options, message):

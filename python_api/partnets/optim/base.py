@@ -273,10 +273,8 @@ class PartitionedOptimizer(torch.optim.Optimizer):
                     f"{moment} of {_described(self._owners[parameter])} is {of}, and the parameter {by}: the model was"
                     " moved or converted after a step. Make a new optimiser, or load its state_dict into a new one."
                 )
-        # On the device of new ones, such as the parameter's, where kernels count; torch loads it where it was saved.
-        steps, new = state.get("step"), self.new_steps(parameter, group)
-        if new is not None and (steps is None or steps.device != new.device):
-            state["step"] = new if steps is None else steps.to(new.device)
+        if "step" not in state and (steps := self.new_steps(parameter, group)) is not None:
+            state["step"] = steps
         return state
 
     def check(self, settings: dict) -> None:

@@ -129,6 +129,11 @@ class Adam(PartitionedOptimizer):
     def new_steps(self, parameter, group):
         return torch.zeros(self.count, dtype=torch.int64, device=parameter.device)
 
+    def _started(self, state, parameter, group):
+        state = super()._started(state, parameter, group)
+        state["step"] = state["step"].to(parameter.device)  # torch loads it where it was saved
+        return state
+
     def step_all(self, entries, grads, update, group):
         if entries.steps is None:
             counters = [state["step"] for state in entries.states]

@@ -70,7 +70,7 @@ class Trainer(trainer.Trainer):
             hyper = vector_of(model).modules
         if sampling is None:
             sampling = _owning(model, chunks)
-        super().__init__(model, chunks, hyper=hyper, sampling=sampling, **options)
+        super().__init__(model, chunks, hyper=hyper, sampling=sampling, hyper_gradient="direct", **options)
 
     def values(self) -> dict[str, float]:
         """Return the present value of each hyperparameter, in its units, and each σ, in unconstrained units."""
@@ -81,7 +81,7 @@ class Trainer(trainer.Trainer):
                     values |= {f"{path}.{name}" if path else name: scale for name, scale in one.scales(inner).items()}
         return values
 
-    def _make_strategy(self, hyper_gradient: None, learns: bool) -> Response:
+    def _make_strategy(self, hyper_gradient: str, learns: bool) -> Response:
         return Response({}, self.entropy)
 
     def configuration(self) -> dict[str, Any]:

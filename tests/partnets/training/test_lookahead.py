@@ -574,7 +574,7 @@ def in_half_precision():
 
 
 def detaching():
-    weights = hyper.ExampleWeights()
+    weights = Detaching(2)
     model = partnets.partition(nn.Sequential(nn.Linear(4, 3), weights), PROPORTIONS)
     return model, weights, (torch.randn(6, 4), torch.randint(3, (6,))), None
 
@@ -597,7 +597,7 @@ differences = partnets.Lookahead(exact=False)
             differences,
             lambda b: {2: (b, [b])},
             ValueError,
-            r"ExampleWeights detaches the values.*exact=True",
+            r"Detaching detaches the values.*exact=True",
         ),
     ],
 )

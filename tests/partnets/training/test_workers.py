@@ -151,7 +151,6 @@ def test_an_interruption_leaves_no_process_and_training_goes_on(error, workers):
 WRONG = [
     ({"shuffle": True}, TypeError, "Trainer takes no shuffle: batches are drawn from the chunks"),
     ({"collate_fn": list}, TypeError, "pass collate= to partnets.chunk"),
-    ({"persistent_workers": True}, TypeError, "as long as fit"),
     (
         {"nun_workers": 2},
         TypeError,
