@@ -17,7 +17,7 @@ from processes import seconds_spent
 from tiers import is_full
 
 # Processor seconds of all tests on the reference machine, without imports and collection.
-USUAL, FULL = 600, 3000
+USUAL, FULL = 450, 3000
 # Seconds of reference_loop on the reference machine with both cores busy, and seconds between two measurements: other
 # programs may slow the machine down for a while.
 REFERENCE, EVERY = 0.25, 20

@@ -8,7 +8,7 @@ from collections import OrderedDict
 import torch
 from torch import nn
 
-from partnets.hyper import Averaged, Hyperparameter, hyperparameters
+from partnets.hyper import Averaged, Hyperparameter, Learned, hyperparameters
 from partnets.hyper.augmentation import Augmentation, FixedDraws
 from partnets.hyper.hyperparameter import CURE
 from partnets.subnetworks.merging import merge
@@ -42,6 +42,10 @@ def deployed(model: nn.Module, draws: int, seed: int) -> nn.Module:
         raise ValueError(f"draws={draws}, but this {type(model).__name__} has no hyper.Averaged; leave draws out.")
     placing = _Placing(draws, seed)
     model = placing.visit("", model)
+    fixed = {inner for one in model.modules() if isinstance(one, FixedDraws) for inner in one.modules()}
+    for path, one in model.named_modules() if not placing.obstacles else ():
+        if isinstance(one, Learned) and one not in fixed:
+            placing.obstacles[path] = "derive the module that has this Learned from Hyperparameter, with to_ordinary()."
     if placing.obstacles:
         listed = "\n".join(f"  {path or 'the model itself'}: {why}" for path, why in placing.obstacles.items())
         raise ValueError(f"this model cannot be deployed as it is:\n{listed}")

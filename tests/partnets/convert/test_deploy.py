@@ -179,6 +179,7 @@ class Silenced(Noise):
         (lambda: nn.Sequential(hooked(hyper.InputMask(4))), 0, ["  0: this InputMask has forward hooks"]),
         (lambda: hooked(averaged(hyper.Affine())), 0, ["the model itself: this Averaged has forward hooks"]),
         (lambda: averaged(hooked(hyper.Affine())), 2, ["augmentation: this Affine has forward hooks"]),
+        (lambda: nn.ModuleList([hyper.Learned(0.5, hyper.positive)]), 0, ["  0: derive the module that has this"]),
         (lambda: nn.Linear(4, 3), 2, ["draws=2, but this Linear has no hyper.Averaged"]),
         (lambda: nn.Linear(4, 3), -1, ["draws=-1"]),
         (lambda: partnets.finalize(averaged(hyper.Affine()), "deploy", draws=2), 2, ["is deployed already"]),
