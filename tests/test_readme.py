@@ -19,7 +19,7 @@ PAGES = {
     "docs/training.md": (8, "history", "History"),
     "docs/layers.md": (3, "model", "Centred"),
     "docs/stn.md": (2, "history", "History"),
-    "docs/federated.md": (2, "found", "Round"),
+    "docs/federated.md": (3, "found", "Round"),
     "docs/export.md": (4, "loaded", "Sequential"),
     "docs/integrations.md": (6, "bert", "BertForSequenceClassification"),
 }

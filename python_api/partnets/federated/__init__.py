@@ -13,7 +13,8 @@ partnets.federated.flower runs these rounds with Flower: in one process, in its 
 
 from partnets.federated.assignment import assign
 from partnets.federated.client import Client
+from partnets.federated.privacy import Privacy
 from partnets.federated.round import Round, Update
 from partnets.federated.server import Server
 
-__all__ = ["Client", "Round", "Server", "Update", "assign"]
+__all__ = ["Client", "Privacy", "Round", "Server", "Update", "assign"]

@@ -19,6 +19,7 @@ from partnets.data.batch import Forward, Loss, call, mean, summed
 from partnets.data.examples import Collate, as_dataset
 from partnets.data.fetching import batches
 from partnets.evaluation.snapshot import Snapshot
+from partnets.federated.privacy import Privacy
 from partnets.federated.round import Update
 from partnets.federated.vectors import Vectors
 from partnets.hyper import penalties
@@ -62,6 +63,7 @@ class Client:
         hyper_batch_size: the number of examples for the gradient of ψ, drawn in each round; all examples if None.
         audit: whether to check, before the first round in this process, that no part of the model carries data of later
             chunks into earlier subnetworks, as partnets.audit does; this takes some passes.
+        privacy: hides updates from the server too. An update then has no losses and reports one example.
         forward, collate: as for partnets.Trainer and partnets.chunk.
         seed: an int in [0, 2**63), the same for all clients.
 
@@ -100,6 +102,7 @@ class Client:
         epochs: int = 1,
         hyper_batch_size: int | None = None,
         audit: bool = True,
+        privacy: Privacy | None = None,
         forward: Forward = call,
         collate: Collate = default_collate,
         seed: int = 0,
@@ -116,7 +119,7 @@ class Client:
         check_loss(self.hyper_loss)
         self.optimizer = partial(optim.SGD, lr=0.05) if optimizer is None else optimizer
         self.batch_size, self.epochs, self.hyper_batch_size = batch_size, epochs, hyper_batch_size
-        self.forward, self.collate, self.seed = forward, collate, seed
+        self.privacy, self.forward, self.collate, self.seed = privacy, forward, collate, seed
         self._still = still_modules(model)
         parameters = {path for path, _ in model.named_parameters(remove_duplicate=False)}
         self._held = Snapshot(model, without=parameters | self.vectors.paths())
@@ -185,10 +188,13 @@ class Client:
             learned |= vectors.read(own)
             vectors.write({name: values[name] for name in own})
         vectors.write(learned)
-        hyper_loss, gradients = None, {}
+        examples, hyper_loss, gradients = len(self.data), None, {}
         if of_hyper:
             hyper_loss = self._judge(generator)
             gradients = vectors.read_gradients(of_hyper)
+        if self.privacy is not None:
+            learned, gradients = self._hidden(learned, gradients, values)
+            examples, hyper_loss, losses = 1, None, {}
         try:
             vectors.check(learned, weights)
             vectors.check(gradients, of_hyper)
@@ -198,8 +204,18 @@ class Client:
                 " the learning rate of its optimiser."
             ) from error
         return Update(
-            self.number, self.chunk, round, len(self.data), vectors.fingerprint, learned, gradients, hyper_loss, losses
+            self.number, self.chunk, round, examples, vectors.fingerprint, learned, gradients, hyper_loss, losses
         )
+
+    def _hidden(
+        self, learned: Mapping[str, Tensor], gradients: Mapping[str, Tensor], values: Mapping[str, Tensor]
+    ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        """Return the learned vectors and the gradients with privacy applied; the model keeps the exact ones."""
+        changes = {name: vector.double() - values[name].double() for name, vector in learned.items()}
+        hidden = self.privacy.noisy(self.privacy.clipped({**changes, **gradients}))
+        dtypes = self.vectors.dtypes
+        weights = {name: (values[name].double() + hidden[name]).to(dtypes[name]) for name in learned}
+        return weights, {name: hidden[name].to(dtypes[name]) for name in gradients}
 
     def _begin(self) -> None:
         """Reset the model's state other than weights, and set all modules but those in evaluation mode to training."""

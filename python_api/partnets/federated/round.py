@@ -24,8 +24,8 @@ class Update:
         values: the vectors of w_k..w_C after its steps.
         gradients: the gradient with respect to ψ of its mean loss through subnetwork k-1, as vectors; empty if k is 1.
         hyper_loss: the sum of this loss over all examples, in nats, or over all tokens if these have classes; None if k
-            is 1.
-        losses: for each partition k..C, the mean training loss of its steps.
+            is 1 or with privacy.
+        losses: for each partition k..C, the mean training loss of its steps; empty with privacy.
     """
 
     client: int

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from partnets import optim
 from partnets.evaluation.snapshot import same
+from partnets.federated.privacy import Privacy
 from partnets.federated.round import Round, Update, shown
 from partnets.federated.vectors import Vectors, norm
 from partnets.hyper.hyperparameter import find_hyper, values_by_path
@@ -48,6 +49,7 @@ class Server:
             MNIST.
         weighting: "examples" weights clients in a mean by the number of examples that they report; "uniform" weights
             all clients equally, so that no client can claim millions of examples.
+        privacy: bounds each client's change and adds noise to the means; requires weighting="uniform".
         max_norm, hyper_max_norm: the largest Euclidean norms of an update's change of the weights, over all of its
             partitions, and of its gradient of ψ; updates above are refused. None sets no bound.
 
@@ -81,11 +83,16 @@ class Server:
         optimizer: PartitionedOptimizer | None = None,
         hyper_optimizer: torch.optim.Optimizer | None = None,
         weighting: str = "examples",
+        privacy: Privacy | None = None,
         max_norm: float | None = None,
         hyper_max_norm: float | None = None,
     ) -> None:
         if weighting not in ("examples", "uniform"):
             raise ValueError(f"weighting={weighting!r}; pass 'examples' or 'uniform'.")
+        if privacy is not None and weighting != "uniform":
+            raise ValueError(
+                "privacy with weighting='examples' would reveal clients' numbers of examples; pass weighting='uniform'."
+            )
         for name, bound in (("max_norm", max_norm), ("hyper_max_norm", hyper_max_norm)):
             if bound is not None and not 0 < bound < math.inf:
                 raise ValueError(f"{name}={bound}; pass a finite number above 0, or None.")
@@ -97,7 +104,8 @@ class Server:
             hyper_optimizer = torch.optim.Adam(self.vectors.hyper, lr=3e-3)
         self.hyper_optimizer = hyper_optimizer
         self._check_optimizers({*self.vectors.hyper})
-        self.weighting, self.max_norm, self.hyper_max_norm = weighting, max_norm, hyper_max_norm
+        self.weighting, self.privacy = weighting, privacy
+        self.max_norm, self.hyper_max_norm = max_norm, hyper_max_norm
         self.rounds, self.pinned = 0, {}
         self.history: list[Round] = []
         self._sent: dict[str, Tensor] | None = None  # the result of the last values(), until the step
@@ -285,14 +293,17 @@ class Server:
         self.optimizer.zero_grad()
 
     def _mean(self, updates: Sequence[Update], vectors: Iterable[Mapping[str, Tensor]]) -> dict[str, Tensor]:
-        """Return each vector's weighted mean over updates, summed in double precision."""
+        """Return each vector's weighted mean over updates, summed in double precision; with privacy, add noise."""
         weights = [float(update.examples) if self.weighting == "examples" else 1.0 for update in updates]
         total = math.fsum(weights)
         found: dict[str, Tensor] = {}
         for weight, each in zip(weights, vectors, strict=True):
+            each = each if self.privacy is None else self.privacy.clipped(each)
             for name, vector in each.items():
                 part = vector.double() * (weight / total)
                 found[name] = found[name] + part if name in found else part
+        if self.privacy is not None:
+            found = self.privacy.noisy(found, 1 / len(updates))
         return {name: vector.to(self.vectors.dtypes[name]) for name, vector in found.items()}
 
     def hyper_values(self) -> dict[str, float]:
@@ -350,6 +361,7 @@ class Server:
             "optimizer": self.optimizer.kind,
             "hyper_optimizer": type(self.hyper_optimizer).__name__,
             "weighting": self.weighting,
+            "privacy": None if self.privacy is None else asdict(self.privacy),
         }
 
 

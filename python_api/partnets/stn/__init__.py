@@ -6,7 +6,7 @@ trainer.fit(3000)
 ordinary = stn.freeze(network)
 """
 
-from partnets.stn import layers, recurrent  # noqa: F401 - each registers its layers
+from partnets.stn import attention, layers, norm, recurrent  # noqa: F401 - each registers its layers
 from partnets.stn.converting import convert, freeze
 from partnets.stn.layer import HyperLayer
 from partnets.stn.step import step_hyper, step_weights

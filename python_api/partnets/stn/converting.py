@@ -30,11 +30,11 @@ def convert(
 ) -> nn.Module:
     """Turn the layers of a model into best responses to its hyperparameters, in place (MacKay et al. 2019).
 
-    torch's Linear, Conv1d to 3d, Embedding, RNN, LSTM and GRU become subclasses of stn.HyperLayer, but subclasses of
-    them stay. A layer keeps its parameters and gets slightly more than as many again. Other modules, such as norms and
-    MultiheadAttention, have the same weights for all hyperparameters; so do layers that share a parameter with an
-    earlier one, layers that require no gradient, and modules of partnets.hyper. Name layers in `skip` if another module
-    reads their parameters, as F.linear(x, self.layer.weight): this raises while hyperparameters are perturbed.
+    torch's Linear, convolutions, Embedding, norms, RNN, LSTM, GRU and MultiheadAttention become subclasses of
+    stn.HyperLayer, but subclasses of them stay. A layer keeps its parameters and gets slightly more than as many again.
+    Other modules have the same weights for all hyperparameters; so do layers that share a parameter with an earlier
+    one, layers that require no gradient, and modules of partnets.hyper. Name layers in `skip` if another module reads
+    their parameters, as F.linear(x, self.layer.weight): this raises while hyperparameters are perturbed.
 
     To learn from L_ML without a validation set, call partnets.partition after this.
 

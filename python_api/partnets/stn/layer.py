@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterator
 
 import torch
@@ -112,11 +113,14 @@ class HyperLayer(nn.Module):
     def _drawn(self) -> dict[str, Tensor]:
         """Draw W_hyper and b_hyper by torch's initialisation.
 
-        W_hyper is rescaled to the root mean square of W if the two differ by a factor of 2 or more.
+        W_hyper is rescaled to the root mean square of W if the two differ by a factor of 2 or more. Parameters that
+        torch sets to 0, such as the bias of a norm, are 1: 0 times a scale of 0 would never learn.
         """
         new = self.ordinary.__new__(self.ordinary)
-        # torch's recurrent layers also reset their submodules, such as a hyper.DropConnect.
-        vars(new).update(vars(self) | {"_parameters": dict(self._parameters), "_modules": {}})
+        # torch's norms also reset their running statistics, and its recurrent layers their submodules, such as a
+        # hyper.DropConnect.
+        parts = {"_parameters": dict(self._parameters), "_buffers": copy.deepcopy(self._buffers), "_modules": {}}
+        vars(new).update(vars(self) | parts)
         for name in self.names():
             like = self._parameters[name]
             new._parameters[name] = nn.Parameter(torch.empty_like(like, memory_format=torch.contiguous_format))
@@ -124,7 +128,9 @@ class HyperLayer(nn.Module):
         drawn = {}
         for name in self.names():
             values, present = new._parameters[name].detach(), self._parameters[name].detach()
-            if present.dim() > 1 and present.any():
+            if not values.any():
+                values = torch.ones_like(values)
+            elif present.dim() > 1 and present.any():
                 ratio = (present.square().mean() / values.square().mean()).sqrt()
                 values = values if 0.5 < ratio < 2 else values * ratio
             drawn[name] = values

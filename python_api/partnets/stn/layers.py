@@ -14,8 +14,12 @@ from partnets.stn.vector import is_each
 class HyperLinear(HyperLayer, nn.Linear):
     """A best response in place of torch.nn.Linear: y_i = (W + (V λ_i) ⊙ W_hyper) x_i + b + (C λ_i) ⊙ b_hyper."""
 
+    # The dimension of the examples in x, if it differs from the rest of the model.
+    batch_dim: int | None = None
+
     def forward(self, input: Tensor) -> Tensor:
-        dim, hyper = self.vector.batch_dim, self.hyper_of(input, -1)
+        dim = self.vector.batch_dim if self.batch_dim is None else self.batch_dim
+        hyper = self.hyper_of(input, -1, dim)
         if not is_each(hyper):
             return dense.linear(input, self.merged("weight", hyper), self.merged("bias", hyper))
         return self.responded(input.movedim(dim, 0), hyper, MATMUL).movedim(0, dim)

@@ -40,9 +40,10 @@ class ResponseRule(Rule):
 
         return cls(
             rule.weights,
+            rule.scales,
             distribution=distribution,
             outputs=outputs,
-            refuses=rule.refuses,
+            refuses=_refuse if rule.statistics else rule.refuses,
             vectors=rule.vectors,
             alike=lambda name: rule.alike(_base(name)),
         )
@@ -60,3 +61,10 @@ class ResponseRule(Rule):
 def _base(name: str) -> str:
     """Return the name of the parameter that NAME, hyper_NAME or NAME_scale belongs to."""
     return name.removeprefix("hyper_").removesuffix("_scale")
+
+
+def _refuse(module: nn.Module) -> str:
+    return (
+        "with running statistics of all chunks (name it in stn.convert skip=, so that partnets.partition keeps"
+        " statistics for each subnetwork, or use nn.GroupNorm)"
+    )

@@ -21,15 +21,18 @@ PROPORTIONS = (0.6, 0.4)
 
 
 class Call(nn.Module):
-    """A layer with two hyperparameter modules; returns the first output of recurrent layers."""
+    """A layer with two hyperparameter modules; returns the first output of recurrent layers and attention."""
 
     def __init__(self, layer: nn.Module) -> None:
         super().__init__()
         self.layer = layer
         self.dropout, self.mask = hyper.Dropout(0.3), hyper.InputMask(2)
 
-    def forward(self, x: Tensor) -> Tensor:
-        y = self.layer(x)
+    def forward(self, x: Tensor, *others: Tensor) -> Tensor:
+        """Call the layer; attention without other inputs is self-attention."""
+        if isinstance(self.layer, nn.MultiheadAttention) and not others:
+            others = x, x
+        y = self.layer(x, *others)
         return y[0] if isinstance(y, tuple) else y
 
 
@@ -97,21 +100,33 @@ CASES = {
     "conv3d": Case(lambda: nn.Conv3d(2, 3, 2, dilation=2, padding="same"), (BATCH, 2, 5, 4, 5)),
     "embedding": Case(lambda: nn.Embedding(7, 5, padding_idx=0), (BATCH, 3)),
     "embedding with the examples second": Case(lambda: nn.Embedding(7, 5), (3, BATCH), batch_dim=1),
+    "layer norm": Case(lambda: nn.LayerNorm((3, 4)), (BATCH, 2, 3, 4)),
+    "layer norm without bias": Case(lambda: nn.LayerNorm(4, bias=False), (2, BATCH, 4), batch_dim=1),
+    "rms norm": Case(lambda: nn.RMSNorm(4), (BATCH, 3, 4)),
+    "group norm": Case(lambda: nn.GroupNorm(2, 4), (BATCH, 4, 3)),
+    "batch norm 1d": Case(lambda: nn.BatchNorm1d(4), (BATCH, 4)),
+    "batch norm 2d": Case(lambda: nn.BatchNorm2d(4), (BATCH, 4, 3, 3)),
+    "batch norm 3d": Case(lambda: nn.BatchNorm3d(4, momentum=None), (BATCH, 4, 2, 3, 2)),
     "rnn": Case(lambda: nn.RNN(4, 6, nonlinearity="relu", batch_first=True), (BATCH, 4, 4)),
     "lstm": Case(lambda: nn.LSTM(4, 6, 2, bidirectional=True, proj_size=3, batch_first=True), (BATCH, 4, 4)),
     "lstm with the examples second": Case(lambda: nn.LSTM(4, 6), (3, BATCH, 4), batch_dim=1),
     "gru": Case(lambda: nn.GRU(4, 6, 2, bias=False, batch_first=True), (BATCH, 4, 4)),
+    "attention": Case(lambda: nn.MultiheadAttention(8, 2, batch_first=True), (BATCH, 4, 8)),
+    "attention with the examples second": Case(
+        lambda: nn.MultiheadAttention(8, 2, bias=False), (4, BATCH, 8), batch_dim=1
+    ),
 }
 
 
-def by_definition(ordinary: Call, model: Call, x: Tensor, value: Tensor) -> Tensor:
-    """Compute each example with the dense layer and the parameters p + (V λ_i) ⊙ p_hyper."""
+def by_definition(ordinary: Call, model: Call, x: Tensor, value: Tensor, *others: Tensor) -> Tensor:
+    """Compute each example of the inputs with the dense layer and the parameters p + (V λ_i) ⊙ p_hyper."""
     vector = vector_of(model)
     read = value - vector.present().detach() if vector.centred else value
     outputs = []
     for i in range(len(read)):
         own = dict(_parameters_at(model, read[i]))
-        outputs.append(functional_call(ordinary, own, (x.narrow(vector.batch_dim, i, 1),)))
+        inputs = tuple(each.narrow(vector.batch_dim, i, 1) for each in (x, *others))
+        outputs.append(functional_call(ordinary, own, inputs))
     return torch.cat(outputs, vector.batch_dim)
 
 

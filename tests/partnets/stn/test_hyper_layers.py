@@ -16,6 +16,9 @@ from partnets.subnetworks.parameters import partitioned_parameters
 from partnets.subnetworks.state import partitioned_modules
 
 each_case = pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+# partnets.partition refuses responding batch norms.
+PARTITIONED = {name: case for name, case in CASES.items() if "batch norm" not in name}
+each_partitioned_case = pytest.mark.parametrize("case", PARTITIONED.values(), ids=PARTITIONED)
 
 
 def gradients(y, weights, inputs):
@@ -46,7 +49,7 @@ def test_each_example_has_the_weights_of_its_own_hyperparameters(case, centred):
         close(model(x), one)
 
 
-@each_case
+@each_partitioned_case
 def test_partitioned_ones_are_those_of_the_subnetwork(case):
     ordinary, model = case.pair()
     partnets.partition(model, PROPORTIONS, defaults="stored")
@@ -68,7 +71,7 @@ def test_partitioned_ones_are_those_of_the_subnetwork(case):
             assert not grad[one.partition.mask(2)].any()
 
 
-@each_case
+@each_partitioned_case
 @pytest.mark.parametrize("scheme", ["weight", "node"])
 def test_a_response_is_partitioned_like_its_weight(case, scheme):
     """Check that W_hyper has the map of W; with scheme 'node', a row of V belongs to the partition of its output."""
@@ -96,6 +99,8 @@ def test_conversion_and_freezing_change_no_output(case):
     layer = case.make().to(case.dtype)
     model = Call(layer).to(case.dtype).eval()
     x = case.input()
+    for buffer in layer.buffers():  # running statistics
+        buffer += 1
     before, parameters, kind = model(x), dict(layer.named_parameters()), type(layer)
     stn.convert(model, [model.dropout, model.mask], batch_dim=case.batch_dim)
     close(model(x), before)
@@ -113,11 +118,41 @@ def test_conversion_and_freezing_change_no_output(case):
     assert model.dropout.values()["rate"] != 0.6
 
 
+@pytest.mark.parametrize("is_shared", [False, True])
+def test_attention_to_other_inputs(is_shared):
+    ordinary, model = CASES["attention"].pair()
+    query, key = torch.randn(BATCH, 4, 8).double(), torch.randn(BATCH, 3, 8).double()
+    others = key, key if is_shared else torch.randn_like(key), torch.arange(3) > torch.tensor([[1], [2], [0], [2], [1]])
+    value = drawn(model)
+    with vector_of(model).at(value):
+        close(model(query, *others), by_definition(ordinary, model, query, value, *others))
+
+
 @pytest.mark.parametrize(
-    "name", ["linear", "linear of sequences", "conv2d", "conv2d of few positions", "conv1d", "embedding"]
+    "options",
+    [
+        {"attn_mask": torch.ones(4, 4).triu(1).bool(), "is_causal": True, "need_weights": False},
+        {"attn_mask": torch.arange(4.0).double() * torch.ones(2 * BATCH, 4, 1), "average_attn_weights": False},
+        {"key_padding_mask": torch.arange(4) == torch.ones(BATCH, 1), "attn_mask": torch.ones(4, 4).triu(2).bool()},
+    ],
+)
+def test_masks_of_attention_are_those_of_torch(options):
+    _, model = CASES["attention"].pair()
+    x, frozen = CASES["attention"].input(), stn.freeze(model)
+    for mine, theirs in zip(model.layer(x, x, x, **options), frozen.layer(x, x, x, **options), strict=True):
+        close(mine, theirs)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("linear", "linear of sequences", "conv2d", "conv2d of few positions", "conv1d", "embedding"),
+        *("layer norm", "batch norm 2d", "attention"),
+    ],
 )
 def test_gradcheck(name):
     _, model = CASES[name].pair()
+    model.train()
     x, value = CASES[name].input(), drawn(model)
     parameters = [p.requires_grad_() for p in model.layer.parameters()]
 
@@ -163,7 +198,7 @@ def test_what_is_kept_for_the_backward_pass_is_the_input(case):
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("name", ["linear", "linear of sequences", "conv2d", "conv2d of few positions"])
+@pytest.mark.parametrize("name", ["linear", "linear of sequences", "conv2d", "conv2d of few positions", "layer norm"])
 def test_compiles_as_one_graph(name):
     case = CASES[name]
     _, model = case.pair()
@@ -214,7 +249,13 @@ def test_twice_the_parameters():
         assert sum(p.numel() for p in model.layer.parameters()) < 2.02 * before
 
 
-@pytest.mark.parametrize("name", ["linear", "conv2d", "embedding", "lstm", "lstm with the examples second"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("linear", "conv2d", "embedding", "layer norm", "lstm", "lstm with the examples second"),
+        *("attention", "attention with the examples second"),
+    ],
+)
 @pytest.mark.parametrize("examples", [1, BATCH])
 def test_other_examples_are_refused(name, examples):
     """Check that one row for all examples, such as position embeddings, is not one example for each either."""

@@ -31,6 +31,11 @@ def weight_elsewhere():
     return nn.Sequential(nn.Linear(4, 2), hyper.WeightDecay([nn.Linear(4, 2)], 0.1))
 
 
+def batch_norms_of_all_chunks():
+    model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), dropout := hyper.Dropout())
+    partnets.partition(stn.convert(model, dropout), (0.5, 0.5))
+
+
 def of(model, data=DATA, **options):
     """Return a trainer of a model that is converted with its hyperparameters."""
     stn.convert(model, hypers(model), **options)
@@ -45,6 +50,7 @@ def of(model, data=DATA, **options):
         (lambda: stn.convert(m := nn.Sequential(nn.Linear(2, 2), nn.ReLU()), m[1]), TypeError, "has a ReLU; derive it"),
         (lambda: stn.convert(m := converted(), hypers(m)), ValueError, "respond to hyperparameters already"),
         (lambda: stn.convert(partitioned()[0], []), ValueError, "is partitioned already"),
+        (batch_norms_of_all_chunks, ValueError, r"running statistics of all chunks \(name it in stn\.convert skip="),
         (lambda: converted(scale=0.0), ValueError, "scale=0.0; pass a positive number"),
         (lambda: converted(skip=["7"]), ValueError, "skip names '7'"),
         (lambda: converted(linearised=True, centred=False), ValueError, "centred=True"),
@@ -86,7 +92,7 @@ def dropped(layer):
 UNREAD = {
     "label smoothing without loss=": lambda: nn.Sequential(nn.Linear(4, 2), hyper.LabelSmoothing(0.3)),
     "dropout that is never called": lambda: Body(lambda body, dropout, x: body(x)),
-    "drop connect of a layer that does not respond": lambda: nn.Sequential(dropped(nn.LayerNorm(4)), nn.Linear(4, 2)),
+    "drop connect of a norm": lambda: nn.Sequential(dropped(nn.LayerNorm(4)), nn.Linear(4, 2)),
     "dropout of a backbone in evaluation mode": lambda: nn.Sequential(
         nn.Sequential(nn.Linear(4, 4), hyper.Dropout(0.3)).eval(), nn.Linear(4, 2)
     ),

@@ -96,7 +96,7 @@ def test_a_linearised_response_learns_by_outputs_that_are_linear_in_it(per_examp
     F.cross_entropy(sum(torch.func.jvp(response, (zero,), (one,))), y).backward()
     step(partnets.Ensemble([network], count=2), batch=(x, y))
     names = [name for name in response_names(network) if not name.endswith("scale_raw")]
-    assert len(names) == 8
+    assert len(names) == 12
     for name in names:
         moved = before[name] - 0.5 * expected.get_parameter(name).grad
         torch.testing.assert_close(network.get_parameter(name), moved)
@@ -251,11 +251,11 @@ def test_a_network_in_evaluation_mode_trains():
     assert any(zeros)
 
 
-@pytest.mark.parametrize("lml", [False, True])
-def test_a_batch_counts_once_in_running_statistics_at_the_present_hyperparameters(lml):
+@pytest.mark.parametrize("responds, lml", [(True, False), (False, False), (False, True)])
+def test_a_batch_counts_once_in_running_statistics_at_the_present_hyperparameters(responds, lml):
     noise = hyper.InputNoise(1.0)
     network = nn.Sequential(noise, nn.BatchNorm1d(4), nn.Linear(4, 2))
-    stn.convert(network, noise, scale=3.0, learn_scale=False)
+    stn.convert(network, noise, scale=3.0, learn_scale=False, skip=[] if responds else ["1"])
     expected = copy.deepcopy(network[1])
     model = partnets.partition(network, (0.5, 0.5), defaults="stored") if lml else partnets.Ensemble([network], count=2)
     model.train()

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from logging import ERROR
 from typing import Any
 
 import torch
 from flwr.app import ConfigRecord, Context, Message
 from flwr.clientapp import ClientApp
+from flwr.common.logger import log
 from torch import Tensor, nn
 
 from partnets.federated.assignment import assign
@@ -48,7 +50,8 @@ def client_app(
         seed: the seed of assign and of the clients' random draws.
         client: Client or a subclass.
         mods: Flower's mods.
-        options: further arguments of Client.
+        options: further arguments of Client. With `privacy`, the reason of an error, which may quote examples, is only
+            in the client's own log.
 
     Raises:
         ValueError: in the app's rounds: a node's configuration does not identify its client, or the server has another
@@ -83,10 +86,16 @@ def client_app(
 
     @app.train()
     def train(message: Message, context: Context) -> Message:
-        with TURN:
-            found, config = find(context), message.content[CONFIG]
-            update = found.train(_received(message, found.vectors, config), config["round"])
-            return Message(to_reply(update), reply_to=message)
+        try:
+            with TURN:
+                found, config = find(context), message.content[CONFIG]
+                update = found.train(_received(message, found.vectors, config), config["round"])
+        except Exception as error:
+            if options.get("privacy") is None:
+                raise
+            log(ERROR, "this client failed: %s", error, exc_info=True)
+            raise RuntimeError("the client failed; with privacy, the reason is only in its own log") from None
+        return Message(to_reply(update), reply_to=message)
 
     return app
 
