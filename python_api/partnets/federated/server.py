@@ -23,8 +23,7 @@ from partnets.training.checkpoint import settings_of, warn_of_others
 from partnets.training.step import parameters_of
 from partnets.utils import sealed
 
-FORMAT = 2
-EXPECTED = f"file of a federated server, of format {FORMAT}; pass a file that Server.save wrote."
+EXPECTED = "file of a federated server; pass a file that Server.save wrote."
 # The entries of a file besides the format and the configuration.
 ENTRIES = {"rounds", "pinned", "history", "values", "optimizer", "hyper_optimizer"}
 # An upper bound of reported losses, so that no sum of them overflows.
@@ -320,7 +319,7 @@ class Server:
             "optimizer": self.optimizer.state_dict(),
             "hyper_optimizer": None if self.hyper_optimizer is None else self.hyper_optimizer.state_dict(),
         }
-        sealed.save({"format": FORMAT, "configuration": self._configuration(), **state}, path)
+        sealed.save({"configuration": self._configuration(), **state}, path)
 
     def load(self, path: str | PathLike) -> None:
         """Resume from a file that `save` wrote, with the same bits; no code from the file is run.
@@ -335,7 +334,7 @@ class Server:
             OSError: the file does not exist or cannot be read.
         """
         saved = sealed.load(path, EXPECTED)
-        if saved.get("format") != FORMAT or ENTRIES - saved.keys() or not isinstance(saved.get("configuration"), dict):
+        if ENTRIES - saved.keys() or not isinstance(saved.get("configuration"), dict):
             raise ValueError(f"{path} is not a {EXPECTED}")
         theirs = saved["configuration"]
         if different := [name for name, value in self._configuration().items() if theirs.get(name) != value]:

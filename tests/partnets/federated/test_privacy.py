@@ -145,7 +145,7 @@ def test_epsilon_is_of_all_vectors_of_all_rounds(rounds, z):
     assert delta_of(found, z / math.sqrt(3 * rounds)) == pytest.approx(1e-5, rel=1e-3)
 
 
-@pytest.mark.weekly
+@pytest.mark.full
 def test_little_noise_has_a_large_epsilon():
     pytest.importorskip("dp_accounting")
     vectors = server().vectors

@@ -403,7 +403,7 @@ def test_a_file_of_another_server_changes_nothing(tmp_path):
     path.write_bytes(data)
     with pytest.raises(ValueError, match="damaged"):
         other.load(path)
-    saved = {"format": 2, "configuration": other._configuration(), "rounds": -1}
+    saved = {"configuration": other._configuration(), "rounds": -1}
     for entries in ({}, saved):
         sealed.save(entries, path)
         with pytest.raises(ValueError, match="is not a file of a federated server"):
