@@ -23,7 +23,7 @@ def partitioned(defaults="seed"):
 
 @torch.no_grad()
 def perturbed(model, std):
-    """Return a partitioned model after adding noise to what each partition owns."""
+    """Return a partitioned model after adding noise to each partition's entries."""
     for one in partitioned_parameters(model):
         one.stored.add_(torch.randn_like(one.stored), alpha=std)
         one.combine()

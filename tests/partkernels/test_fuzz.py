@@ -31,7 +31,7 @@ FEW = 2000
 
 
 class Random(Draw):
-    """Random choices for a target, whose interpreted kernels get small tensors."""
+    """Random choices for a target; interpreted kernels get small tensors."""
 
     def __init__(self, seed: int, target: Target) -> None:
         super().__init__(seed)

@@ -1,4 +1,4 @@
-"""Operators as PyTorch sees them: schemas, gradients, compilation, autocast, transforms, and what they save."""
+"""Operators as PyTorch sees them: schemas, gradients, compilation, autocast, transforms, and saved tensors."""
 
 from __future__ import annotations
 

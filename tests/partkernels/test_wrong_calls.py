@@ -78,7 +78,7 @@ def map_of(shape, count) -> Tensor:
 
 
 def shared(array: bool = False):
-    """Call a layer whose trainable weight shares memory with its defaults."""
+    """Call a layer with a trainable weight that shares memory with its defaults."""
     memory = np.zeros((4, 6), np.float32)
     weight = torch.from_numpy(memory) if array else torch.zeros(4, 6)
     stored = pk.Stored(torch.from_numpy(memory) if array else weight)
@@ -91,7 +91,7 @@ def without_a_tensor():
 
 
 def emptied(*shape, by: int | None = None) -> Tensor:
-    """Return a tensor whose memory was taken away, or only that of its last entries."""
+    """Return a tensor without its memory, or without that of its last entries."""
     tensor = torch.ones(shape)
     # PyTorch aligns memory to 64 bytes, so a missing entry cannot belong to another tensor.
     tensor.untyped_storage().resize_(0 if by is None else tensor.nbytes - by * tensor.itemsize)

@@ -1,4 +1,4 @@
-"""Architectures of timm, torchvision and transformers, with random weights, and what must hold for each."""
+"""Architectures of timm, torchvision and transformers, with random weights, and the checks that each must pass."""
 
 from __future__ import annotations
 
@@ -84,18 +84,18 @@ ARCHITECTURES = {
     "T5": (of_transformers("t5", "AutoModelForSeq2SeqLM", decoder_start_token_id=0, **T5), PAIR, 0.2),
     "CLIP": (of_transformers("clip_vision_model", "AutoModel", **SMALL, **IMAGES), image(32, "pixel_values"), 0.8),
 }
-# These have needed something of their own, and are partitioned at random only.
+# These once needed a special case, and are partitioned at random only.
 OTHERS = {
     "NFNet": (of_timm("test_nfnet"), image(64)),  # weights are standardised in forward
     "EfficientViM": (of_timm("efficientvim_m1"), image(64)),  # a parameter is called A
-    "SqueezeNet": (vision.squeezenet1_1, image(64)),  # convolutions whose outputs are concatenated
+    "SqueezeNet": (vision.squeezenet1_1, image(64)),  # convolutions with concatenated outputs
     "ALBERT": (of_transformers("albert", MASKED, embedding_size=16, **SMALL), IDS),  # a layer is called several times
     "BEiT": (  # a parent reads its child's table of biases
         of_transformers("beit", CLASSES, use_relative_position_bias=True, **SMALL, **IMAGES),
         image(32, "pixel_values"),
     ),
     "LeViT": (of_transformers("levit", "AutoModel", **LEVIT), image(64, "pixel_values")),  # keeps biases between passes
-    "Mamba": (of_transformers("mamba", CAUSAL, **MAMBA), IDS),  # modules have parameters of their own
+    "Mamba": (of_transformers("mamba", CAUSAL, **MAMBA), IDS),  # modules have direct parameters
 }
 
 

@@ -1,4 +1,4 @@
-"""Layers with their test inputs, and what their subnetworks must compute. A new layer needs an entry in CASES."""
+"""Layers with their test inputs, and the expected outputs of their subnetworks. A new layer needs an entry in CASES."""
 
 from __future__ import annotations
 
@@ -182,7 +182,7 @@ class Tied(nn.Module):
 
 
 def convolutions() -> Iterator[tuple[tuple, dict, tuple]]:
-    """Yield cases of strides, dilation, groups and all padding modes, few of which torch tests."""
+    """Yield cases of strides, dilation, groups and all padding modes, which torch tests rarely."""
     for options in [
         {"kernel_size": (3, 2), "stride": (2, 1), "padding": (1, 2)},
         {"kernel_size": 3, "dilation": 2, "padding": 2},

@@ -38,7 +38,7 @@ APART = (
 MODES = (True, True), (False, False), (True, False), (False, True)
 # State that a pass reads is multiplied by NaN, or by this if the model raises.
 LARGE = 1000.0
-# Devices whose results are the same each time. On others, sums by atomics vary.
+# Devices with reproducible results. On others, sums by atomics vary.
 STEADY = {"cpu"}
 # The largest number of paths that are named for each of MODES.
 MOST = 8
@@ -169,7 +169,7 @@ class _Trial:
         return True
 
     def _remembers(self, trains: bool, first_trains: bool, other: Any, last: int) -> Iterator[Leak]:
-        """Yield leaks if a pass of the last subnetwork changes what the first computes afterwards, in these modes."""
+        """Yield leaks if a pass of the last subnetwork changes later results of the first, in these modes."""
         run = partial(self._first_after_last, trains, first_trains, last)
 
         def reads(*paths: str) -> bool:
@@ -207,7 +207,7 @@ class _Trial:
         spoiled: Sequence[str] = (),
         by: float = 1,
     ) -> tuple[dict[str, Tensor], list[Any], Snapshot]:
-        """Return what the first subnetwork computes after a pass of the last one, and all states between the passes."""
+        """Return the first subnetwork's results after a pass of the last one, and the states between the passes."""
         with ExitStack() as mode:
             mode.enter_context(evaluating(*(() if trains else (self.model,))))
             with self._later_weights(1, factor):
@@ -239,7 +239,7 @@ class _Trial:
         return found
 
     def _both(self, k: int, factor: float = 1) -> dict[str, Tensor]:
-        """Return what subnetwork k computes in training mode, then in evaluation mode, with other later weights."""
+        """Return the results of subnetwork k in training mode, then in evaluation mode, with other later weights."""
         with self._later_weights(k, factor):
             trained = self._pass(True, k, self.batch)
             if not self.evaluates:
@@ -248,7 +248,7 @@ class _Trial:
                 return trained | self._pass(False, k, self.batch)
 
     def _pass(self, trains: bool, k: int, batch: Any) -> dict[str, Tensor]:
-        """Return what subnetwork k computes in its present mode, by name; raise _WrittenError if it writes."""
+        """Return the results of subnetwork k in its present mode, by name; raise _WrittenError if it writes."""
         random_state.seed(0)
         still, written, values = evaluating(*(other_norms(self.model) if trains else ())), [], {}
         try:
@@ -263,7 +263,7 @@ class _Trial:
                 for one, path in self.parameters.items():
                     if (one.module, one.name) in bumped or not same(one.parameter.detach(), before[one]):
                         written.append(path)
-        except RuntimeError:  # raised by partnets.subnetwork for what was written
+        except RuntimeError:  # raised by partnets.subnetwork for written parameters
             if not written:
                 raise
         if written:

@@ -1,4 +1,4 @@
-"""Update and Round: what a client sends in a federated round, and the server's record of it."""
+"""Update and Round: a client's reply in a federated round, and the server's record of it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Hyperparameter: the base class of modules whose parameters are ψ, trained on the out-of-chunk loss."""
+"""Hyperparameter: the base class of modules with hyperparameters ψ, which learn from the held-out chunks' loss."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ class Entries:
     """The entries of one partition in several parameters.
 
     Attributes:
-        key: where all of this is in memory.
+        key: the addresses of these tensors.
         parameters, moments: the parameters, and for each moment a list like them.
         states: the parameters' states.
         partitions: of weights; None for rows of vectors, and if one partition owns all of a weight.
@@ -287,7 +287,7 @@ class PartitionedOptimizer(torch.optim.Optimizer):
         raise NotImplementedError
 
     def new_steps(self, parameter: nn.Parameter, group: dict) -> Tensor | None:
-        """Return the numbers of each partition, [C] or [C, n], before a parameter's first step; None if it has none."""
+        """Return the numbers of each partition, [C] or [C, n], before a parameter's first step, or None."""
         return None
 
     def step_all(self, entries: Entries, grads: Sequence[Tensor], update: int, group: dict) -> None:

@@ -289,8 +289,8 @@ def _accepted(trials: Trials, groups: list[list[Channels]], chosen: list[Channel
 class Trials:
     """Runs copies of a model on an example: dense, narrow, and padded.
 
-    A padded network has the widths of the dense one between its layers, each of which takes and returns NaN for
-    inactive channels. If it returns the same as the narrow network, no code of the model mixes or moves channels, or
+    Between its layers, a padded network has the widths of the dense one. Each layer takes and returns NaN for inactive
+    channels. If it returns the same as the narrow network, no code of the model mixes or moves channels, or
     computes with their number.
 
     Attributes:
@@ -365,7 +365,7 @@ class Trials:
 
 
 def _pad(module: nn.Module, one: Narrow, k: int) -> None:
-    """Let a module take and return all channels, of which it computes with those of subnetwork k; others are NaN."""
+    """Let a module take and return all channels: those of subnetwork k are computed, and the others are NaN."""
     if one.inputs is not None or one.outputs is not None:
         vars(module)["forward"] = partial(_padded, module, one, k, module.forward)
         return
@@ -389,7 +389,7 @@ def _padded(module: nn.Module, one: Narrow, k: int, forward, x: Tensor, *args, *
 
 
 def _dim(module: nn.Module, tensor: Tensor, size: int) -> int:
-    """Return the dimension of the channels of what a module takes or returns, which has so many."""
+    """Return the dimension of the channels in a module's input or output, which has so many dimensions."""
     if isinstance(module, _ConvNd):
         return -len(module.kernel_size) - 1
     if isinstance(module, _NormBase | nn.GroupNorm | nn.PReLU):

@@ -53,7 +53,7 @@ class Whole(Exception):
 
 @dataclass
 class Narrow:
-    """How one module is narrowed.
+    """The part of a module that each subnetwork uses.
 
     Attributes:
         owners: for each parameter or buffer and dimension, the partition of each index: uint8 [size].
@@ -85,10 +85,10 @@ class Narrow:
 
 
 def widths(size: int, proportions: Sequence[float], measure: str = "units") -> list[int]:
-    """Return the numbers of channels that subnetworks 1..C have, of so many.
+    """Return the number of active channels in each of subnetworks 1..C.
 
     Args:
-        size: how many channels there are.
+        size: the number of channels of the layer.
         proportions: C numbers that sum to 1.
         measure: 'units': of the channels. 'weights': of the weights of a layer whose inputs are divided too, so that
             subnetwork k has the square root of its share of both.
@@ -191,9 +191,9 @@ def _narrow_of(module: nn.Module, channels: Mapping[Side, Tensor], count: int) -
 
 @contextmanager
 def narrowed(narrow: Mapping[nn.Module, Narrow], k: int) -> Iterator[None]:
-    """Make modules those of subnetwork k in the context: parameters are parts of theirs, and attributes fit.
+    """Narrow modules to subnetwork k in the context: their parameters are views of the active channels.
 
-    Buffers, such as running statistics, are copies of parts; what is written into them is lost.
+    Buffers, such as running statistics, are copies of the active channels; writes into them are lost.
     """
     before: dict[nn.Module, dict[str, Any]] = {}
     try:

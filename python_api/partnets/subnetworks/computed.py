@@ -19,7 +19,7 @@ from partnets.subnetworks.switch import Switch
 
 @contextmanager
 def computed(switch: Switch, active: int, update: int | None) -> Iterator[None]:
-    """In the context, give modules the parameters of subnetwork `active`, as tensors computed from the whole network's.
+    """Replace parameters by those of subnetwork `active` in the context, as tensors computed from the whole network.
 
     This takes memory and time for each weight; partnets.subnetwork exchanges entries in place instead. The backward
     pass may run outside of the context. The gradient of a vector is that of partition `update`.

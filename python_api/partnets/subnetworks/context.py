@@ -43,7 +43,7 @@ def subnetwork(
 
     With update=None no parameter of the network receives a gradient, and none is computed (Eq. 4); normalisation layers
     in training mode use the batch, and leave their running statistics unchanged. With a partition to learn, ψ receives
-    no gradient: the training loss would drive it to what fits the training data.
+    no gradient: the training loss would fit it to the training data.
 
     Gradients are 0 outside of partition `update`. The gradient of a bias or a scale, which has a vector for each
     partition, is that of the vector of `update`; gradients of other partitions are set aside until their step.
@@ -168,7 +168,7 @@ def _entered(switch: Switch, active: int, update: int | None, masked: bool = Tru
             switch.fit()
             switch.note()
         else:
-            switch.widen()  # whoever looks at parameters between subnetworks finds whole ones
+            switch.widen()  # code that reads parameters between subnetworks finds whole ones
         for state, (_, *rest) in zip(switch.states, before, strict=True):
             state.update, state.thread, state.masks, state.entry = rest
         _clear_caches()
@@ -188,7 +188,7 @@ def _entered(switch: Switch, active: int, update: int | None, masked: bool = Tru
 
 
 def _claimed(switch: Switch) -> list[tuple]:
-    """Make the present thread the one that is inside of a model; return what was before."""
+    """Claim a model for the present thread; return the previous state of each module."""
     thread = threading.get_ident()
     with _claiming:
         if any(state.thread not in (None, thread) for state in switch.states):
@@ -206,7 +206,7 @@ _claiming = threading.Lock()
 
 
 def _clear_caches() -> None:
-    """Forget what torch has computed from weights that were other ones."""
+    """Clear torch's caches of tensors that it computed from the previous weights."""
     if not torch.compiler.is_compiling() and _is_any_autocast_enabled():
         torch.clear_autocast_cache()
     if parametrize._cache_enabled:

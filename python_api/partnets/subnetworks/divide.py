@@ -41,17 +41,17 @@ SCHEMES = ("weight", "node")
 
 
 class Division:
-    """How a module is to be partitioned; nothing changes before `apply`.
+    """The planned partitions of a module, which `apply` makes.
 
     Args:
         module: not partitioned yet.
         proportions: C numbers that sum to 1.
-        seed: that of this module.
+        seed: the seed of this module.
         defaults: 'seed', 'zero', 'stored' or one of partkernels' Defaults.
         scheme: 'weight' or 'node'.
         frozen: whether parameters that require no gradient are partitioned as well.
-        statistics: the names of buffers and frozen parameters that each subnetwork has of its own.
-        narrow: how nested channels narrow the module; None if they do not.
+        statistics: the names of buffers and frozen parameters with a separate value for each subnetwork.
+        narrow: the nested channels of the module, or None.
 
     Attributes:
         partitions: of weights, by name.
@@ -235,7 +235,7 @@ def set_partition(module: nn.Module, name: str, partition: Partition, sizes: Seq
 
 
 def padding_of(module: nn.Module, weight: Tensor) -> int | None:
-    """Return the row of a table that stands for padding, and never learns; None if it has none."""
+    """Return the row of an embedding table for padding, which never learns, or None."""
     padding = getattr(module, "padding_idx", None)
     is_table = isinstance(module, nn.Embedding | nn.EmbeddingBag)
     return padding if is_table and tuple(weight.shape) == (module.num_embeddings, module.embedding_dim) else None

@@ -1,4 +1,4 @@
-"""Weight and Vector: parameters that differ between subnetworks, and what is exchanged with them."""
+"""Weight and Vector: parameters that differ between subnetworks, and the entries that a switch exchanges."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ INT32_MAX = 2**31 - 1
 
 
 class Exchanged:
-    """A parameter that differs between subnetworks; it keeps nothing alive but memory.
+    """A parameter that differs between subnetworks; it holds weak references to the module, its state and parameter.
 
     Attributes:
-        module, name: where the parameter is; of a tied one the first place.
-        state: the module's.
-        parameter: that of the whole network.
+        module, name: the first place of the parameter.
+        state: the state of this module.
+        parameter: the parameter of the whole network.
         whole: the parameter's memory, to see whether it was replaced; it shares the parameter's version.
-        hooked: the numbers of the parameters, of the network or gathered from its shards, whose gradients are masked.
+        hooked: the ids of parameters with a hook that masks gradients, among them those gathered from shards.
     """
 
     def __init__(self, module: nn.Module, name: str, state: PartitionState, parameter: nn.Parameter) -> None:
@@ -57,7 +57,7 @@ class Exchanged:
         self._watched = (self.whole, rows) if is_plain else None
 
     def note(self) -> None:
-        """Take what was written into the parameter for right."""
+        """Record that the present values of the parameter are right."""
         self.versions[self.name] = self.version()
 
     def is_noted(self) -> bool:
@@ -72,16 +72,16 @@ class Exchanged:
 
 
 class Weight(Exchanged):
-    """One partitioned weight, and what is exchanged with it.
+    """A partitioned weight, and the entries that a switch exchanges.
 
     Attributes:
         memory: the parameter as one dimension, in the order of its memory.
-        places: where the entries of partition 2 are in `memory`, then those of 3, ..., C: int32, or int64 if needed.
+        places: the indices in `memory` of the entries of partition 2, then of 3, ..., C: int32, or int64 if needed.
         defaults: the value of each of these while its partition is not active.
         learned: the learned value of each, valid while its partition is not active.
-        starts: where each partition 2..C begins in these three, and where the last one ends.
-        key: what all of this was made of.
-        made: how often it was made.
+        starts: the start of each of partitions 2..C in these three, and the end of the last one.
+        key: the addresses and versions of the tensors from which these were computed.
+        made: the number of times that they were computed.
     """
 
     def __init__(self, *of) -> None:
@@ -101,7 +101,7 @@ class Weight(Exchanged):
         return self.state.narrow is not None and self.name in self.state.narrow.owners
 
     def refresh(self) -> None:
-        """Make memory, places and values anew if parameter, map or defaults have changed; for a DTensor this rank's."""
+        """Recompute memory, places and values if parameter, map or defaults have changed; for a DTensor this rank's."""
         parameter, buffers = local(self.parameter), self.module._buffers
         map, stored = buffers[self.name + MAP], buffers.get(self.name + STORED)
         numbers = buffers[self.name + DEFAULTS]

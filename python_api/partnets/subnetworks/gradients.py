@@ -1,4 +1,4 @@
-"""Gradients of partitioned parameters: each is that of the partition that learns; a vector's others are set aside."""
+"""Gradients of partitioned parameters: masked to the partition that learns; other vectors' gradients are stored."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from partnets.utils.shards import local, part, sharded_like, version
 
 
 def watch(one: Weight | Vector, parameter: nn.Parameter) -> None:
-    """Let the gradients of a parameter, or of what was gathered from its shards, be those of the learning partition."""
+    """Mask the gradients of a parameter, or of one gathered from its shards, to the partition that learns."""
     if not parameter.requires_grad or (torch.compiler.is_compiling() and id(parameter) in one.hooked):
-        return  # torch.compile does not see hooks that are there
+        return  # torch.compile does not see existing hooks
     one.hooked.add(id(parameter))
     hooks = parameter._backward_hooks or {}
     before = [key for key, hook in hooks.items() if isinstance(hook, partial) and hook.func is _masked]
@@ -109,7 +109,7 @@ def turn_gradient(one, k: int) -> None:
 
 
 def forget_cleared(one) -> None:
-    """Forget what was set aside for other partitions if `.grad` was set to None since, as by model.zero_grad()."""
+    """Delete stored gradients of other partitions if `.grad` was set to None since, as by model.zero_grad()."""
     if one.parameter.grad is None and one.name in one.state.grad_of:
         one.state.grads.pop(one.name, None)
         del one.state.grad_of[one.name]
@@ -120,9 +120,9 @@ def _has_ranks() -> bool:
 
 
 def check_kept(one) -> None:
-    """Raise RuntimeError if gradients were changed, such as by clipping, of which those that wait know nothing.
+    """Raise RuntimeError if `.grad` was changed, such as by clipping, without the stored gradients of other partitions.
 
-    If they were set to 0 instead, those that wait are forgotten.
+    If `.grad` was set to 0, the stored gradients are deleted.
     """
     state, grad = one.state, one.parameter.grad
     if grad is None or not state.grads.get(one.name) or one.name not in state.grad_seen:

@@ -1,6 +1,6 @@
-"""Guards: a backward pass while the model is another subnetwork than that which computed its outputs raises.
+"""Guards: a backward pass raises if the model is no longer the subnetwork that computed the outputs.
 
-torch raises where a weight was written into that the backward pass needs; Switch.renew counts as that. It needs no
+torch raises if a weight that the backward pass needs was written into; Switch.renew counts as a write. It needs no
 weight of a module whose inputs require no gradient, such as the first layer. So outputs are guarded: in a call of the
 model its own, and those of partitioned modules whose inputs require no gradient; in other calls those of all
 partitioned modules. torch.utils.checkpoint computes outputs again in the backward pass: that raises unless the model is

@@ -70,7 +70,7 @@ def without_ensembles(model: nn.Module, active: int) -> nn.Module:
 
 
 def _narrow(module: nn.Module, active: int, made: dict[nn.Parameter, nn.Parameter]) -> None:
-    """Keep what subnetwork `active` has of a module with nested channels; tied parameters stay tied."""
+    """Narrow a module with nested channels to subnetwork `active`; tied parameters stay tied."""
     narrow = state_of(module).narrow
     for name in narrow.owners:
         own = module._parameters if name in module._parameters else module._buffers
@@ -83,7 +83,7 @@ def _narrow(module: nn.Module, active: int, made: dict[nn.Parameter, nn.Paramete
 
 
 def remove(model: nn.Module) -> None:
-    """Forget the partitions of a model, whose parameters stay as they are."""
+    """Remove the partitions of a model; its parameters are left unchanged."""
     for module in model.modules():
         unguard(module)
     for module in partitioned_modules(model):

@@ -242,7 +242,7 @@ def find(
 
 
 def _own_statistics(module: nn.Module, is_kept: bool, frozen: bool) -> list[str]:
-    """Return the names of a module's buffers and frozen parameters that each subnetwork has of its own."""
+    """Return the names of a module's buffers and frozen parameters with a separate value for each subnetwork."""
     present = [name for name, buffer in module._buffers.items() if buffer is not None]
     if not is_kept:
         return [name for name in rule_of(type(module)).statistics if name in present]
@@ -253,7 +253,7 @@ def _own_statistics(module: nn.Module, is_kept: bool, frozen: bool) -> list[str]
 def _statistics(
     model: nn.Module, found: dict[str, nn.Module], keeping: Collection[nn.Module], frozen: bool
 ) -> dict[str, list[str]]:
-    """Return the names of what each subnetwork has of its own, by the modules' paths.
+    """Return the names of buffers and frozen parameters with a value for each subnetwork, by the modules' paths.
 
     Raises:
         ValueError: modules named in stateful= have nothing of the kind, or share it with other modules.

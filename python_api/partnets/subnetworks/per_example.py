@@ -80,7 +80,7 @@ def _numbers(name: str, given: Tensor | int | None) -> list[int] | int:
 
 @contextmanager
 def grouping(model: nn.Module, groups: list[Group], switch: Switch, withheld: Iterable[nn.Parameter]) -> Iterator[None]:
-    """In the context, model(...) computes each group in its subnetwork, one after another.
+    """Let model(...) compute the groups in turn, each in its subnetwork, in the context.
 
     For DistributedDataParallel, the module inside computes the groups: ranks may have different groups, and gradients
     are sent once.

@@ -155,7 +155,7 @@ RULES: dict[type[nn.Module], Rule] = {
 }
 
 _POWER = "whose power iteration would carry data between chunks", "remove the spectral normalisation first", False
-# Types of modules, or of their hooks, that are refused: why, the cure, and whether only with parameters of their own.
+# Types of modules, or of their hooks, that are refused: why, the cure, and whether only if they have parameters.
 REFUSED: dict[type, tuple[str, str, bool]] = {
     _SpectralNorm: _POWER,
     SpectralNorm: _POWER,

@@ -1,4 +1,4 @@
-"""state_dicts of partitioned modules: hooks that check what is loaded, and refuse to save inside of a subnetwork."""
+"""state_dicts of partitioned modules: hooks that check loaded entries, and refuse to save inside a subnetwork."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from partnets.utils.shards import local, version
 
 
 def add_hooks(module: nn.Module) -> None:
-    """Let a partitioned module check what it loads and saves, by hooks that its copies have too."""
+    """Register the hooks of a partitioned module, which its copies keep."""
     module.register_load_state_dict_pre_hook(_before_loading)
     module.register_load_state_dict_post_hook(_after_loading)
     module.register_state_dict_pre_hook(_before_saving)
@@ -51,7 +51,7 @@ def remove_hooks(module: nn.Module) -> None:
 
 
 def _before_loading(module: nn.Module, state_dict: dict, prefix: str, *rest) -> None:
-    """Add faults of partitions to the errors that load_state_dict raises; note what the state_dict lacks."""
+    """Add faults of partitions to the errors of load_state_dict; record the missing entries."""
     *_, errors = rest
     state = state_of(module)
     for known in state.sums_of_maps.values():
@@ -69,7 +69,7 @@ def _before_loading(module: nn.Module, state_dict: dict, prefix: str, *rest) -> 
 
 
 def _fault(module: nn.Module, name: str, saved: dict[str, Tensor | None], prefix: str) -> str | None:
-    """Return what is wrong with the saved partitions of a weight, as words that follow its name."""
+    """Return the fault of the saved partitions of a weight, as a predicate that follows its name, or None."""
     state, weight, own = state_of(module), parameter_of(module, name), module._buffers[name + MAP]
     map, numbers = saved[MAP], saved[DEFAULTS]
     if saved[""] is not None and (map is None or numbers is None):
@@ -122,7 +122,7 @@ def _before_saving(module: nn.Module, prefix: str, keep_vars: bool) -> None:
     local(module._buffers[LEARNED]).copy_(bytes_of(state.learned_from))
     for name in state.weights:
         check_map(module, name)
-    for name in state.vectors:  # whose rows may have been written into
+    for name in state.vectors:  # their rows may have been written into
         one, before = PartitionedParameter(module, name), state.versions.get(name)
         if before is not None and before[0] == version(one.parameter) and before != version_of(one):
             one.combine()

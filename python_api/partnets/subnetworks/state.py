@@ -1,16 +1,16 @@
-"""PartitionState: how the parameters and buffers of one module are partitioned, and which subnetwork is active in it.
+"""PartitionState: the partitions of the parameters and buffers of one module, and its active subnetwork.
 
-What subnetworks share and what tells them apart is kept in buffers beside the parameters, so that state_dicts, copies
-and moves to other devices are torch's own. Of a weight `name`, each entry belongs to a partition:
+The partitions are stored in buffers beside the parameters, so that torch saves, copies and moves them. Each entry of a
+weight `name` belongs to a partition:
 
 - `name`: the weight of the active subnetwork; outside of partnets.subnetwork the whole weight.
 - `name_partition`: the packed map, uint8 (format 1, see partkernels.formats.packed_map).
 - `name_stored`: the defaults of the entries of partitions 2..C, packed, where they are not drawn from a seed.
-- `name_defaults`: int64 numbers, from which the others are drawn.
+- `name_defaults`: int64 numbers that define the defaults, such as their seed.
 
 A bias b_1 + ... + b_k and a scale s_1 * ... * s_k have a vector for each partition (Appendix I.2):
 
-- `name`: that of the active subnetwork, of the module's own shape; outside the one of subnetwork C.
+- `name`: the vector of the active subnetwork, in the module's usual shape; outside, that of subnetwork C.
 - `name_rows`: the vectors of all partitions, [C, ...].
 
 A buffer or frozen parameter that differs between subnetworks, such as a running mean, has `name_rows` as well. The
@@ -31,12 +31,12 @@ from partnets.utils.modules import is_sharded
 from partnets.utils.shards import local, version
 
 ATTRIBUTE = "_partition_state"
-# The `update` of a state while each example has a subnetwork of its own.
+# The `update` of a state while examples are in different subnetworks.
 PER_EXAMPLE = 0
 # The fingerprint of chunks that nobody has reported.
 UNKNOWN = ""
 ENDS = MAP, DEFAULTS, STORED, ROWS = "_partition", "_defaults", "_stored", "_rows"
-# The buffer of modules whose running statistics follow batches.
+# The buffer that counts batches in modules with running statistics.
 BATCHES = "num_batches_tracked"
 # The buffer that says at which number of batches running statistics were estimated, and with which weights.
 ESTIMATED = "statistics_estimated"
@@ -46,14 +46,14 @@ KINDS: tuple[type[Defaults], ...] = (Zeros, Uniform, Normal, Stored)
 
 
 class PartitionState:
-    """How one module is partitioned.
+    """The partitions of one module.
 
     Attributes:
         count: C, the number of partitions.
         weights: the names of parameters whose entries belong to partitions, with their defaults; None where stored.
         vectors: the names of parameters with a vector for each partition; whether these are multiplied, not added.
-        statistics: the names of buffers and frozen parameters that each subnetwork has of its own.
-        wholes: the names of parameters all of which one partition owns, with its number, as in partnets.Ensemble.
+        statistics: the names of buffers and frozen parameters with a separate value for each subnetwork.
+        wholes: the names of parameters that one partition owns completely, with its number, as in partnets.Ensemble.
         active: k, the subnetwork that the module is; C outside of partnets.subnetwork.
         update: the partition that receives gradients, or None; C outside.
         thread: the thread that is inside of partnets.subnetwork; None outside.
@@ -75,7 +75,7 @@ class PartitionState:
         self.base: dict[str, Any] = {}
         # Whether torch gathers the module's parameters from shards for each call, as by distributed.fully_shard.
         self.is_gathered = False
-        # How parameters started, where not as torch draws them; what statistics of stateful modules were at first.
+        # Initial distributions of parameters where they are not torch's; initial statistics of stateful modules.
         self.starts: dict[str, Any] = {}
         self.initial: dict[str, Tensor] = {}
         self.active: int = count
@@ -97,14 +97,14 @@ class PartitionState:
         self.learned_from: str | None = None
         # The partitions that have been `update` since their last step, for the optimizers.
         self.learned: set[int] = set()
-        # The versions of parameters when they last were what they should be: see noted.
+        # The versions of parameters when their values were last known to be right: see noted.
         self.versions: dict[str, tuple[int, int]] = {}
         # Gradients of vectors of other partitions than that which `.grad` is of, by name and partition; the partition
         # that `.grad` is of, and what it was then: see gradients.
         self.grads: dict[str, dict[int, Tensor]] = {}
         self.grad_of: dict[str, int] = {}
         self.grad_seen: dict[str, tuple[int, int]] = {}
-        # The names of scales whose gradients are to be multiplied by the other vectors when the subnetwork is left.
+        # The names of scales with gradients that must still be multiplied by the other vectors, on leaving.
         self.unscaled: set[str] = set()
 
     def __reduce__(self):

@@ -36,11 +36,11 @@ COMPARED = ("cpu",)
 
 
 class Switch:
-    """All that differs between the subnetworks of a model.
+    """The entries that differ between the subnetworks of a model, and their exchange.
 
     Args:
-        model: what the modules are in.
-        modules: those with a PartitionState.
+        model: the model.
+        modules: its modules with a PartitionState.
     """
 
     def __init__(self, model: nn.Module, modules: list[nn.Module]) -> None:
@@ -75,7 +75,7 @@ class Switch:
         self._check_of: tuple[list[Vector], list[Tensor], Exchange] = [], [], Exchange()
 
     def _exchanged_of(self, module: nn.Module, name: str, parameter: nn.Parameter) -> Weight | Vector:
-        """Return what is exchanged with a parameter: what another model with this module has, if there is one."""
+        """Return the Weight or Vector of a parameter: that of another model with this module, if there is one."""
         state = state_of(module)
         known = state.exchanged.get(name)
         if known is not None and known.parameter is parameter and id(known.state) in self._ids:
@@ -124,7 +124,7 @@ class Switch:
         return all(parameter_of(module(), name) is parameter for module, name, parameter in self._aliases)
 
     def prepare(self) -> None:
-        """Look at everything outside of subnetworks: what has changed there is taken over, or refused."""
+        """Take over changes that were made outside of subnetworks, or refuse them."""
         for one in self.weights:
             if not one.is_narrow:
                 one.refresh()
@@ -152,7 +152,7 @@ class Switch:
         self.hook()
 
     def _checks(self) -> tuple[list[Vector], list[Tensor], Exchange]:
-        """Return what compares vectors with their rows, to find writes by `.data`."""
+        """Return the arguments of a comparison of vectors with their rows, which finds writes by `.data`."""
         ones = [one for one in self.vectors if one.whole.device.type in COMPARED and not is_sharded(one.parameter)]
         ones = [one for one in ones if one.rows.dtype == ones[0].rows.dtype and not one.rows.is_meta]
         combined = [torch.empty_like(one.whole) for one in ones]
@@ -186,10 +186,10 @@ class Switch:
 
     @torch.no_grad()
     def _agree(self, one: Vector, is_seen: bool = True) -> None:
-        """Check that a parameter is what its rows make, where one of them was written into.
+        """Check that a parameter equals its combined rows after one of the two was written into.
 
         Args:
-            is_seen: whether versions tell which one.
+            is_seen: whether their versions show which one.
         """
         whole, parameter = one.combined(), local(one.parameter)
         before = one.state.versions.get(one.name)
@@ -241,7 +241,7 @@ class Switch:
             state.active = new
 
     def _exchanged(self, wanted: dict[int, int]) -> tuple:
-        """Return what `move` hands to the kernels."""
+        """Return the arguments of the kernels in `move`."""
         # By device, dtype and subnetwork the arguments of Exchange, the last three for vectors.
         found: dict[tuple, tuple[list, ...]] = defaultdict(lambda: tuple([] for _ in range(7)))
         written, shards = [], []
@@ -330,7 +330,7 @@ class Switch:
         torch._foreach_mul_([local(one.parameter.grad) for one in scales], parts)
 
     def renew(self) -> None:
-        """Let torch refuse the backward pass of what was computed before, where it needs a weight."""
+        """Let torch refuse later backward passes of earlier outputs that need a weight."""
         increment_version([one.parameter for one in self.exchanged if not one.parameter.is_inference()])
 
     def note(self) -> None:
@@ -339,7 +339,7 @@ class Switch:
             one.note()
 
     def written(self) -> list[Weight | Vector]:
-        """Return what was written into since the last `note`, but by partnets' own optimizers; undo replacements."""
+        """Return parameters written into since `note`, other than by partnets' optimizers; undo replacements."""
         found = []
         for one in self.exchanged:
             parameter = one.parameter
@@ -352,7 +352,7 @@ class Switch:
 
 
 def noted(parameters) -> None:
-    """Take what was written into parameters for right: it was done by one of partnets' own functions."""
+    """Record that writes into parameters are right: a function of partnets made them."""
     for one in parameters:
         known = one.state.exchanged.get(one.name)
         one.state.versions[one.name] = version_of(one) if known is None else known.version()

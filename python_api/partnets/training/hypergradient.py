@@ -1,4 +1,4 @@
-"""How ψ learns: Strategy, with Lookahead and Implicit for ψ that acts only on training, and step_lookahead."""
+"""Hypergradients: Strategy, with Lookahead and Implicit for ψ that acts only on training, and step_lookahead."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ TECHNIQUES: dict[str, Technique | None] = {"direct": None, "lookahead": Lookahea
 
 @dataclass(frozen=True)
 class Strategy:
-    """How ψ learns, by which trainers and integrations take their steps.
+    """The rule by which ψ learns, for trainers and integrations.
 
     Attributes:
         chosen: for each module of ψ, a Lookahead or an Implicit; None if it learns directly.

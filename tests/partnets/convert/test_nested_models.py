@@ -109,7 +109,7 @@ def images(n=4):
     return torch.randn(n, 3, 8, 8, generator=torch.Generator().manual_seed(1))
 
 
-# How to make each model, what it takes, and the groups that are declared.
+# Each model's constructor, its inputs, and declared groups.
 MODELS = {
     "mlp": (
         lambda: nn.Sequential(nn.Linear(5, 20), nn.ReLU(), nn.Linear(20, 10), nn.Tanh(), nn.Linear(10, 3)),

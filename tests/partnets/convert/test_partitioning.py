@@ -471,7 +471,7 @@ def test_a_forward_that_writes_its_parameters_in_place_is_refused(make, shape, w
         model(torch.randn(shape))
     masks = {name: partition.mask(3) for name, partition in partnets.partitions(model).items()}
     for name, value in model.state_dict().items():
-        if name in masks:  # what no active partition owns is as it was
+        if name in masks:  # entries of inactive partitions are unchanged
             assert torch.equal(value[masks[name]], before[name][masks[name]])
 
 

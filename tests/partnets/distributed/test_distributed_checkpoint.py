@@ -59,7 +59,7 @@ def test_model_and_optimiser_go_on_from_two_ranks_in_one_process_and_the_other_w
 
 
 def fit(folder, before, after, sharded):
-    """Train, save and train on, or load and train on; return what was learned and the best step."""
+    """Train, save and train on, or load and train on; return the learned tensors and the best step."""
     one = trainer(sharded=sharded and dist.is_initialized())
     if before:
         one.fit(before)

@@ -1,4 +1,4 @@
-"""Two ranks that share batches learn what one process learns with the joint batches, however the model is divided."""
+"""Two ranks that share batches learn the same as one process with the joint batches, for each way to share a model."""
 
 import itertools
 from contextlib import contextmanager
@@ -71,7 +71,7 @@ def steps_of(model, optimizer, x, ks, **options):
 
 
 class Everything(nn.Module):
-    """A model with parameters of its own, a scalar, a shared weight, and a layer that is read without a call."""
+    """A model with direct parameters, a scalar, a shared weight, and a layer that is read without a call."""
 
     def __init__(self):
         super().__init__()

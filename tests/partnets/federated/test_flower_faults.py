@@ -116,7 +116,7 @@ FAULTS = {
 
 
 def lying(what):
-    """Return an app whose node NODE lies in round 2."""
+    """Return an app with a lying node NODE in round 2."""
 
     def spoil(reply):
         FAULTS[what](reply.content)

@@ -69,7 +69,7 @@ class Network:
     def run(self, **config):
         """Run the app to its end; return whether it was completed, which the exit status of `flwr` does not tell."""
         told = " ".join(f"{name.replace('_', '-')}={json.dumps(value)}" for name, value in config.items())
-        # Streaming the log waits for nearly the end of the run; polling alone would start many processes.
+        # Streaming the log waits for nearly the end of the run; only polling would start many processes.
         self.flwr("run", ".", "here", "--run-config", told, "--stream")
         self.wait(lambda: self.status().startswith("finished"), "the run is finished")
         return self.status() == "finished:completed"

@@ -13,7 +13,7 @@ from partnets.subnetworks.rules import RULES
 
 
 def learned(model, psi):
-    """Return the tensors that have what partitions and ψ have learned, by path: a bias by its rows."""
+    """Return the tensors that partitions and ψ learn, by path: a bias by its rows."""
     owned = partitioned_parameters(model)
     found = {name: one.stored.detach() for one, name in names_of(model, owned).items()}
     return found | {name: parameter.detach() for name, parameter in psi.named_parameters(prefix="0")}
@@ -124,7 +124,7 @@ CHANGES = {
 
 
 class Told(nn.Module):
-    """A module with extra state, besides an object whose text has an address."""
+    """A module with extra state, besides an object with an address in its text."""
 
     def __init__(self, state):
         super().__init__()
@@ -186,7 +186,7 @@ def test_parameters_that_are_multiplied_differ_from_those_that_are_added():
 
 
 def test_the_vectors_of_a_bias_that_two_layers_share_do_not_count():
-    """Check that what is learned is in no fingerprint, by whichever name it is found."""
+    """Check that learned tensors are in no fingerprint, under any name."""
     found = []
     for number in (0.0, 1.0):
         model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))

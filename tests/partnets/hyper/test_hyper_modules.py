@@ -1,4 +1,4 @@
-"""Promises of all modules, wrong calls, and modules that need few tests of their own."""
+"""Promises of all modules, wrong calls, and modules with few tests."""
 
 from functools import partial
 

@@ -233,7 +233,7 @@ def test_vectors_are_not_decayed_in_a_partitioned_model_either(scheme):
 
 @pytest.mark.parametrize("defaults", ["stored", "zero"])
 def test_only_learning_entries_of_an_attention_are_decayed(defaults):
-    """Check the last layer of an attention, whose weight the attention itself reads."""
+    """Check the last layer of an attention, which reads that layer's weight."""
     attention = nn.MultiheadAttention(8, 2)
     linear = [module for module in attention.modules() if isinstance(module, nn.Linear)]
     decay = hyper.WeightDecay(linear)

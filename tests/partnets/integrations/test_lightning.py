@@ -348,7 +348,7 @@ def test_a_missing_lightning_is_named_with_the_cure(monkeypatch):
 
 
 class Metered(PartitionedModule):
-    """A module with a metric, a list of outputs and sums of its own, none of which it reads in training."""
+    """A module with a metric, a list of outputs and sums, which it does not read in training."""
 
     def __init__(self):
         super().__init__()

@@ -115,7 +115,7 @@ def test_norms_that_partition_left_out_learn_from_no_chunk():
 
 
 def average(averaged, current, count):
-    """Average what is of real numbers; maps and numbers of batches are those of the model."""
+    """Average floating-point tensors; maps and numbers of batches are those of the model."""
     return averaged + (current - averaged) / (count + 1) if averaged.is_floating_point() else current
 
 

@@ -92,7 +92,7 @@ def test_a_weight_that_became_computed_from_others_raises(change):
 
 
 def average(averaged, current, count):
-    """Average what is of real numbers; maps are those of the model."""
+    """Average floating-point tensors; maps are those of the model."""
     return averaged + (current - averaged) / (count + 1) if averaged.is_floating_point() else current
 
 

@@ -69,7 +69,7 @@ class ReadTable(nn.Module):
 
 
 class Low(nn.Module):
-    """A module with several weights, one of which is frozen."""
+    """A module with several weights, one of them frozen."""
 
     def __init__(self):
         super().__init__()

@@ -56,7 +56,7 @@ def losses(output):
 
 
 def gradients(model):
-    """Return what each partition is stepped by, and the gradients of ψ."""
+    """Return the step of each partition, and the gradients of ψ."""
     found = {}
     for i, one in enumerate(partitioned_parameters(model)):
         for k in range(1, num_partitions(model) + 1):

@@ -1,4 +1,4 @@
-"""Subnetworks of a whole network: outputs, gradients, contexts within each other, and what is refused."""
+"""Subnetworks of a whole network: outputs, gradients, nested contexts, and refused calls."""
 
 import copy
 

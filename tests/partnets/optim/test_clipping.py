@@ -31,7 +31,7 @@ def examples():
 
 
 def split(model, k):
-    """Return the gradient in what partition k owns, and in all other entries of weights."""
+    """Return the gradient in the entries of partition k, and in all other entries of weights."""
     own, other = [], []
     for one in partitioned_parameters(model):
         if (grad := one.parameter.grad) is None:

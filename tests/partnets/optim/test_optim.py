@@ -80,7 +80,7 @@ def gradients(model, step):
 
 
 def stored(model):
-    """Return the tensors that have what all partitions own: weights, and the rows of vectors."""
+    """Return the tensors with all partitions' entries: weights, and the rows of vectors."""
     buffers = dict(model.named_buffers())
     return [buffers.get(f"{name}_rows", parameter) for name, parameter in model.named_parameters()]
 
@@ -93,7 +93,7 @@ def entries(model, tensors, k):
 
 
 def states(model, optimizer, k):
-    """Return what partition k owns in the state: entries of moments, and its numbers."""
+    """Return the state of partition k: its entries of moments, and its numbers."""
     found = [optimizer.state[parameter] for parameter in model.parameters()]
     names = [name for name in found[0] if name != "step"]
     numbers = [state["step"][k - 1].clone() for state in found if "step" in state]

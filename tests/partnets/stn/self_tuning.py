@@ -30,7 +30,7 @@ def converted(**options):
 
 
 def shifted(**options):
-    """Return a converted network whose responses are not 0."""
+    """Return a converted network with responses other than 0."""
     model = converted(**options)
     with torch.no_grad():
         for parameter in model.parameters():

@@ -33,7 +33,7 @@ VIEWS = re.compile(
     "alias|as_strided|detach|empty|empty_like|expand|lift_fresh|narrow|new_empty|permute|_reshape_alias|select|slice"
     "|split|split_with_sizes|squeeze|t|transpose|unbind|_unsafe_view|unsafe_split|unsqueeze|view"
 )
-# Operators for whose results the host waits, and methods that hand numbers to the host or from there.
+# Operators with results that the host waits for, and methods that copy numbers to or from the host.
 WAITING = re.compile("equal|is_nonzero|item|_local_scalar_dense|masked_select|nonzero|_?unique2?")
 METHODS = ["__array__", "__bool__", "__float__", "__index__", "__int__", "cpu", "cuda", "item", "numpy", "to", "tolist"]
 # The number of tensors in a launch of torch's foreach operators, by the number of lists.

@@ -52,7 +52,7 @@ def tuned(network=None, data=None, names=("dropout", "weight_decay"), **options)
 
 
 def seen(look, *arguments, **options):
-    """Return what look(training) returned at each tenth of each training."""
+    """Return the results of look(training) at each tenth of each training."""
     found = []
     tuned(*arguments, callbacks=[lambda training: found.append(look(training))], **options)
     return found

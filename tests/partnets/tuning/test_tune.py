@@ -1,4 +1,4 @@
-"""tune: complete calls and their results, what stays unchanged, what may learn from which data, and resumption."""
+"""tune: complete calls and their results, unchanged inputs, the data that each part learns from, and resumption."""
 
 import copy
 import functools
@@ -244,7 +244,7 @@ def test_a_squared_error_counts_by_its_logarithm_whatever_the_chunks():
 
 
 def sparse(n, every):
-    """Return counts of which a batch has only zeros."""
+    """Return counts with only zeros in a batch."""
     y = torch.zeros(n, 1)
     y[::every] = 7.0
     return y
