@@ -93,6 +93,16 @@ def test_every_kind_of_defaults_and_number_of_bits(case, numbers, kind, target):
 
 
 @pytest.mark.parametrize("target", EVERY, ids=str)
+@pytest.mark.parametrize("make", [lambda rows: rows[0, :1].expand(6), lambda rows: rows[:, 0]], ids=["0", "2"])
+def test_a_bias_may_have_any_stride(make, target):
+    x, weight, bias = target.randn((4, 5)), target.randn((6, 5)), make(target.randn((6, 2)))
+    partition = pk.Partition.random((6, 5), (0.5, 0.5), seed=0).to(target.device)
+    with target.use():
+        found = pk.linear(x, weight, partition, 1, bias=bias)
+        assert torch.equal(found, pk.linear(x, weight, partition, 1, bias=bias.contiguous()))
+
+
+@pytest.mark.parametrize("target", EVERY, ids=str)
 def test_many_rows_of_a_bias_are_added_up_as_exactly_as_by_torch(target):
     partition = pk.Partition.random((6, 7), [1 / 200] * 200, seed=0).to(target.device)
     x, weight, rows = target.randn((4, 7)), target.randn((6, 7)), target.randn((200, 6))

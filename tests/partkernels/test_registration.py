@@ -167,6 +167,7 @@ def test_compiles_without_a_graph_break(case, backend):
         return (function(x, weight, partition, 2, update=2, **options).sin() ** 2).sum()
 
     leaves = [each for each in (x, weight) if each.requires_grad]
+    torch.compiler.reset()  # `step` is one function to the compiler, with a limit of recompilations
     with pk.use_backend(backend):
         eager = torch.autograd.grad(step(x, weight), leaves)
         compiled = torch.compile(step, fullgraph=True, backend="aot_eager")

@@ -104,8 +104,9 @@ def linear(
 
     def fused(config: Config) -> Tensor:
         default = weight if stored is None else stored
+        row = None if bias is None else bias.contiguous()  # the kernel has no stride of it
         return compute(
-            out, forward_kernel, product, config, x=rows, weight=weight, stored=default, bias=bias, M=m, N=n, K=k,
+            out, forward_kernel, product, config, x=rows, weight=weight, stored=default, bias=row, M=m, N=n, K=k,
             **row_strides, x_col=rows.stride(-1), **_strides(weight, default), EVEN=k % GROUP.value == 0,
             INDEX=launch.index_type(m, n, k, *(k * t.stride(-1) for t in (rows, weight, default))),
             **launch.subnetwork(active, *partition),
