@@ -13,6 +13,7 @@ from partnets.hyper.hyperparameter import Hyperparameter
 from partnets.hyper.learned import Learned, check_real
 from partnets.hyper.tracing import traced
 from partnets.utils.checks import check_at_least
+from partnets.utils.traced import is_traced
 
 
 def concrete(logits: Tensor, shape: Sequence[int], temperature: float) -> Tensor:
@@ -78,8 +79,10 @@ class ConcreteDropout(Hyperparameter):
             return x
         limits = torch.finfo(self.rate.raw.dtype)
         rate = self.rate(x).clamp(limits.tiny, 1 - limits.eps)
-        kept = concrete(-rate.logit(), x.shape, self.temperature)
-        return x * (kept / (1 - rate)).to(x.dtype)
+        is_captured = x.is_cuda and torch.cuda.is_current_stream_capturing()  # random states cannot be read then
+        if not rate.requires_grad or is_traced() or is_captured:
+            return _dropped(x, rate, self.temperature)
+        return _Redrawn.apply(x, rate, self.temperature)
 
     def to_ordinary(self) -> nn.Dropout:
         """Return torch's dropout with the learned rate."""
@@ -87,6 +90,39 @@ class ConcreteDropout(Hyperparameter):
 
     def extra_repr(self) -> str:
         return f"temperature={self.temperature}"
+
+
+def _dropped(x: Tensor, rate: Tensor, temperature: float) -> Tensor:
+    kept = concrete(-rate.logit(), x.shape, temperature)
+    return x * (kept / (1 - rate)).to(x.dtype)
+
+
+class _Redrawn(torch.autograd.Function):
+    """_dropped with its mask redrawn in backward instead of stored, which saves three tensors of x's size."""
+
+    @staticmethod
+    def forward(ctx, x: Tensor, rate: Tensor, temperature: float) -> Tensor:
+        ctx.save_for_backward(x, rate)
+        ctx.temperature, ctx.state = temperature, _random_state(x.device)
+        return _dropped(x, rate, temperature)
+
+    @staticmethod
+    def backward(ctx, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        needed, device = [i for i in range(2) if ctx.needs_input_grad[i]], gradient.device
+        devices = [] if device.type == "cpu" else [device]
+        with torch.random.fork_rng(devices, device_type=device.type), torch.enable_grad():
+            if device.type == "cpu":
+                torch.set_rng_state(ctx.state)
+            else:
+                torch.get_device_module(device).set_rng_state(ctx.state, device)
+            y = _dropped(*ctx.saved_tensors, ctx.temperature)
+        wanted = [ctx.saved_tensors[i] for i in needed]
+        found = torch.autograd.grad(y, wanted, gradient, create_graph=torch.is_grad_enabled())
+        return *(found[needed.index(i)] if i in needed else None for i in range(2)), None
+
+
+def _random_state(device: torch.device) -> Tensor:
+    return torch.get_rng_state() if device.type == "cpu" else torch.get_device_module(device).get_rng_state(device)
 
 
 class InputMask(Hyperparameter):
@@ -147,13 +183,13 @@ class InputMask(Hyperparameter):
 
     def to_ordinary(self) -> nn.Module:
         """Return a module that multiplies by the mean mask, in training mode too."""
-        return traced(_MeanMask(self.probability().detach()))
+        return traced(MeanMask(self.probability().detach()))
 
     def extra_repr(self) -> str:
         return f"temperature={self.temperature}"
 
 
-class _MeanMask(nn.Module):
+class MeanMask(nn.Module):
     """InputMask's evaluation mode, for torch.fx."""
 
     def __init__(self, probability: Tensor) -> None:

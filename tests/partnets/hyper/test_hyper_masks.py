@@ -143,3 +143,34 @@ def test_nothing_is_perturbed_outside_in_copies_and_in_other_threads():
     look("outside")
     assert seen == {"inside": (4, 1), "copy": (), "thread": (), "outside": ()}
     assert dropout.values() == {"rate": 0.25}
+
+
+def test_no_mask_is_kept_for_the_gradient_of_the_rate():
+    """Check that the mask is redrawn: only the input is saved; gradients and subsequent noise are unchanged."""
+    dropout, x, kept = hyper.ConcreteDropout(0.3), torch.randn(50, 40, requires_grad=True), []
+
+    def gradients(call):
+        torch.manual_seed(0)
+        y = call(x)
+        following = torch.rand(())
+        found = torch.autograd.grad(y.square().sum(), (x, dropout.rate.raw))
+        return y, following, *found, torch.rand(())
+
+    with torch.autograd.graph.saved_tensors_hooks(lambda tensor: kept.append(tensor) or tensor, lambda tensor: tensor):
+        dropout(x)
+    assert {tensor.data_ptr() for tensor in kept if tensor.numel() > 1} == {x.data_ptr()}
+    with torch.autograd.forward_ad.dual_level():  # uses the plain implementation
+        expected = gradients(dropout)
+    for ours, definition in zip(gradients(dropout), expected, strict=True):
+        assert torch.equal(ours, definition)
+
+
+def test_its_second_derivatives_are_right():
+    dropout = hyper.ConcreteDropout(0.3).double()
+    raw, x = dropout.rate.raw.detach().clone().requires_grad_(), torch.randn(3, 4, dtype=torch.float64).requires_grad_()
+
+    def dropped(x, raw):
+        torch.manual_seed(0)
+        return torch.func.functional_call(dropout, {"rate.raw": raw}, (x,))
+
+    assert torch.autograd.gradcheck(dropped, (x, raw)) and torch.autograd.gradgradcheck(dropped, (x, raw))
