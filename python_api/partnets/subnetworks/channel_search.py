@@ -11,12 +11,14 @@ import copy
 import math
 import warnings
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.backends import mha
 from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.conv import _ConvNd
 
@@ -62,7 +64,7 @@ def find_channels(
     if not all(tensor.numel() for tensor in tensors(example)):
         raise ValueError("example has a tensor without entries, which shows nothing; pass at least one example.")
     owners_of, device = partial(_owners, proportions, measure), device_of(model)
-    with preserved(device), eagerly():
+    with preserved(device), eagerly(), _without_fast_path():
         trials = Trials(model, to_device(example, device), len(proportions))
         if declared is not None:
             chosen = _declared(trials, declared, among, owners_of)
@@ -395,6 +397,17 @@ def _dim(module: nn.Module, tensor: Tensor, size: int) -> int:
     if isinstance(module, _NormBase | nn.GroupNorm | nn.PReLU):
         return 1
     return -1 if tensor.shape[-1] == size else 1
+
+
+@contextmanager
+def _without_fast_path() -> Iterator[None]:
+    """Let transformer layers call their modules: their fast path in evaluation mode reads the weights instead."""
+    before = mha.get_fastpath_enabled()
+    mha.set_fastpath_enabled(False)
+    try:
+        yield
+    finally:
+        mha.set_fastpath_enabled(before)
 
 
 def _set_mode(model: nn.Module, mode: bool) -> None:

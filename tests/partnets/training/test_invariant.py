@@ -133,7 +133,7 @@ class DrawsFromAllChunks(partnets.Trainer):
 class StepsAllPartitions(partnets.Trainer):
     def step_weights(self):
         k = 1 + int(torch.multinomial(torch.tensor(PROPORTIONS), 1, generator=self.generator))
-        x, y = self.chunks.sample_upto(k, self.batch_size, self.generator)
+        x, y = self.chunks.sample_upto(k, self.settings.batch_size, self.generator)
         for update in range(1, k + 1):
             self.optimizer.zero_grad()
             with partnets.subnetwork(self.model, active=k, update=update):
@@ -164,6 +164,6 @@ def is_scale(one):
 def test_scales_that_all_partitions_share_fail_that_check(network, k, monkeypatch, tmp_path):
     of = PartitionedParameter.of
     monkeypatch.setattr(PartitionedParameter, "of", lambda one, tensor, k: of(one, tensor, 1 if is_scale(one) else k))
-    monkeypatch.setattr("partnets.training.trainer.check_leaks", lambda *_: None)  # it would raise first
+    monkeypatch.setattr("partnets.training.preflight.check_leaks", lambda *_: None)  # it would raise first
     with pytest.raises(AssertionError, match="reached an earlier partition"):
         check_invariant("sgd", k, tmp_path, network, steps=12)
