@@ -154,8 +154,10 @@ class _Trial:
             for name in self._changed(clean, partial(self._both, k))[:1]:
                 what = f"computes {name} from weights of inactive partitions"
                 found[what] = Leak("", what, "read parameters, and no buffers that partnets.partition has added")
-        for trains, first_trains in MODES[: None if self.evaluates else 1] if last > 1 else ():
-            for leak in self._remembers(trains, first_trains, other, last):
+        for trains, first_trains in MODES[: None if self.evaluates else 1] if parts > 1 else ():
+            if trains and last == 1:
+                continue  # L_ML passes later chunks in evaluation mode only
+            for leak in self._remembers(trains, first_trains, other, max(last, 2)):
                 found.setdefault(leak.path or leak.what, leak)
         return list(found.values())
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import argparse
 import enum
 import random
 import sys
 import types
-from collections import deque
+from collections import UserDict, UserList, deque
 from collections.abc import Callable, Container, Iterable
 from contextlib import suppress
 from functools import partial
@@ -24,6 +25,8 @@ LIBRARIES = {"accelerate", "lightning", "numpy", "pandas", "partkernels", "partn
 # The dicts in which a module has its parts.
 PARTS = "_parameters", "_buffers", "_modules"
 PLAIN = bool, int, float, complex, str, bytes, types.NoneType
+# Objects of Python's library that may keep state in attributes.
+OBJECTS = types.SimpleNamespace, argparse.Namespace, UserDict, UserList
 # The types of class attributes that are state.
 STATE = *PLAIN, Tensor, list, dict, set, deque
 
@@ -121,6 +124,7 @@ class Snapshot:
         elif _is_own(value):
             self._take_dict(path, getattr(value, "__dict__", {}))
             self._take_attributes(path, value, slots(value))
+            self._take_classes(value)
 
     def _take_module(self, path: str, module: nn.Module) -> None:
         """Record a module and its submodules, their tensors first, so that these have the names that torch gives."""
@@ -130,15 +134,16 @@ class Snapshot:
             self._take(name, tensor)
         for name, part in found:
             self._take_dict(name, vars(part))
+            self._take_attributes(name, part, slots(part))
             self._take_classes(part)
 
-    def _take_classes(self, module: nn.Module) -> None:
-        """Record attributes of a module's user-defined classes, such as a counter of all calls."""
-        for cls in type(module).__mro__:
+    def _take_classes(self, of: Any) -> None:
+        """Record attributes of an object's user-defined classes, such as a counter of all calls."""
+        for cls in type(of).__mro__:
             if not _is_of_library(cls) and id(cls) not in self._seen:
                 self._seen[id(cls)] = cls
                 own = {name: value for name, value in vars(cls).items() if not name.startswith("__")}
-                names = [name for name, value in own.items() if isinstance(value, STATE)]
+                names = [name for name, value in own.items() if isinstance(value, STATE) or _is_own(value)]
                 self._take_attributes(cls.__qualname__, cls, names)
 
     def _take_attributes(self, path: str, of: Any, names: list[str]) -> None:
@@ -150,6 +155,7 @@ class Snapshot:
         if isinstance(tensor, nn.Parameter):
             hooks = tensor._backward_hooks, tensor._post_accumulate_grad_hooks
             self._left += [(_joined(path, "hooks"), one) for one in hooks if one]
+        self._take_dict(_joined(path, "attributes"), vars(tensor))
         if path in self._without or tensor.is_meta or nn.parameter.is_lazy(tensor):
             return
         self.values[path] = kept = tensor.detach().clone()
@@ -213,6 +219,9 @@ def _generator(value: Any) -> tuple[Any, Callable[[], object]] | None:
         return value.get_state(), partial(value.set_state, value.get_state())
     if isinstance(value, random.Random):
         return value.getstate(), partial(value.setstate, value.getstate())
+    if isinstance(value, numpy.random.RandomState):
+        state = value.get_state(legacy=False)
+        return repr(state), partial(value.set_state, state)
     if isinstance(value, numpy.random.Generator):
         bits = value.bit_generator
         return repr(bits.state), partial(setattr, bits, "state", bits.state)
@@ -222,7 +231,7 @@ def _generator(value: Any) -> tuple[Any, Callable[[], object]] | None:
 def _is_own(value: Any) -> bool:
     """Return whether an object is one of the user's, not of a library, a class, a module of Python or an enum."""
     is_object = not isinstance(value, type | types.ModuleType | enum.Enum)
-    return is_object and (isinstance(value, types.SimpleNamespace) or not _is_of_library(type(value)))
+    return is_object and (isinstance(value, OBJECTS) or not _is_of_library(type(value)))
 
 
 def _is_of_library(of: type | types.FunctionType) -> bool:

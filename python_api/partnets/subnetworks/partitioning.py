@@ -256,16 +256,15 @@ def _statistics(
     """Return the names of buffers and frozen parameters with a value for each subnetwork, by the modules' paths.
 
     Raises:
-        ValueError: modules named in stateful= have nothing of the kind, or share it with other modules.
+        ValueError: modules named in stateful= have nothing of the kind, or modules share it.
     """
     names = {path: _own_statistics(module, module in keeping, frozen) for path, module in found.items()}
     kept = {
         f"{path}.{name}".lstrip("."): holder_of(module, name)[name]
         for path, module in found.items()
-        if module in keeping
         for name in names[path]
     }
-    if keeping and not kept:
+    if keeping and not any(names[path] for path, module in found.items() if module in keeping):
         raise ValueError(
             "the modules that stateful names have no buffers or frozen parameters, of which each subnetwork could have"
             " its own; register what their code keeps by register_buffer."
@@ -274,7 +273,7 @@ def _statistics(
         f"{path}.{name}".lstrip("."): tensor
         for path, module in model.named_modules()
         for name, tensor in (*module._parameters.items(), *module._buffers.items())
-        if tensor is not None
+        if tensor is not None and tensor.layout == torch.strided
     }
     for one, other in overlapping(tensors) if kept else ():
         if one in kept or other in kept:

@@ -232,7 +232,7 @@ class Switch:
             module, state, new = reference(), self.states[i], wanted[i]
             for name in state.statistics if state.active != new else ():
                 tensor, rows = holder_of(module, name)[name], module._buffers[name + ROWS]
-                if tensor is not None:  # torch.func removes them
+                if tensor is not None:  # torch.func removes those of norms
                     rows[state.active - 1].copy_(tensor)
                     tensor.copy_(rows[new - 1])
         for shard, combined in lists[2]:
@@ -294,20 +294,37 @@ class Switch:
 
     def followed_statistics(self) -> list[tuple[dict, str, Tensor, Tensor]]:
         """Return held_statistics of modules that may follow batches now, as torch's norms do only in training mode."""
-        return held_statistics(one for one, state in self.statistics if one.training or not is_norm(state))
+        return held_statistics(one for one, state in self.statistics if one.training or not _is_torchs_norm(one, state))
 
     def check_statistics(self) -> None:
-        """Raise RuntimeError, and undo it, if statistics have another shape or dtype than in other subnetworks."""
-        found = []
+        """Raise RuntimeError, and undo it, if statistics have another shape or dtype than in other subnetworks.
+
+        Statistics that the module's code has assigned get their own memory.
+        """
+        found, memory = [], set()
         for module, state in self.statistics:
             for name in state.statistics if not is_norm(state) else ():
-                tensor, rows = holder_of(module, name).get(name), module._buffers[name + ROWS]
-                if tensor is not None and (tensor.shape, tensor.dtype) != (rows.shape[1:], rows.dtype):
+                own, rows = holder_of(module, name), module._buffers[name + ROWS]
+                tensor = own.get(name)
+                if tensor is None:
+                    module._buffers[name] = rows[state.active - 1].clone()
+                elif (tensor.shape, tensor.dtype) != (rows.shape[1:], rows.dtype):
                     tensor.data = rows[state.active - 1].clone()
-                    found.append(f"{name} of {type(module).__name__}")
+                else:
+                    address = tensor.untyped_storage().data_ptr()
+                    if tensor.numel() and (address in memory or 0 in tensor.stride()):
+                        copy = tensor.detach().clone(memory_format=torch.contiguous_format)
+                        if isinstance(tensor, nn.Parameter):
+                            tensor.data = copy
+                        else:
+                            own[name] = copy
+                    memory.add(address)
+                    continue
+                found.append(f"{name} of {type(module).__name__}")
         if found:
             raise RuntimeError(
-                f"{found[0]} has changed its shape or dtype; let it keep one, such as the shape of its largest content."
+                f"{found[0]} has changed its shape or dtype, or was removed; let it keep one, such as the shape of its"
+                " largest content."
             )
 
     @torch.no_grad()
@@ -349,6 +366,11 @@ class Switch:
             if is_replaced or not one.is_noted():
                 found.append(one)
         return found
+
+
+def _is_torchs_norm(module: nn.Module, state: PartitionState) -> bool:
+    """Return whether a module updates its statistics only in training mode, as torch's norms do."""
+    return is_norm(state) and type(module).__module__.partition(".")[0] == "torch"
 
 
 def noted(parameters) -> None:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from partnets.data.chunks import digest
-from partnets.subnetworks.state import MAP, STORED, state_of
+from partnets.subnetworks.state import state_of
 from partnets.training.best_model import Best
 from partnets.training.history import History
 from partnets.utils import random_state as random_states
@@ -109,10 +109,10 @@ def raise_other_chunks(path: str | PathLike) -> NoReturn:
 
 
 def facts_of(model: nn.Module) -> dict[str, Any]:
-    """Return the facts of a model's state that must be the same to load it, but not its partitions, which may move.
+    """Return the facts of a model's state that must be the same to load it.
 
     The nested channels of parameters, by dimension, as their partitions in order and how many are in a row; and the
-    dtype and shape of each tensor, except stored defaults, as partitions that move change their sizes.
+    dtype and shape of each tensor.
     """
     channels = {}
     for path, module in model.named_modules():
@@ -120,12 +120,9 @@ def facts_of(model: nn.Module) -> dict[str, Any]:
         for name, owners in narrow.owners.items() if narrow else ():
             runs = {dim: torch.unique_consecutive(one, return_counts=True) for dim, one in owners.items()}
             channels[f"{path}.{name}".lstrip(".")] = {dim: [one.tolist() for one in run] for dim, run in runs.items()}
-    state = model.state_dict()
-    stored = {name.removesuffix(MAP) + STORED for name in state if name.endswith(MAP)}
     kinds = {
         name: f"{value.dtype} {list(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
-        for name, value in state.items()
-        if name not in stored
+        for name, value in model.state_dict().items()
     }
     return {"channels": channels, "parameters": kinds}
 

@@ -129,8 +129,8 @@ class History:
         finite = [(step, lml) for step, lml in evaluations if math.isfinite(lml)]
         return max(finite, key=lambda evaluation: evaluation[1], default=None)
 
-    def columns(self) -> dict[str, list]:
-        """Return the columns of `frame` as lists, with None where nothing was evaluated.
+    def columns(self, start: int = 0) -> dict[str, list]:
+        """Return the columns of `frame` as lists, from row `start` (from 0) on, with None where nothing was evaluated.
 
         If a step was evaluated several times, the last evaluation counts.
 
@@ -139,15 +139,15 @@ class History:
             >>> history.add(1, k=1, loss=0.7)
             >>> history.add(2, k=2, loss=0.5)
             >>> history.add_lml(2, -120.0)
-            >>> history.columns()["lml"]
-            [None, -120.0]
+            >>> history.columns(start=1)["lml"]
+            [-120.0]
         """
         records = {"lml": (self.lml["step"], self.lml["lml"])}
         records |= {name: (record["step"], record["value"]) for name, record in self.metrics.items()}
-        columns = self.steps | self.values
+        columns = {name: column[start:] for name, column in (self.steps | self.values).items()}
         for name, (steps, values) in records.items():
             found = dict(zip(steps, values, strict=True))
-            columns[name] = [found.get(step) for step in self.steps["step"]]
+            columns[name] = [found.get(step) for step in columns["step"]]
         return columns
 
     def frame(self) -> pandas.DataFrame:

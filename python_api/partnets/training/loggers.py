@@ -8,29 +8,35 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
-from partnets.training.callbacks import Callback, every
+from partnets.training.history import History
+from partnets.utils.checks import check_at_least
 from partnets.utils.files import replacing
 
 
-def CSV(path: str | PathLike, *, steps: int = 100) -> Callback:
-    """Return a callback that writes the rows and columns of History.frame to a CSV file, every `steps` steps.
+class CSV:
+    """A callback that writes a CSV file with the rows and columns of History.frame; cells without a value are empty.
 
-    Cells without a value are empty. The whole file is replaced, so an interruption leaves no half of it, and a resumed
-    training continues it. Put it last among a trainer's callbacks, so that it writes their metrics.
+    After step n the file has the rows of steps 1..n, except the last n mod `every`; `close` writes these too. Rows are
+    appended. The whole file is replaced if there is a new column, such as the first metric, another history, such as
+    after resuming, or a file size other than the last written, such as after a full disk. So an interrupted and resumed
+    training leaves the same file as an uninterrupted one.
+
+    Put it last among a trainer's callbacks: values recorded for a step after its row was written appear only when the
+    file is replaced.
 
     Args:
-        path: the path of the file.
-        steps: the number of steps between writes.
+        path: the path of the file; an existing file is replaced at the first call.
+        every: the number of steps between writes.
 
     Raises:
-        ValueError: steps is below 1.
+        ValueError: every is below 1.
         OSError: the file cannot be written; when called.
 
     Example:
         >>> import tempfile, types
         >>> from partnets import History
         >>> path = Path(tempfile.mkdtemp()) / "training.csv"
-        >>> log, trainer = CSV(path, steps=1), types.SimpleNamespace(history=History(), steps=1)
+        >>> log, trainer = CSV(path), types.SimpleNamespace(history=History(), steps=1)
         >>> trainer.history.add(1, k=2, loss=0.7, values={"augmentation.rotation": 5.0})
         >>> log(trainer)
         >>> print(path.read_text(), end="")
@@ -38,14 +44,43 @@ def CSV(path: str | PathLike, *, steps: int = 100) -> Callback:
         1,2,0.7,,,5.0,
     """
 
-    def write(trainer: Any) -> None:
-        columns = trainer.history.columns()
-        with replacing(path) as file:
-            writer = csv.writer(file, lineterminator="\n")
-            writer.writerow(columns)
-            writer.writerows(zip(*columns.values(), strict=True))
+    def __init__(self, path: str | PathLike, *, every: int = 1) -> None:
+        check_at_least(1, every=every)
+        self.path, self.every = Path(path), every
+        self._history: History | None = None  # the history in the file
+        self._names: list[str] = []
+        self._rows = self._bytes = 0
 
-    return every(steps, write)
+    def __call__(self, trainer: Any) -> None:
+        """Write the steps that are due."""
+        if trainer.history is not self._history:
+            self._history, self._names = trainer.history, []
+        elif trainer.steps % self.every:
+            return
+        self._write(trainer.steps - trainer.steps % self.every)
+
+    def close(self) -> None:
+        """Write the steps that `every` has deferred; not needed if it is 1."""
+        if self._history is not None:
+            self._write(len(self._history.steps["step"]))
+
+    def _write(self, rows: int) -> None:
+        """Append to the file, or replace it, so that it has the first `rows` rows."""
+        columns = self._history.columns(start=self._rows)
+        if list(columns) == self._names and self.path.exists() and self.path.stat().st_size == self._bytes:
+            with open(self.path, "a", encoding="utf-8", newline="") as file:
+                _write_rows(file, columns, rows - self._rows)
+        else:
+            columns = self._history.columns()
+            with replacing(self.path) as file:
+                csv.writer(file, lineterminator="\n").writerow(columns)
+                _write_rows(file, columns, rows)
+        self._names, self._rows, self._bytes = list(columns), rows, self.path.stat().st_size
+
+
+def _write_rows(file, columns: dict[str, list], count: int) -> None:
+    rows = zip(*(column[:count] for column in columns.values()), strict=True)
+    csv.writer(file, lineterminator="\n").writerows(rows)
 
 
 class TensorBoard:

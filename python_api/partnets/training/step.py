@@ -34,7 +34,8 @@ def weights_learning(model: nn.Module, k: int, *, masked: bool = True) -> Iterat
     Args:
         model: a partitioned model.
         k: an int from 1 to C.
-        masked: whether gradients are 0 outside of partition k. Optimizers of partnets.optim do not read them there.
+        masked: whether gradients are 0 outside of partition k. Optimizers of partnets.optim do not read them there. If
+            False, call zero_grad() before the next partition learns: gradients that stay would reach it.
     """
     with _weights_learning(switch_of(model), model, k, masked):
         yield

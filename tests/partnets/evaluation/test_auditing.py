@@ -1,5 +1,6 @@
 """An audit finds leaks of later chunks into earlier subnetworks, refuses no sound model, and changes nothing."""
 
+import argparse
 import itertools
 import math
 import random
@@ -290,6 +291,26 @@ class Loudest(Around):
 LAST = {"mean": 0.0}
 
 
+class InNamespace(Around):
+    """A running maximum in an object of Python's library."""
+
+    def made(self):
+        self.kept = argparse.Namespace(most=0.0)
+
+    def between(self, x):
+        self.kept.most = max(self.kept.most, x.detach().abs().amax().item())
+        return x / (1 + self.kept.most)
+
+
+class OfParameter(Around):
+    """A running maximum in an attribute of a parameter."""
+
+    def between(self, x):
+        weight = self.layer.weight
+        weight.most = max(getattr(weight, "most", 0.0), x.detach().abs().amax().item())
+        return x / (1 + weight.most)
+
+
 class OfAll(Around):
     """A mean in a class attribute, which belongs to no module instance."""
 
@@ -402,6 +423,8 @@ LEAKS = {
     LastEvaluation: "layer._forward_hooks.",
     Observer: "range follows the data",
     Loudest: "layer._forward_hooks.",
+    InNamespace: "kept.most follows the data",
+    OfParameter: "layer.weight.attributes.most follows the data",
     OfAll: "OfAll.mean follows the data",
     Global: f"{SEEN_LATER} in evaluation after later chunks were seen",
     Clipped: "layer.weight.hooks.",

@@ -259,6 +259,12 @@ class Counting(Assigned):
         return x - self.mean
 
 
+class Removing(Assigned):
+    def forward(self, x):
+        y, self.mean = x - self.mean, None
+        return y
+
+
 @pytest.mark.parametrize("is_inside", [False, True])
 @pytest.mark.parametrize("kind", [Growing, Counting])
 def test_a_buffer_that_changes_its_shape_or_dtype_is_refused_and_put_back(kind, is_inside):
@@ -276,6 +282,41 @@ def test_a_buffer_that_changes_its_shape_or_dtype_is_refused_and_put_back(kind, 
     for k in (1, 2, 3):
         with partnets.subnetwork(model, k, k):
             assert torch.equal(model[1].mean, torch.zeros(4))
+
+
+def test_a_buffer_that_is_removed_is_refused_and_put_back():
+    model = network(Removing)
+    with pytest.raises(RuntimeError, match=r"mean of Removing has .* or was removed"), partnets.subnetwork(model, 2, 2):
+        model(torch.randn(6, 4))
+    assert torch.equal(model[1].mean, torch.zeros(4))
+
+
+class Largest(Assigned):
+    """Two buffers that the code makes one tensor."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("best", torch.zeros(4))
+
+    def forward(self, x):
+        self.mean = x.detach().mean(0)
+        if self.mean.norm() > self.best.norm():
+            self.best = self.mean
+        return x - self.mean - self.best
+
+
+def test_buffers_that_become_one_tensor_stay_those_of_each_subnetwork():
+    model, x = network(Largest), torch.randn(6, 4)
+    with partnets.subnetwork(model, 1, 1):
+        model(x)
+        model(x / 2)  # the mean changes, the best one stays
+        expected = model[1].mean.clone(), model[1].best.clone()
+    with partnets.subnetwork(model, 3, 3):
+        model(5 * x)
+    assert model[1].mean is not model[1].best
+    with partnets.subnetwork(model, 1, 1):
+        assert torch.equal(model[1].mean, expected[0]) and torch.equal(model[1].best, expected[1])
+    assert not torch.equal(*expected) and not torch.equal(model[1].best, expected[1])
 
 
 class Named(Assigned):

@@ -35,16 +35,19 @@ def fresh():
 
 def test_a_csv_file_is_the_frame_of_the_last_multiple_also_after_resuming(tmp_path):
     trainer, path = fresh(), tmp_path / "training.csv"
-    log = loggers.CSV(path, steps=3)
+    log = loggers.CSV(path, every=3)
     train(trainer, 8, log)
     pandas.testing.assert_frame_equal(pandas.read_csv(path), trainer.history.frame()[:6])
     checkpoint, steps = copy.deepcopy(vars(trainer.history)), trainer.steps
     train(trainer, 4, log)
     path.write_bytes(path.read_bytes() + b"13,1,0.")  # as if the disk was full
     resumed = SimpleNamespace(history=History(**checkpoint), steps=steps)
-    train(resumed, 4, loggers.CSV(path, steps=3))
+    train(resumed, 4, loggers.CSV(path, every=3))
     pandas.testing.assert_frame_equal(pandas.read_csv(path), trainer.history.frame())
     assert list(tmp_path.iterdir()) == [path]
+    train(resumed, 1, log := loggers.CSV(path, every=3))
+    log.close()  # writes the steps that every=3 has deferred
+    pandas.testing.assert_frame_equal(pandas.read_csv(path), resumed.history.frame())
 
 
 def scalars(folder):
