@@ -157,8 +157,12 @@ class _Trial:
         for trains, first_trains in MODES[: None if self.evaluates else 1] if parts > 1 else ():
             if trains and last == 1:
                 continue  # L_ML passes later chunks in evaluation mode only
-            for leak in self._remembers(trains, first_trains, other, max(last, 2)):
-                found.setdefault(leak.path or leak.what, leak)
+            later = max(last, 2)
+            # With nested channels, state may be in channels that subnetwork 1 lacks.
+            is_nested = any(state.narrow is not None for state in switch_of(self.model).states)
+            for first in sorted({1, later - 1} if is_nested else {1}):
+                for leak in self._remembers(trains, first_trains, other, later, first):
+                    found.setdefault(leak.path or leak.what, leak)
         return list(found.values())
 
     def _evaluates(self) -> bool:
@@ -170,9 +174,9 @@ class _Trial:
             return False
         return True
 
-    def _remembers(self, trains: bool, first_trains: bool, other: Any, last: int) -> Iterator[Leak]:
+    def _remembers(self, trains: bool, first_trains: bool, other: Any, last: int, first: int) -> Iterator[Leak]:
         """Yield leaks if a pass of the last subnetwork changes later results of the first, in these modes."""
-        run = partial(self._first_after_last, trains, first_trains, last)
+        run = partial(self._first_after_last, trains, first_trains, last, first)
 
         def reads(*paths: str) -> bool:
             """Return whether the first subnetwork computes from these, be it only to keep the larger of two values."""
@@ -189,7 +193,8 @@ class _Trial:
         differing, changed = _differing(clean, later), stored.changed(stored_later)
         # The first subnetwork reads its own row of statistics, which a pass of another one leaves as it is.
         rows = {f"{p}.{name}{ROWS}".lstrip(".") for p, m in self.model.named_modules() for name in _statistics(m)}
-        changed = [p for p in changed if p not in rows or not same(stored.values[p][0], stored_later.values[p][0])]
+        own = first - 1
+        changed = [p for p in changed if p not in rows or not same(stored.values[p][own], stored_later.values[p][own])]
         if differing or (changed and reads(*changed)):
             what = "follows the data: it carries information about later chunks to earlier subnetworks"
             paths = [*islice(filter(reads, changed), MOST)]
@@ -204,6 +209,7 @@ class _Trial:
         trains: bool,
         first_trains: bool,
         last: int,
+        first: int,
         given: Any,
         factor: float = 1,
         spoiled: Sequence[str] = (),
@@ -212,7 +218,7 @@ class _Trial:
         """Return the first subnetwork's results after a pass of the last one, and the states between the passes."""
         with ExitStack() as mode:
             mode.enter_context(evaluating(*(() if trains else (self.model,))))
-            with self._later_weights(1, factor):
+            with self._later_weights(first, factor):
                 self._pass(trains, last, given)
             drawn = tree_leaves(random_state.get_state(self.device))
             if first_trains != trains:  # otherwise without a call of train(), which may drop state
@@ -221,7 +227,7 @@ class _Trial:
             stored = Snapshot(self.model, without=self.parameters.values())
             for path in spoiled:
                 stored.spoil(path, by)
-            return self._pass(first_trains, 1, self.batch), drawn, stored
+            return self._pass(first_trains, first, self.batch), drawn, stored
 
     def _kept(self, run: Callable, *arguments: Any, **options: Any) -> Any:
         """Return the result of run; restore the model's state."""

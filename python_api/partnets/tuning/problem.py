@@ -123,7 +123,7 @@ def make_problem(
     chunks = chunk(dataset, proportions, seed=seed, groups=groups, stratify=stratify, **options)
     if chunks.count < 2:
         raise ValueError(f"proportions={tuple(proportions)}; pass two or more: unseen data judge the trainings.")
-    device = torch.device(device_of(network) if device is None else device)
+    device = device_of(network) if device is None else _usable(device)
     wrapped, hyper, outside = put_before(network, hyper)
     copied = _copied(wrapped)
     with preserved(device):
@@ -355,3 +355,12 @@ def _digest(parts: list, *values: Any) -> str:
             found.update(f"{list(value.shape)} {value.dtype}".encode())
             found.update(value.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy())
     return found.hexdigest()
+
+
+def _usable(device: torch.device | str) -> torch.device:
+    try:
+        device = torch.device(device)
+        torch.empty(1, device=device)
+    except (RuntimeError, AssertionError, TypeError) as error:
+        raise ValueError(f"device={device!r} cannot be used here: {error}") from error
+    return device

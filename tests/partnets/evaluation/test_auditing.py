@@ -786,3 +786,26 @@ def test_spectral_norms_are_refused(of, out):
 def test_the_model_must_have_partitions():
     with pytest.raises(ValueError, match="has no partitions"):
         partnets.audit(nn.Linear(6, 3), batch())
+
+
+class LaterChannels(nn.Module):
+    """A mean of the channels that subnetwork 1 of nested partitions lacks."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.last = nn.Linear(6, 20), nn.Linear(20, 3)
+        self.register_buffer("mean", torch.zeros(20))
+
+    def forward(self, x):
+        h = self.first(x)
+        own = self.mean[12 : h.shape[1]]
+        own.lerp_(h.detach().mean(0)[12:], 0.5)
+        return self.last(torch.cat([h[:, :12], h[:, 12:] - own], 1))
+
+
+def test_state_of_channels_that_subnetwork_1_lacks_is_found():
+    groups = [{"outputs": ["first"], "inputs": ["last"]}]
+    model = partnets.partition(
+        LaterChannels(), (0.6, 0.2, 0.2), scheme="nested", example=torch.randn(4, 6), channels=groups
+    )
+    assert any(leak.path == "mean" for leak in partnets.audit(model, batch(), F.cross_entropy))

@@ -24,10 +24,11 @@ def examples():
     return x, (x[:, 0] > 0).long()
 
 
-def parts(proportions=PROPORTIONS, width=5):
+def parts(proportions=PROPORTIONS, width=5, **options):
     mask = hyper.InputMask(4, temperature=0.5)
     layers = nn.Linear(4, width), nn.BatchNorm1d(width), nn.Dropout(0.1), nn.ReLU(), nn.Linear(width, 2)
-    return partnets.partition(nn.Sequential(mask, *layers), proportions), partnets.chunk(examples(), proportions), mask
+    model = partnets.partition(nn.Sequential(mask, *layers), proportions, **options)
+    return model, partnets.chunk(examples(), proportions), mask
 
 
 def trainer(make=None, **arguments):
@@ -258,6 +259,7 @@ OTHERS = {
     "hyper_gradient": lambda: trainer(hyper_gradient="lookahead"),
     "parameters": lambda: other_parts(width=7),
     "parameters ": lambda: other_parts(nn.Module.double),
+    "parameters  ": lambda: other_parts(defaults="stored"),
     "chunk sizes": lambda: other_parts(proportions=(0.9, 0.1)),
     "hyper": lambda: trainer(hyper=[]),
     "other chunks": lambda: partnets.Trainer(

@@ -105,6 +105,7 @@ PAIRS = [{"image": x, "table": x, "label": y} for x, y in zip(X, Y, strict=True)
         ({"network": "resnet"}, "network is a str"),
         ({"network": classifier().requires_grad_(False)}, "no parameter .* requires a gradient"),
         ({"network": classifier().to("meta")}, "on the meta device"),
+        ({"device": "cudaa"}, "device='cudaa' cannot be used here"),
         ({"network": nn.LazyLinear(3)}, "without numbers; call it once on a batch if it has lazy modules"),
         ({"network": partnets.partition(classifier(), (0.8, 0.2))}, "is partitioned; pass the plain one"),
         ({"network": Locked()}, "network cannot be copied"),
