@@ -20,7 +20,7 @@ class Best:
         step: the step of the highest L_ML; 0 before the first evaluation.
         lml: the highest L_ML, in nats.
         state: a copy of each parameter and buffer, by dotted name.
-        division: the fingerprint of the partitions, division(model). If it changes, as by partnets.reassign, the next
+        division: the fingerprint of the partitions, division(model). If it changes, as by load_state_dict, the next
             evaluation replaces the best.
 
     Example:
@@ -57,7 +57,7 @@ class Best:
             raise ValueError("no state has been kept; evaluate L_ML first, as Trainer(..., lml_every=100) does.")
         if self.division not in ("", division(model)):
             raise ValueError(
-                f"the best state is of step {self.step}, and partitions have moved since, as by partnets.reassign: its"
+                f"the best state is of step {self.step}, and partitions have moved since, as by load_state_dict: its"
                 " weights would belong to other partitions and carry later chunks into earlier ones. Evaluate L_ML"
                 " after the move; to keep an earlier state with its partitions, save the model."
             )

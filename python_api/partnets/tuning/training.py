@@ -437,7 +437,7 @@ class Training:
         return [*self.network.modules(), *(self.loss.modules() if isinstance(self.loss, nn.Module) else ())]
 
     def state(self) -> dict:
-        """Return the state for a bitwise equal continuation; of modules, also attributes such as a step counter."""
+        """Return the state from which training continues with the same bits, with attributes such as step counters."""
         plain = bool | int | float | str
         return {
             **{name: one.state_dict() for name, one in self._stateful().items()},

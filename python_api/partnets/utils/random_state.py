@@ -28,21 +28,6 @@ def get_state(device: torch.device) -> dict:
     }
 
 
-def check_state(state: dict, device: torch.device) -> None:
-    """Raise the generators' own errors unless set_state can set this state; change no generator."""
-    torch.Generator().set_state(state["torch"])
-    if device.type != "cpu" and state["device"] is not None:
-        torch.Generator(device).set_state(state["device"])
-    random.Random().setstate(state["python"])
-    numpy = sys.modules.get("numpy")
-    if numpy is not None and state["numpy"] is not None:
-        (_, keys, *rest), generator = state["numpy"], numpy.random.RandomState()
-        generator.set_state(_for_numpy(state["numpy"]))
-        _, own, *numbers = generator.get_state()
-        if rest != numbers or not (own == keys.numpy()).all():  # NumPy casts other numbers silently
-            raise ValueError("NumPy's state has numbers that are not 32-bit words.")
-
-
 def set_state(state: dict, device: torch.device) -> None:
     """Set the states to a result of `get_state`; leave the device's state if either device is the CPU."""
     torch.set_rng_state(state["torch"])
