@@ -91,6 +91,9 @@ def check(optimizer: type[torch.optim.Optimizer], settings: dict, device: torch.
     if names[0] != names[-1]:
         late = ", ".join(sorted(names[0] ^ names[-1]))
         raise ValueError(f"{optimizer.__name__} has {late} not from its first step on; {_CURE}")
+    for name, value in expected.items():
+        if isinstance(value, Tensor) and value.shape == mask.shape and value.dtype != whole.dtype:
+            raise ValueError(f"{optimizer.__name__} has {name} in {value.dtype}, not in the parameter's dtype; {_CURE}")
     for part, mask, state in zip(parts, masks, states, strict=True):
         same = state.keys() == expected.keys() and _is_part(part, whole, mask)
         if not same or not all(_is_part(state[name], expected[name], mask) for name in state):
@@ -180,6 +183,4 @@ def _is_part(part, whole, mask: Tensor) -> bool:
     """Return whether a part has the masked entries of a tensor shaped like the mask, or is the same number."""
     if not isinstance(whole, Tensor) or whole.dim() == 0:
         return part == whole
-    if whole.shape != mask.shape or whole.dtype != torch.float64 or part.shape != whole[mask].shape:
-        return False
-    return torch.allclose(part, whole[mask], RTOL, 0)
+    return whole.shape == mask.shape and part.shape == whole[mask].shape and torch.allclose(part, whole[mask], RTOL, 0)

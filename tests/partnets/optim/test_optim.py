@@ -403,6 +403,15 @@ class AddsToItsState(OfTheWholeTensor):
         parameter -= group["lr"] * parameter.grad
 
 
+class KeepsFloat32(OfTheWholeTensor):
+    """An optimiser with float32 moments of parameters of any dtype."""
+
+    def move(self, parameter, group):
+        state = self.state[parameter]
+        state["mean"] = state.get("mean", 0.0) + parameter.grad.float()
+        parameter -= group["lr"] * state["mean"]
+
+
 @pytest.mark.parametrize(
     ("theirs", "reason"),
     [
@@ -414,6 +423,7 @@ class AddsToItsState(OfTheWholeTensor):
         (ClipsTheNorm, "moves parts of a tensor differently"),
         (CountsInItsGroup, "moves parts of a tensor differently"),
         (AddsToItsState, "has slow not from its first step on"),
+        (KeepsFloat32, "has mean in torch.float32, not in the parameter's dtype"),
     ],
 )
 @pytest.mark.parametrize("lr", [1e-3, 1e-30])
