@@ -73,6 +73,7 @@ gpu:
 lint: $(VENV)/test
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/codespell
 	$(BIN)/python tests/imports.py
 	$(BIN)/clang-format --dry-run -Werror $(CPP)
 

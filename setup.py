@@ -110,7 +110,7 @@ def code(architecture: int, ptx: bool = False) -> list[str]:
 def make_if_older(object: Path, command: list[str], compile: Callable[[], str | None]) -> None:
     """Compile an object unless it is newer than all sources and was made by the same command.
 
-    An installation and a wheel of the same sources thereby share objects. The compiler's output is saved beside each
+    So an installation and a wheel of the same sources share objects. The compiler's output is saved beside each
     object: nvcc reports each kernel's registers, spills and shared memory.
     """
     report = object.with_suffix(".txt")

@@ -56,7 +56,7 @@ def _parser() -> argparse.ArgumentParser:
     report = commands.add_parser("report", help="a page for one or several files of results")
     report.add_argument("results", nargs="+", type=Path)
     report.add_argument("--out", type=Path, default=Path("out/benchmarks.html"), help="the page")
-    report.add_argument("--readme", type=Path, help="a file whose benchmark tables are written anew")
+    report.add_argument("--readme", type=Path, help="a file with benchmark tables to update")
     report.set_defaults(run=_report)
 
     held = commands.add_parser("bars", help="what the kernels are held to, and what files of results say")

@@ -104,10 +104,10 @@ def _is_faster() -> bool:
 
 
 def leaves_half_unused(cpuinfo: str) -> bool:
-    """Return whether MKL leaves half of the processor's vector width unused, by /proc/cpuinfo: AMD from Zen 5 on.
+    r"""Return whether MKL leaves half of the processor's vector width unused, by /proc/cpuinfo: AMD from Zen 5 on.
 
     Example:
-        >>> leaves_half_unused("vendor_id : AuthenticAMD\\ncpu family : 25\\nflags : avx2 avx512f")
+        >>> leaves_half_unused("vendor_id : AuthenticAMD\ncpu family : 25\nflags : avx2 avx512f")
         False
     """
     family = re.search(r"cpu family\s*: (\d+)", cpuinfo)

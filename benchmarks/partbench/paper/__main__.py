@@ -52,7 +52,7 @@ def main(arguments: list[str] | None = None) -> int:
         command.add_argument("--finished", action="store_true", help="train nothing, and report what is done")
         command.add_argument("--out", type=Path, default=Path("out/paper"), help="the folder of results")
         command.set_defaults(run=_run, experiments=chosen, dataset=None)
-    command = commands.add_parser("page", help="writes committed results into the documentation, and draws them anew")
+    command = commands.add_parser("page", help="write committed results into the docs and redraw their pictures")
     command.add_argument("--results", type=Path, default=report.RESULTS)
     command.add_argument("--index", type=Path, default=report.INDEX, help="pages are in the folder of its name")
     command.set_defaults(run=_page)
@@ -117,7 +117,7 @@ def _page(given: argparse.Namespace) -> int:
         page.write_text(report.filled(page.read_text(), given.results))
     for path in given.results.glob("*.json"):
         report.Report.load(path).draw(path)
-    print(f"{given.index} and its pages have the tables of {given.results}, whose pictures are drawn anew.")
+    print(f"{given.index} and its pages have the tables of {given.results}; its pictures are redrawn.")
     return 0
 
 

@@ -149,8 +149,10 @@ class Learner:
         return self.result(self.train(*whole, batch_size=self.recipe.plain_batch, steps=2 * self.steps))
 
     def retraining(self) -> Record:
-        """Learn the classes' invariances directly and training augmentations by lookahead (the recipe); then train a
-        new network on all data with both."""
+        """Learn invariances directly and training augmentations by lookahead, then train with both (the recipe).
+
+        The last training is of a new network on all data.
+        """
         psi = self.augmentations()
         model = self.model(nn.Sequential(*psi))
         partition(model, self.recipe.proportions, self.data, "weight", self.seed)

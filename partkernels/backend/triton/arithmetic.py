@@ -12,7 +12,7 @@ _INTERPRETED = tl.constexpr(INTERPRETED)
 
 @triton.jit
 def round_to(value, dtype: tl.constexpr):
-    """Return the nearest number of a dtype, ties to even. (The interpreter truncates to bfloat16.)"""
+    """Return the nearest number of a dtype, ties to even; the interpreter truncates to bfloat16."""
     if _INTERPRETED and dtype == tl.bfloat16 and value.dtype == tl.float32:
         bits = value.to(tl.uint32, bitcast=True)
         nearest = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16
@@ -23,7 +23,10 @@ def round_to(value, dtype: tl.constexpr):
 
 @triton.jit
 def add_product(total, a, b, PRECISION: tl.constexpr):
-    """Return total + a b in float32. (The interpreter multiplies bfloat16 numbers' bits, and adds in NumPy's order.)"""
+    """Return total + a b in float32.
+
+    The interpreter multiplies the bits of bfloat16 numbers, and adds in NumPy's order.
+    """
     if _INTERPRETED:
         return total + tl.dot(a.to(tl.float64), b.to(tl.float64), out_dtype=tl.float64).to(tl.float32)
     elif PRECISION == "ieee" and a.dtype == tl.float32:

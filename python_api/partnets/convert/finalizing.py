@@ -81,7 +81,7 @@ def finalize(model: nn.Module, mode: str, *, seed: int = 0, draws: int = 0) -> n
     if mode == "deploy":
         return deployed(model, draws, seed)
     if draws:
-        raise ValueError(f"draws={draws} with mode={mode!r}, whose augmentation draws anew; they are for 'deploy'.")
+        raise ValueError(f"draws={draws} with mode={mode!r}, whose augmentation draws its own; draws are for 'deploy'.")
     ordinary = merge(model) if mode == "finetune" else _fresh(model, seed)
     for parameter in hyperparameters(ordinary):
         parameter.requires_grad_(False)

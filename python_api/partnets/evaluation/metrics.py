@@ -126,7 +126,6 @@ def accuracy(
         >>> accuracy(nn.Flatten(), (torch.eye(4), torch.tensor([0, 1, 2, 0])))
         0.75
     """
-
     refuse_separate("accuracy(model, (x, y))", separate)
 
     def right(output: Any, y: Tensor) -> Tensor:

@@ -36,7 +36,7 @@ def estimate_statistics(
 ) -> None:
     """Estimate each subnetwork's running statistics of BatchNorm layers with the current weights.
 
-    A step of w_k changes subnetworks k..C, but updates only k's running statistics. They are therefore estimated before
+    A step of w_k changes subnetworks k..C, but updates only k's running statistics. So they are estimated before
     a model is evaluated or deployed: for subnetwork k from examples of D_1:k, which it may see, as the average over
     batches of mean and variance, with all other layers in evaluation mode. Norms that have not learned since their last
     estimate or since partitioning keep their statistics, such as frozen ones, and all of them in a second call.

@@ -68,12 +68,12 @@ class Round:
 
 
 def shown(reason: str) -> str:
-    """Return a reason as it is stored and logged: one line of printable characters, at most about LONGEST of them.
+    r"""Return a reason as it is stored and logged: one line of printable characters, at most about LONGEST of them.
 
     Long reasons keep their beginning and their end, which states the cause in a traceback.
 
     Example:
-        >>> shown("disk full\\nINFO: all is well \\x1b[2J")
+        >>> shown("disk full\nINFO: all is well \x1b[2J")
         'disk full INFO: all is well [2J'
     """
     if len(reason) > 4 * LONGEST:

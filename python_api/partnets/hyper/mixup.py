@@ -80,7 +80,7 @@ class Mixup(Hyperparameter):
 
     @property
     def loss(self) -> Loss:
-        """Return the training loss(output, targets), for the batch that this thread mixed last.
+        """Return the training loss of outputs and targets, for the batch that this thread mixed last.
 
         In evaluation mode it is the inner loss; so is its `plain`, for each target that counts.
         """

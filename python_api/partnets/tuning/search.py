@@ -75,11 +75,9 @@ def plan(
     confirming = min(1.0, (budget - 1) / (1 + learning + bool(settings)))
     searching = budget - 1 - confirming * (1 + learning)
     confirm_batch = confirming * batch_size
-    for fewer in (0, 1):
-        levels = {
-            factor: (3 if factor == MAIN else 2) + 2 * (searching >= 1) - fewer
-            for factor in dict.fromkeys(setting.factor for setting in settings)
-        }
+    factors = dict.fromkeys(setting.factor for setting in settings)
+    for further in (2, 1, 0, -1) if searching >= 1 else (0, -1):
+        levels = {factor: (3 if factor == MAIN else 2) + further for factor in factors}
         members = 1 + sum(levels.values())
         # A forward pass is a third of a step.
         each = JUDGEMENTS * (members + 1) / (3 * steps * batch_size)

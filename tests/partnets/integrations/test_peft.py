@@ -103,10 +103,10 @@ def test_only_the_adapters_are_divided_and_learn_from_the_base_on(make, scheme, 
     found = model.state_dict()
     for name, value in before.items():
         assert torch.equal(found[name], value) == (".lora_" not in name), name
-    anew = partnets.finalize(model, "retrain").eval()
+    retrained = partnets.finalize(model, "retrain").eval()
     with torch.no_grad():
-        torch.testing.assert_close(anew(input_ids=ids).logits, expected)
-    lora_a = next(p for name, p in anew.named_parameters() if "lora_A" in name)
+        torch.testing.assert_close(retrained(input_ids=ids).logits, expected)
+    lora_a = next(p for name, p in retrained.named_parameters() if "lora_A" in name)
     assert lora_a.requires_grad and lora_a.any()
 
 

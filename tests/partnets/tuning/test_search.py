@@ -37,6 +37,7 @@ def test_learning_by_gradient_descent_comes_off_the_whole_budget():
     [
         ([setting()], 1.1, {"batch_size": 8, "steps": 10_000}),
         ([setting()], 2.0, {"batch_size": 20, "steps": 1000, "least": 4}),
+        ([setting(name, factor=name) for name in (MAIN, "a", "b")], 2.0, {"batch_size": 26, "steps": 1000, "least": 4}),
         *(
             (settings, 1.05, {"batch_size": 32, "steps": 300, "learning": learning, "least": 4})
             for settings, learning in (([], 0.5), ([setting()], 0.5), ([], 0.0))
