@@ -7,7 +7,7 @@
 #include "microkernel.h"
 #include "weight_tile.h"
 #if defined(PARTKERNELS_AMX)
-#include "multiply_by_tiles.h"
+#include "multiply_amx.h"
 #endif
 
 namespace partkernels::cpu::PARTKERNELS_ISA {

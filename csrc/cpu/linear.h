@@ -9,8 +9,8 @@
 #include "rebuild.h"
 #include "store_rows.h"
 #if defined(PARTKERNELS_AMX)
-#include "linear_by_tiles.h"
-#include "linear_few_rows_by_tiles.h"
+#include "linear_amx.h"
+#include "linear_few_rows_amx.h"
 #endif
 
 namespace partkernels::cpu::PARTKERNELS_ISA {
@@ -58,7 +58,7 @@ void linear(Matrix<const T> x, const Subnetwork<T>& w, const T* bias, Matrix<T> 
   // If all entries are active, the weight is read in place; for one or two rows of x, only reading it row by row
   // reaches the memory's speed.
   if (x.rows > (w.active == w.count ? 2 : 0) && x.cols > 0) {
-    (x.rows <= kFewRowsOfTiles ? linear_of_few_rows_by_tiles : linear_by_tiles)(x, w, bias, y, parallel_for);
+    (x.rows <= kFewRowsOfTiles ? linear_of_few_rows_amx : linear_amx)(x, w, bias, y, parallel_for);
     return;
   }
 #endif
@@ -92,7 +92,7 @@ void linear_grad_input(Matrix<const T> grad_y, const Subnetwork<T>& w, Matrix<T>
   using Unit = typename UnitOf<T>::type;
 #if defined(PARTKERNELS_AMX)
   if (grad_y.rows > kTile && grad_y.cols > 0) {
-    linear_grad_input_by_tiles(grad_y, w, grad_x, parallel_for);
+    linear_grad_input_amx(grad_y, w, grad_x, parallel_for);
     return;
   }
 #endif
@@ -122,7 +122,7 @@ void linear_grad_weight(Matrix<const T> grad_y, Matrix<const T> x, Owners owners
   const MaskedStore<T> store(owners, update, grad_w);
 #if defined(PARTKERNELS_AMX)
   if (x.rows > kFewRowsOfDepth) {
-    linear_grad_weight_by_tiles(grad_y, x, store, parallel_for);
+    linear_grad_weight_amx(grad_y, x, store, parallel_for);
     return;
   }
 #endif

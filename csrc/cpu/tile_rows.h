@@ -1,7 +1,7 @@
 // Rows of a subnetwork's weight for a product of tiles: kTile outputs at a time, with whole tiles in depth.
 #pragma once
 
-#include "multiply_by_tiles.h"
+#include "multiply_amx.h"
 #include "rebuild.h"
 
 namespace partkernels::cpu::PARTKERNELS_ISA {

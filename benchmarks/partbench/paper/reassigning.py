@@ -13,7 +13,7 @@ from partkernels.arguments import check_seed, sizes
 from partnets.evaluation.same_chunks import has_learned
 from partnets.optim import PartitionedOptimizer
 from partnets.optim.base import check_partitioned
-from partnets.subnetworks.divide import set_partition
+from partnets.subnetworks.assignment import set_partition
 from partnets.subnetworks.parameters import PartitionedParameter, partitioned_parameters
 from partnets.subnetworks.partitioning import share
 from partnets.subnetworks.rules import rule_of

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 import partkernels as pk
 import partnets
 from partkernels.arguments import bits_for
-from partnets.subnetworks.divide import set_partition
+from partnets.subnetworks.assignment import set_partition
 
 T = TypeVar("T")
 DEFAULTS = ("zeros", "uniform", "normal", "stored")

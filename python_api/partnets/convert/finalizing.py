@@ -12,7 +12,7 @@ from partkernels import Defaults, Normal, Uniform, Zeros
 from partkernels.arguments import check_seed
 from partnets.convert.deploying import deployed
 from partnets.hyper import Hyperparameter, hyperparameters
-from partnets.subnetworks.divide import padding_of
+from partnets.subnetworks.assignment import padding_of
 from partnets.subnetworks.initial_values import declared, fill
 from partnets.subnetworks.merging import merge, remove, without_ensembles
 from partnets.subnetworks.rules import known_rule

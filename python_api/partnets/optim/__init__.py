@@ -4,8 +4,8 @@ SGD, Adam and AdamW step in one pass over a weight; PerPartition wraps other opt
 """
 
 from partnets.optim.base import PartitionedOptimizer
-from partnets.optim.fused import SGD, Adam, AdamW
 from partnets.optim.per_partition import PerPartition
+from partnets.optim.sgd_adam import SGD, Adam, AdamW
 from partnets.optim.weight_decay import decays
 
 __all__ = ["SGD", "Adam", "AdamW", "PartitionedOptimizer", "PerPartition", "decays"]

@@ -16,9 +16,9 @@ import partkernels
 from partkernels import Zeros
 from partkernels.arguments import check_seed, sizes
 from partnets.hyper import Hyperparameter
+from partnets.subnetworks.assignment import SCHEMES, Division, drawn_entries
 from partnets.subnetworks.channel_search import find_channels
 from partnets.subnetworks.channels import MEASURES, Narrow
-from partnets.subnetworks.divide import SCHEMES, Division, drawn_entries
 from partnets.subnetworks.initial_values import looks_learned
 from partnets.subnetworks.rules import REFUSED, known_rule, rule_of
 from partnets.subnetworks.state import ENDS, ROWS, holder_of, state_of

@@ -7,9 +7,9 @@ from collections.abc import Iterator
 
 from torch import Tensor
 
+from partnets.tuning.hyperparameters import MAIN
 from partnets.tuning.problem import Problem
 from partnets.tuning.result import Trial
-from partnets.tuning.settings import MAIN
 from partnets.tuning.training import UPDATES, due, learning_steps
 from partnets.utils.likelihood import OTHERS, name_of
 

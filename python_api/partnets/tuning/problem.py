@@ -25,8 +25,8 @@ from partnets.hyper import Hyperparameter, hyperparameters
 from partnets.subnetworks.state import partitioned_modules
 from partnets.training.preflight import warn_of_unused_losses
 from partnets.training.step import check_clip, parameters_of
+from partnets.tuning.hyperparameters import Setting, find_settings, put_before
 from partnets.tuning.loss import usual_loss
-from partnets.tuning.settings import Setting, find_settings, put_before
 from partnets.utils.checks import check_at_least
 from partnets.utils.likelihood import BINARY_OF_LOGITS, SQUARED, check_mean, name_of, plain
 from partnets.utils.modules import device_of, evaluating, to_device

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from partnets.tuning.settings import MAIN, Setting
+from partnets.tuning.hyperparameters import MAIN, Setting
 
 # Number of judgements of a training by unseen data.
 JUDGEMENTS = 10

@@ -5,9 +5,9 @@ import math
 import pytest
 import torch
 
+from partnets.tuning.hyperparameters import MAIN, Setting
 from partnets.tuning.loss import guessed_nats, has_temperature
 from partnets.tuning.search import best_end, choose, design, no_better, plan, weights
-from partnets.tuning.settings import MAIN, Setting
 from partnets.tuning.training import due, learning_steps
 
 

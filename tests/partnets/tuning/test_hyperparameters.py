@@ -11,7 +11,7 @@ from torch import nn
 
 import partnets
 from partnets import hyper
-from partnets.tuning.settings import Setting, find_settings, put_before
+from partnets.tuning.hyperparameters import Setting, find_settings, put_before
 
 
 def network():

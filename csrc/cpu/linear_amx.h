@@ -1,7 +1,7 @@
 // linear and its gradients in bfloat16 with AMX, for all but small batches.
 #pragma once
 
-#include "gemm_by_tiles.h"
+#include "gemm_amx.h"
 #include "masked_store.h"
 #include "pack.h"
 #include "store_rows.h"
@@ -42,10 +42,10 @@ inline void pack_transposed_tiles(const Matrix<const bfloat16>& x, int64_t k, in
 }
 
 // y = x w^T + bias: rows of w are rebuilt a tile at a time and transposed.
-inline void linear_by_tiles(const Matrix<const bfloat16>& x, const Subnetwork<bfloat16>& w, const bfloat16* bias,
-                            const Matrix<bfloat16>& y, const ParallelFor& parallel_for) {
+inline void linear_amx(const Matrix<const bfloat16>& x, const Subnetwork<bfloat16>& w, const bfloat16* bias,
+                       const Matrix<bfloat16>& y, const ParallelFor& parallel_for) {
   const Rebuilder<bfloat16> rebuild(w);
-  gemm_by_tiles<kPanelCols, kPanelCols>(
+  gemm_amx<kPanelCols, kPanelCols>(
       y.rows, y.cols, x.cols,
       [&](int64_t i, int64_t m, int64_t k, int64_t d, bfloat16* packed) { pack_tiles(x, i, m, k, d, packed); },
       [&](int64_t k, int64_t d, int64_t j, int64_t n, Offset next, Pair* panel) {
@@ -66,10 +66,10 @@ inline void linear_by_tiles(const Matrix<const bfloat16>& x, const Subnetwork<bf
 }
 
 // grad_x = grad_y w: w already has the layout of the panels.
-inline void linear_grad_input_by_tiles(const Matrix<const bfloat16>& grad_y, const Subnetwork<bfloat16>& w,
-                                       const Matrix<bfloat16>& grad_x, const ParallelFor& parallel_for) {
+inline void linear_grad_input_amx(const Matrix<const bfloat16>& grad_y, const Subnetwork<bfloat16>& w,
+                                  const Matrix<bfloat16>& grad_x, const ParallelFor& parallel_for) {
   const Rebuilder<bfloat16> rebuild(w);
-  gemm_by_tiles<kMostMade, kPanelCols>(
+  gemm_amx<kMostMade, kPanelCols>(
       grad_x.rows, grad_x.cols, grad_y.cols,
       [&](int64_t i, int64_t m, int64_t k, int64_t d, bfloat16* packed) { pack_tiles(grad_y, i, m, k, d, packed); },
       [&](int64_t k, int64_t d, int64_t j, int64_t n, Offset next, Pair* panels) {
@@ -93,9 +93,9 @@ inline void linear_grad_input_by_tiles(const Matrix<const bfloat16>& grad_y, con
 constexpr int64_t kFewRowsOfDepth = 64;
 
 // grad_w = grad_y^T x, for one partition. Its rows are far apart in memory and are written in long pieces.
-inline void linear_grad_weight_by_tiles(const Matrix<const bfloat16>& grad_y, const Matrix<const bfloat16>& x,
-                                        const MaskedStore<bfloat16>& store, const ParallelFor& parallel_for) {
-  gemm_by_tiles<kMostMade, kMostMade>(
+inline void linear_grad_weight_amx(const Matrix<const bfloat16>& grad_y, const Matrix<const bfloat16>& x,
+                                   const MaskedStore<bfloat16>& store, const ParallelFor& parallel_for) {
+  gemm_amx<kMostMade, kMostMade>(
       grad_y.cols, x.cols, x.rows,
       [&](int64_t i, int64_t m, int64_t k, int64_t d, bfloat16* packed) {
         pack_transposed_tiles(grad_y, k, d, i, m, packed);

@@ -1,4 +1,4 @@
-"""Settings: the numbers that partnets.tune chooses, their ranges, and functions that put a value into a training."""
+"""The hyperparameters that `tune` finds in a network: their ranges, and functions that set a value in a training."""
 
 from __future__ import annotations
 

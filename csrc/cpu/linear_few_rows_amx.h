@@ -127,9 +127,8 @@ void linear_of_tiles(const Matrix<const bfloat16>& x, const Subnetwork<bfloat16>
   });
 }
 
-inline void linear_of_few_rows_by_tiles(const Matrix<const bfloat16>& x, const Subnetwork<bfloat16>& w,
-                                        const bfloat16* bias, const Matrix<bfloat16>& y,
-                                        const ParallelFor& parallel_for) {
+inline void linear_of_few_rows_amx(const Matrix<const bfloat16>& x, const Subnetwork<bfloat16>& w, const bfloat16* bias,
+                                   const Matrix<bfloat16>& y, const ParallelFor& parallel_for) {
   (x.rows <= kTile ? linear_of_tiles<1> : linear_of_tiles<2>)(x, w, bias, y, parallel_for);
 }
 

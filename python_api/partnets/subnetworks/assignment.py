@@ -1,4 +1,4 @@
-"""divide: gives a module's parameters partitions, and the buffers that hold them."""
+"""The rule by which `partition` assigns the entries of each parameter, and the buffers of a partitioned module."""
 
 from __future__ import annotations
 

@@ -49,8 +49,8 @@ inline bfloat16* packed_tile(bfloat16* packed, int64_t steps, int64_t r, int64_t
 // store(i, m, j, n, sums): stores product[i : i + m, j : j + n], kStored columns at once, rows kStored apart.
 // j is a multiple of kTileCols, or of the number of columns at once if that is smaller.
 template <int64_t kMade, int64_t kStored, class PackLeft, class MakePanels, class Store>
-void gemm_by_tiles(int64_t rows, int64_t cols, int64_t depth, const PackLeft& pack_left, const MakePanels& make_panels,
-                   const Store& store, const ParallelFor& parallel_for) {
+void gemm_amx(int64_t rows, int64_t cols, int64_t depth, const PackLeft& pack_left, const MakePanels& make_panels,
+              const Store& store, const ParallelFor& parallel_for) {
   static_assert(kMade <= kMostMade && kStored % kPanelCols == 0 && kMade % kStored == 0 && kKeptCols % kMade == 0);
   const int64_t most_rows = depth <= kPackedEntries / kMostRows ? kMostRows : kMostRows / 2;
   const int64_t most_depth = kPackedEntries / most_rows;
