@@ -212,12 +212,12 @@ def narrow_to(module: nn.Module, k: int) -> None:
 
 
 @torch.no_grad()
-def widen(module: nn.Module) -> None:
-    """Give a module its own parameters and attributes again; statistics that have followed batches are written back."""
+def widen(module: nn.Module, k: int) -> None:
+    """Undo narrow_to(module, k); statistics that have followed batches are written back."""
     state = state_of(module)
     for name in state.base.keys() & module._buffers.keys():
         whole = state.base[name]
-        whole[(state.narrow.owners[name][0] <= state.active).to(whole.device)] = module._buffers[name]
+        whole[(state.narrow.owners[name][0] <= k).to(whole.device)] = module._buffers[name]
     _restore(module, state.base)
     state.base = {}
 

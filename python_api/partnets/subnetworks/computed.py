@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor
 
 from partkernels import subnetwork_weight
 from partkernels.operators.entries import combine_rows
-from partnets.subnetworks.channels import narrowed
+from partnets.subnetworks.channels import narrow_to, widen
 from partnets.subnetworks.exchanged import Vector, Weight
 from partnets.subnetworks.gradients import add_gradient
 from partnets.subnetworks.state import ROWS, holder_of, is_norm, partition_of
@@ -25,22 +25,24 @@ def computed(switch: Switch, active: int, update: int | None) -> Iterator[None]:
     pass may run outside of the context. The gradient of a vector is that of partition `update`.
     """
     values = {id(one.parameter): _value(one, active, update) for one in (*switch.weights, *switch.vectors)}
-    buffers, stack = [], ExitStack()
+    buffers, narrow = [], []
     try:
         for module, name, parameter in switch.aliases:
             module._parameters[name] = values[id(parameter)]
-        for module, state in zip(switch.modules, switch.states, strict=True):
-            if state.narrow is not None and active != state.count:
-                stack.enter_context(narrowed({module: state.narrow}, active))
         for module, state in switch.statistics:
             for name in state.statistics:
                 own, rows = holder_of(module, name), module._buffers[name + ROWS]
                 learns = update is not None and (module.training or not is_norm(state))
                 buffers.append((own, name, own[name], rows, learns))
                 own[name] = own[name].detach().clone() if active == state.count else rows[active - 1].clone()
+        for module, state in zip(switch.modules, switch.states, strict=True):
+            if state.narrow is not None and active != state.count:
+                narrow_to(module, active)
+                narrow.append(module)
         yield
     finally:
-        stack.close()
+        for module in narrow:
+            widen(module, active)
         for module, name, parameter in switch.aliases:
             module._parameters[name] = parameter
         changed = []

@@ -276,8 +276,9 @@ class Switch:
 
     def widen(self) -> None:
         """Give modules with nested channels the parameters and attributes of the whole network."""
-        for module in self._narrow:
-            widen(module())
+        for reference in self._narrow:
+            module = reference()
+            widen(module, state_of(module).active)
 
     def fit(self) -> None:
         """Give modules with nested channels the parameters and attributes of their active subnetwork."""

@@ -1,5 +1,6 @@
 """Per-example subnetworks: one call computes several subnetworks, and nothing passes between them."""
 
+import copy
 from collections import namedtuple
 
 import numpy
@@ -102,6 +103,26 @@ def test_a_mixed_batch_has_the_outputs_and_the_gradients_of_passes_apart(scheme,
     assert isinstance(output, Pair)
     torch.testing.assert_close(gradients(model), apart, rtol=1e-12, atol=1e-12)
     assert len(apart) == 3 * 8 + 1
+
+
+@pytest.mark.parametrize("scheme", ["weight", "nested"])
+def test_statistics_of_a_mixed_batch_are_those_of_passes_apart(scheme):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(1, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Flatten(), nn.Linear(128, 2)).double()
+    x, options = images(), {"example": images()} if scheme == "nested" else {}
+    partnets.partition(model, (0.5, 0.25, 0.25), scheme=scheme, **options)
+    other, output = copy.deepcopy(model), torch.empty(len(x), 2, dtype=x.dtype)
+    for k in (1, 2, 3):
+        with partnets.subnetwork(model, active=k, update=k):
+            part = model(x[rows := ACTIVE.eq(k)])
+            part.square().sum().backward()
+        output[rows] = part.detach()
+    with partnets.subnetwork(other, active=ACTIVE, update=ACTIVE):
+        mixed = other(x)
+        mixed.square().sum().backward()
+    torch.testing.assert_close(mixed, output, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(gradients(other), gradients(model), rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(other.state_dict(), model.state_dict(), rtol=1e-12, atol=1e-12)
 
 
 def test_nothing_passes_from_examples_to_partitions_and_outputs_of_others():
