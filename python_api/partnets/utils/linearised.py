@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 from torch import Tensor
 from torch.autograd import forward_ad
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from partnets.utils.in_thread import InThread, holding
 from partnets.utils.twice import twice_differentiable
@@ -18,8 +20,15 @@ _linearising = InThread()
 def linearised() -> Iterator[None]:
     """Activate `perturbation` and `lifted` in the context, for this thread."""
     # Fused attention and weight norm have no forward mode.
-    with holding({_linearising: True}), forward_ad.dual_level(), twice_differentiable():
+    with holding({_linearising: True}), forward_ad.dual_level(), twice_differentiable(), _OutOfPlace():
         yield
+
+
+class _OutOfPlace(TorchDispatchMode):
+    """Makes PyTorch compute tangents out of place: those of softmax and logsumexp overwrite a tensor of the graph."""
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
+        return function(*args, **(kwargs or {}))
 
 
 def perturbation(x: Tensor) -> Tensor:

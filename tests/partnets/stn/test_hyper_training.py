@@ -77,10 +77,9 @@ def test_a_step_of_the_weights_is_algorithm_1(options):
         torch.testing.assert_close(now, before[name] - 0.5 * grad)
 
 
-@pytest.mark.cases(usual=1)
-@pytest.mark.parametrize("per_example", [True, False])
-def test_a_linearised_response_learns_by_outputs_that_are_linear_in_it(per_example):
-    network = shifted(linearised=True, per_example=per_example).double().eval()
+@pytest.mark.parametrize(("per_example", "last"), [(True, nn.Softmax(1)), (False, nn.Identity())])
+def test_a_linearised_response_learns_by_outputs_that_are_linear_in_it(per_example, last):
+    network = shifted(linearised=True, per_example=per_example).append(last).double().eval()
     expected, before = copy.deepcopy(network), copied(network)
     x, y = X[:6].double(), Y[:6]
     vector = vector_of(expected)
