@@ -48,7 +48,8 @@ def subnetwork(
     Gradients are 0 outside of partition `update`. The gradient of a bias or a scale, which has a vector for each
     partition, is that of the vector of `update`; gradients of other partitions are set aside until their step.
 
-    torch.compile needs two graphs for any C, one where weights learn and one where none do.
+    torch.compile needs two graphs for any C, one where weights learn and one where none do. Nested partitions need
+    graphs for each subnetwork, as shapes differ.
 
     **A number for each example** (Appendix C): with tensors [N], `model(...)` computes each example in its subnetwork,
     and each partition learns from its own examples only. Inputs whose first dimension is N are divided; others go to
