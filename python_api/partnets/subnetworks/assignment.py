@@ -192,6 +192,7 @@ class Division:
         state = PartitionState(count)
         setattr(module, ATTRIBUTE, state)
         state.starts = self.starts
+        state.lacking = tuple(name for name, parameter in module._parameters.items() if parameter is None)
         if count == 1:
             return
         state.narrow, state.statistics = self.narrow, self.statistics

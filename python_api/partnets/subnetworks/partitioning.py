@@ -22,6 +22,7 @@ from partnets.subnetworks.channels import MEASURES, Narrow
 from partnets.subnetworks.initial_values import looks_learned
 from partnets.subnetworks.rules import REFUSED, known_rule, rule_of
 from partnets.subnetworks.state import ENDS, ROWS, holder_of, state_of
+from partnets.subnetworks.switch import switch_of
 from partnets.utils import seeds
 from partnets.utils.modules import is_frozen, overlapping
 
@@ -171,6 +172,7 @@ def partition(
         division.apply()
     for first, first_name, division, name in tied:
         share(first.module, first_name, division.module, name)
+    switch_of(model)  # which remembers where partitioned modules are
     return model
 
 

@@ -54,6 +54,7 @@ class PartitionState:
         vectors: the names of parameters with a vector for each partition; whether these are multiplied, not added.
         statistics: the names of buffers and frozen parameters with a separate value for each subnetwork.
         wholes: the names of parameters that one partition owns completely, with its number, as in partnets.Ensemble.
+        lacking: the names of parameters that the module was partitioned without, such as a bias.
         active: k, the subnetwork that the module is; C outside of partnets.subnetwork.
         update: the partition that receives gradients, or None; C outside.
         thread: the thread that is inside of partnets.subnetwork; None outside.
@@ -62,7 +63,10 @@ class PartitionState:
     """
 
     # What copies and pickles have.
-    KEPT = "weights", "vectors", "statistics", "wholes", "narrow", "starts", "initial", "sums_of_maps", "learned_from"
+    KEPT = (
+        *("weights", "vectors", "statistics", "wholes", "lacking", "narrow", "starts", "initial", "sums_of_maps"),
+        "learned_from",
+    )
 
     def __init__(self, count: int) -> None:
         self.count = count
@@ -70,6 +74,7 @@ class PartitionState:
         self.vectors: dict[str, bool] = {}
         self.statistics: tuple[str, ...] = ()
         self.wholes: dict[str, int] = {}
+        self.lacking: tuple[str, ...] = ()
         # How nested channels narrow the module, and its whole parameters and attributes while it is narrow.
         self.narrow: Any = None
         self.base: dict[str, Any] = {}

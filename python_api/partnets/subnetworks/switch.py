@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import increment_version
 
 from partkernels.operators.entries import Exchange
+from partnets.hyper import Hyperparameter
 from partnets.subnetworks.channels import narrow_to, widen
 from partnets.subnetworks.exchanged import Vector, Weight, version_of
 from partnets.subnetworks.gradients import watch
@@ -33,6 +34,7 @@ from partnets.utils.shards import local, part, version
 
 # The devices on which vectors are compared with their rows at each entry; a GPU would have to be waited for.
 COMPARED = ("cpu",)
+CONVERT = "convert or replace modules before partnets.partition, or in the model that partnets.merge returns"
 
 
 class Switch:
@@ -45,12 +47,18 @@ class Switch:
 
     def __init__(self, model: nn.Module, modules: list[nn.Module]) -> None:
         self._model, self._modules = weakref.ref(model), [weakref.ref(module) for module in modules]
+        self._kinds = {path: type(one).__name__ for path, one in model.named_modules() if state_of(one) is not None}
         self.states = [state_of(module) for module in modules]
         self._ids = {id(state) for state in self.states}
         found: dict[int, Weight | Vector] = {}
         self._aliases: list[tuple[weakref.ref, str, nn.Parameter]] = []
         self.wholes: list[tuple[nn.Parameter, int]] = []
         for module, state in zip(modules, self.states, strict=True):
+            if added := [name for name in state.lacking if module._parameters.get(name) is not None]:
+                raise RuntimeError(
+                    f"this {type(module).__name__} was partitioned without {added[0]}, which would be the same in all"
+                    f" subnetworks; {CONVERT}."
+                )
             for name, owner in state.wholes.items():
                 self.wholes.append((parameter_of(module, name), owner))
             for name in (*state.weights, *state.vectors):
@@ -122,6 +130,18 @@ class Switch:
         if modules != self.modules or [vars(module)[ATTRIBUTE] for module in modules] != self.states:
             return False
         return all(parameter_of(module(), name) is parameter for module, name, parameter in self._aliases)
+
+    def refuse_replacements(self) -> None:
+        """Raise RuntimeError if modules without partitions are where partitioned ones were."""
+        now = dict(self.model.named_modules())
+        for path, kind in self._kinds.items():
+            if (new := now.get(path)) is None or isinstance(new, Hyperparameter) or partitioned_modules(new):
+                continue
+            if next(itertools.chain(new.parameters(), new.buffers()), None) is not None:
+                raise RuntimeError(
+                    f"{path} was a partitioned {kind}, and the {type(new).__name__} in its place would be the same in"
+                    f" all subnetworks; {CONVERT}."
+                )
 
     def prepare(self) -> None:
         """Take over changes that were made outside of subnetworks, or refuse them."""
@@ -393,5 +413,7 @@ def switch_of(model: nn.Module) -> Switch:
     modules = partitioned_modules(model)
     found = _switches.get(model)
     if found is None or not found.is_of(modules):
+        if found is not None:
+            found.refuse_replacements()
         _switches[model] = found = Switch(model, modules)
     return found

@@ -177,3 +177,33 @@ def test_update_bn_estimates_the_active_subnetwork_and_no_other(active):
     torch.testing.assert_close(found[0][row], expected.mean(0))
     torch.testing.assert_close(found[1][row], expected.var(0))
     assert all(torch.equal(new[others], old[others]) for new, old in zip(found, before, strict=True))
+
+
+def frozen_by_timm(model):
+    return pytest.importorskip("timm.utils.model").freeze_batch_norm_2d(model)
+
+
+@pytest.mark.parametrize("convert", [nn.SyncBatchNorm.convert_sync_batchnorm, frozen_by_timm])
+def test_norms_that_replace_partitioned_ones_are_refused(convert):
+    def partitioned():
+        layers = nn.Conv2d(3, 4, 3), nn.Sequential(nn.BatchNorm2d(4)), nn.Conv2d(4, 2, 1)
+        return partnets.partition(nn.Sequential(*layers), PROPORTIONS)
+
+    model = convert(partitioned())
+    for _ in range(2):
+        with (
+            pytest.raises(RuntimeError, match=r"1\.0 was a partitioned BatchNorm2d, .* before partnets\.partition"),
+            partnets.subnetwork(model, 1),
+        ):
+            raise AssertionError
+    assert not isinstance(convert(partnets.merge(partitioned()))[1][0], nn.BatchNorm2d)
+
+
+@pytest.mark.parametrize("bias", [True, False])
+def test_a_convolution_fused_with_its_norm_is_refused(bias):
+    model = partnets.partition(nn.Sequential(nn.Conv2d(3, 4, 3, bias=bias), nn.BatchNorm2d(4)), PROPORTIONS).eval()
+    for k in (1, 2, 3):
+        set_statistics(model[1], k, k, k + 1.0)
+    fused = nn.utils.fuse_conv_bn_eval(*model)
+    with pytest.raises(RuntimeError, match=r"partitioned without bias|bias of Conv2d was written into"):
+        partnets.merge(fused, 1)

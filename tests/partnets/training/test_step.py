@@ -180,7 +180,7 @@ def test_an_optimiser_that_was_wrapped_is_to_be_passed_itself(model, batch):
 def test_a_layer_that_was_replaced_since_the_optimiser_was_made_is_named():
     model = partnets.partition(nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 2)), (0.5, 0.5))
     optimizer = partnets.optim.SGD(model, lr=0.1)
-    model[1] = nn.Linear(4, 3)
+    model[1] = partnets.partition(nn.Linear(4, 3), (0.5, 0.5))
     with pytest.raises(RuntimeError, match=r"1\.weight, 1\.bias would never learn: the optimiser was constructed"):
         partnets.step_weights(model, optimizer, 1, torch.ones(2, 4), lambda x: model(x).square().mean())
 
