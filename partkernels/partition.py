@@ -226,7 +226,14 @@ class Partition:
         return torch.bincount(self.ids().flatten().int() - 1, minlength=self.count).tolist()
 
     def to(self, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> Partition:
-        """Return this partition with its tensors on another device and stored defaults in another dtype."""
+        """Return this partition with its tensors on a device, and stored defaults in a dtype; None keeps either.
+
+        The map remains uint8. Drawn defaults have no tensors, so a dtype does not change them.
+
+        Example:
+            >>> Partition.random((2, 8), (0.5, 0.5), seed=0).to(dtype=torch.float16).map.dtype
+            torch.uint8
+        """
         return self.map_tensors(lambda tensor: tensor.to(device, dtype if tensor.is_floating_point() else None))
 
     def map_tensors(self, function: Callable[[Tensor], Tensor]) -> Partition:

@@ -12,6 +12,7 @@ PAGES = {
     "docs/tuning.md": (1, "result", "Tuned"),
     "docs/hyperparameters.md": (4, "noise", "Noise"),
     "docs/kernels.md": (2, "nested", "NestedPartition"),
+    "docs/formats.md": (1, "partition", "Partition"),
     "docs/numpy.md": (1, "partition", "Partition"),
     "docs/nested.md": (2, "small", "Sequential"),
     "docs/tutorial.md": (9, "deployed", "GraphModule"),

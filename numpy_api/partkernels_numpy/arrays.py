@@ -62,8 +62,22 @@ def check_like(name: str, array: np.ndarray, other: str, like: np.ndarray) -> np
     return array
 
 
-def check_written(arrays: dict[str, np.ndarray], *, read: dict[str, np.ndarray]) -> None:
-    """Raise ValueError unless the arrays can be written in place and share no memory with each other or `read`."""
+def check_writable(arrays: dict[str, np.ndarray], *, read: dict[str, np.ndarray]) -> None:
+    """Raise ValueError unless a kernel can write into arrays in place.
+
+    Each must be writeable and aligned. No two entries may share memory: neither of one array, nor of two arrays, nor of
+    an array and one of `read`.
+
+    Args:
+        arrays: the arrays that the kernel writes into, by the names of its arguments.
+        read: those that it only reads.
+
+    Example:
+        >>> weight = np.zeros(4, np.float32)
+        >>> check_writable({"weight": weight}, read={"grad": weight[:2]})
+        Traceback (most recent call last):
+        ValueError: weight and grad share memory; pass a copy of one of them.
+    """
     for name, array in arrays.items():
         if not array.flags.writeable:
             raise ValueError(f"{name} is read-only; pass {name}.copy(), and keep the copy.")

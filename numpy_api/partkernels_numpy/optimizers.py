@@ -6,7 +6,7 @@ import numpy as np
 
 from partkernels_numpy import _library
 from partkernels_numpy.arguments import check_betas, check_momentum, check_not_negative, check_step
-from partkernels_numpy.arrays import check_like, check_written, checked, plain
+from partkernels_numpy.arrays import check_like, check_writable, checked, plain
 from partkernels_numpy.checks import check_weight, checked_number
 from partkernels_numpy.partition import Partition
 
@@ -135,7 +135,7 @@ def _checked(
     read = {"grad": arrays.pop("grad")}
     if partition is not None and partition.defaults.stored is not None:
         read["the array of Stored"] = partition.defaults.stored
-    check_written(arrays, read=read)
+    check_writable(arrays, read=read)
     arrays = {"parameter": arrays.pop("parameter"), "grad": read["grad"], **arrays}
     if partition is None:
         if all(array.flags.c_contiguous for array in arrays.values()):

@@ -28,21 +28,21 @@ WHOLE = (None, 1, "zeros", 0.0, 0, 0, 0, 0)
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """Compute F.linear; differentiable."""
-    if not is_ours(x, weight):
+    if not uses_cpp(x, weight):
         return F.linear(x, weight, bias)
     return calls["linear"](x, weight, bias, 1, 1, _map(*weight.shape), *WHOLE, dispatch.requested())
 
 
 def linear_grad_input(grad_output: Tensor, weight: Tensor) -> Tensor:
     """Return grad_output W, the gradient of F.linear's input."""
-    if not is_ours(grad_output, weight):
+    if not uses_cpp(grad_output, weight):
         return grad_output @ weight
     return calls["linear_grad_input"](grad_output, weight, 1, 1, _map(*weight.shape), *WHOLE, dispatch.requested())
 
 
 def linear_grad_weight(grad_output: Tensor, x: Tensor, out: Tensor | None = None) -> Tensor:
     """Return grad_output^T x over all positions, F.linear's weight gradient; in `out`, of any strides, if given."""
-    if not is_ours(x, grad_output):
+    if not uses_cpp(x, grad_output):
         return torch.mm(grad_output.reshape(-1, grad_output.shape[-1]).t(), x.reshape(-1, x.shape[-1]), out=out)
     shape = grad_output.shape[-1], x.shape[-1]
     found = calls["linear_grad_weight"](grad_output, x, 1, _map(*shape), 1, dispatch.requested())
@@ -74,7 +74,13 @@ def conv2d_grad_input(
 def conv2d_grad_weight(
     grad_output: Tensor, x: Tensor, kernel_size: Pair, stride: Pair, padding: Pair, dilation: Pair, groups: int = 1
 ) -> Tensor:
-    """Return the gradient of conv2d's weight."""
+    """Return the gradient of conv2d's weight, [out_channels, in_channels / groups, *kernel_size].
+
+    Args:
+        grad_output: the gradient of conv2d's output.
+        x: conv2d's input.
+        kernel_size: height and width; the other arguments are those of conv2d.
+    """
     geometry, shape = (stride, padding, dilation, groups), (grad_output.shape[1], x.shape[1] // groups, *kernel_size)
     if not _is_cpus(grad_output, x):
         return torch.nn.grad.conv2d_weight(x, shape, grad_output, *geometry)
@@ -82,8 +88,11 @@ def conv2d_grad_weight(
     return calls["conv2d_grad_weight"](grad_output, x, kernel_size, *geometry, 1, map, 1, dispatch.requested())
 
 
-def is_ours(x: Tensor, other: Tensor) -> bool:
-    """Return whether csrc/cpu computes products of these tensors."""
+def uses_cpp(x: Tensor, other: Tensor) -> bool:
+    """Return whether dense products of these tensors run in csrc/cpu, which is faster than PyTorch for them.
+
+    They must be float32 or float64 on an AMD processor from Zen 5 on, and not be compiled or on another backend.
+    """
     return x.dtype in DTYPES and _is_cpus(x, other) and _is_faster()
 
 

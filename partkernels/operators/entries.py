@@ -82,7 +82,10 @@ def combine_rows(
 
 
 class Exchange:
-    """Changes of many tensors that are made again and again: by one launch on a GPU, and without checks.
+    """exchange_entries and combine_rows of the same tensors, for many calls: one launch on a GPU, without checks.
+
+    Construct it from the tensors, and call it with the numbers of subnetworks. A call saves and replaces entries of
+    `tensors`, and sets `vectors` to sums or products of `rows`, in place. The tensors must keep their memory.
 
     Args:
         tensors, places, values, saved: see exchange_entries; places are int32 on a GPU. A tensor may be listed several
@@ -90,11 +93,14 @@ class Exchange:
         vectors, rows, are_products: see combine_rows. All tensors are of one dtype, on one device.
 
     Example:
-        >>> weight, values, bias = torch.tensor([1.0, 2.0]), torch.tensor([9.0]), torch.zeros(1)
-        >>> rows = torch.tensor([[1.0], [10.0]])
-        >>> Exchange([weight], [torch.tensor([1])], [values], [None], [bias], [rows], [False])(active=2)
-        >>> weight, bias
-        (tensor([1., 9.]), tensor([11.]))
+        >>> weight, bias, saved = torch.tensor([1.0, 2.0]), torch.zeros(1), torch.zeros(1)
+        >>> replace = Exchange(
+        ...     tensors=[weight], places=[torch.tensor([1])], values=[torch.tensor([9.0])], saved=[saved],
+        ...     vectors=[bias], rows=[torch.tensor([[1.0], [10.0]])], are_products=[False],
+        ... )
+        >>> replace(active=2)
+        >>> weight, saved, bias
+        (tensor([1., 9.]), tensor([2.]), tensor([11.]))
     """
 
     def __init__(
@@ -121,7 +127,7 @@ class Exchange:
                 self._run = prepare(*self.entries, *self.rows)
 
     def __call__(self, active: int, skip: int | None = None) -> None:
-        """Swap the entries, and combine the first `active` rows without that of partition `skip`."""
+        """Save and replace the entries, and combine the first `active` rows without that of partition `skip`."""
         if (requested := dispatch.requested()) != self._requested:
             self._choose(requested)
         if self._run is not None:

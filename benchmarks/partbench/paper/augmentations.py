@@ -49,12 +49,12 @@ HALF_TURN = hyper.Range(-math.pi, math.pi, _Clamp(-math.pi, math.pi))
 class ImmerAffine(Warp):
     """hyper.Affine in the parametrisation of Immer et al. (2022, LILA): unconstrained half-widths η that start at 0.
 
-    The partitioned networks' paper uses it on CIFAR-10 (Appendix I.4). Each image moves by exp(sum_i t_i G_i), with
-    t_i ~ U[-1, 1] η_i for each generator. The sign of η has no effect. The rotation's η is clamped to ±180°, beyond
-    which it gets no gradient.
+    The partitioned networks' paper uses it on CIFAR-10 (Appendix I.4). Each transformation i has a generator, the
+    matrix G_i. An image moves by exp(sum_i t_i G_i), with a draw of each t_i from η_i U[-1, 1]. The sign of η has no
+    effect. The rotation's η is clamped to ±180°, and gets no gradient beyond.
 
-    At η = 0 nothing moves. The gradient there is zero in expectation, as draws are symmetric, but not for a single
-    draw, so that η leaves 0.
+    At η = 0, images do not move. As draws are symmetric, the expected gradient is 0 there. The gradient of a single
+    draw is not, so η leaves 0.
 
     Args:
         translate_x, translate_y: initial half-widths as fractions of the image's width.

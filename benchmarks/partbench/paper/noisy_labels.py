@@ -115,7 +115,12 @@ def network(data: Data) -> nn.Module:
 
 
 def training_loss(method: str, labels: Tensor) -> tuple[Any, list[nn.Module], list]:
-    """Return the loss, its modules that learn, and the targets of each example."""
+    """Return a method's training loss, its modules that learn as ψ, and y of each example.
+
+    Args:
+        method: a partitioned method of METHODS.
+        labels: the labels with noise. They are y, for "numbers" together with the example's index.
+    """
     if method == "partitioned":
         return F.cross_entropy, [], list(labels)
     if method == "numbers":

@@ -93,7 +93,7 @@ def reassign(
         parameter, partition, old = one.parameter, partition_of(one.module, one.name), one.partition.ids()
         defaults = partition.defaults
         values = defaults.values(parameter.shape, parameter.dtype, parameter.device)
-        if isinstance(defaults, Stored):  # partition 1 has no defaults: they become its present values
+        if isinstance(defaults, Stored):  # partition 1 has no defaults: they become its current values
             values = torch.where(old == 1, parameter, values)
             defaults = Stored(values)
         distance = (parameter - values).abs() if by == "magnitude" else None

@@ -31,7 +31,14 @@ WORDS = (
 
 @dataclass(frozen=True)
 class Gpu:
-    """The properties on which the choice of a configuration depends; shared_memory is bytes per block."""
+    """The properties of a GPU by which a kernel's tile is chosen.
+
+    Attributes:
+        name: PyTorch's name of the device, or "interpreter".
+        multiprocessors: their number.
+        shared_memory: bytes that a block may use.
+        is_hopper: whether it is an NVIDIA GPU of compute capability 9, whose tensor cores multiply by `wgmma`.
+    """
 
     name: str
     multiprocessors: int
@@ -41,6 +48,7 @@ class Gpu:
 
 @cache
 def gpu(device: torch.device) -> Gpu:
+    """Return the properties of a device; for Triton's interpreter, which runs on a CPU, those of a small Hopper GPU."""
     if device.type != "cuda":
         return Gpu("interpreter", multiprocessors=2, shared_memory=227 << 10, is_hopper=True)
     properties = torch.cuda.get_device_properties(device)

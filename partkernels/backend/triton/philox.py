@@ -12,9 +12,10 @@ _ROUNDS = tl.constexpr(philox.ROUNDS)
 
 @triton.jit
 def philox4x32(c0, c1, c2, c3, k0, k1):
-    """Return four words for each counter; all arguments are uint32 and broadcast.
+    """Return four random words for each counter (c0, c1, c2, c3), with the key (k0, k1).
 
-    A 64-bit product is one instruction; its two halves separately would be two.
+    All are uint32; arguments broadcast. See docs/formats.md and partkernels.formats.philox. Products are computed in 64
+    bits, in one instruction; computing their two halves separately would take two.
     """
     for _ in tl.static_range(_ROUNDS):
         product0 = c0.to(tl.uint64) * 0xD2511F53

@@ -306,10 +306,10 @@ def _check_none_empty(split: list[int], proportions: Sequence[float]) -> None:
 
 
 def draw_k(u: Sequence[float], generator: Generator, *, start: int = 1) -> int:
-    """Draw a chunk's number k, start..C, with probabilities proportional to u_k (Appendix I.1).
+    """Draw the number k of a step, from start to C, with probabilities in proportion to u_k (the paper, Appendix I.1).
 
     Args:
-        u: C non-negative numbers; those from `start` on have a sum above 0.
+        u: u_1..u_C, not negative, such as the chunks' proportions; those from `start` on have a sum above 0.
         generator: a CPU generator.
         start: 1 for a step of w, 2 for a step of ψ.
 

@@ -45,12 +45,16 @@ MOST = 8
 
 
 class Leak(NamedTuple):
-    """A path by which later chunks reach earlier subnetworks.
+    """A fault of a model, found by `audit`: a path by which data of later chunks reach an earlier subnetwork.
 
     Attributes:
-        path: path of the module, parameter or attribute.
-        what: the fault, as a predicate that follows the path.
-        cure: the remedy.
+        path: the dotted path of the module, parameter or attribute; "" for the model itself.
+        what: the fault, a predicate with the path as its subject.
+        cure: what to do, an imperative.
+
+    Example:
+        >>> print(Leak("0.weight", "shares memory with 1.weight", "assign one Parameter to both"))
+        0.weight shares memory with 1.weight; assign one Parameter to both.
     """
 
     path: str

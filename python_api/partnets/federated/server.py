@@ -306,7 +306,7 @@ class Server:
         return {name: vector.to(self.vectors.dtypes[name]) for name, vector in found.items()}
 
     def hyper_values(self) -> dict[str, float]:
-        """Return the present values of ψ in their units, under the names that History uses."""
+        """Return the current values of ψ in their units, under the names that History uses."""
         return values_by_path(self.hyper)
 
     def save(self, path: str | PathLike) -> None:

@@ -76,7 +76,11 @@ class Warp(Augmentation):
     """An augmentation that moves each image by an affine map, which depends only on the draws."""
 
     def matrices(self, draws: Tensor) -> Tensor:
-        """Return the matrices [batch, 2, 3] for `resample`, for draws in [-1, 1], [batch, n]."""
+        """Return a matrix for each image, [batch, 2, 3], for `resample`: from a pixel of the result to its place in x.
+
+        Args:
+            draws: [batch, n], numbers in [-1, 1], one for each transformation in `names`.
+        """
         raise NotImplementedError(f"{type(self).__name__} has no matrices(draws); define it.")
 
     def transform(self, x: Tensor, draws: Tensor) -> Tensor:

@@ -136,7 +136,7 @@ def gaussian_nll(output: Gaussian, y: Tensor) -> Tensor:
 
 
 def expected_error(logits: Tensor, labels: Tensor) -> Tensor:
-    """Return the mean of 1 - p(y | x), a `hyper_loss` for held-out data that may have wrong labels.
+    """Return the mean of 1 - p(y | x), to use as `hyper_loss` if held-out data may have wrong labels.
 
     If labels are replaced uniformly at random, this loss changes only by a factor and a constant, so its minimum and
     the direction of its gradient stay the same (Ghosh, Kumar and Sastry 2017). The likelihood, in contrast, is then
@@ -144,7 +144,7 @@ def expected_error(logits: Tensor, labels: Tensor) -> Tensor:
 
     Args:
         logits: [batch, classes].
-        labels: int64 [batch]; -100 is ignored.
+        labels: int64 [batch]; examples with -100 are left out.
 
     Returns:
         A scalar in [0, 1].

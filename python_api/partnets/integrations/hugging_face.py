@@ -166,7 +166,7 @@ class PartitionedTrainer(transformers.Trainer):
         return merge(self.model)
 
     def values(self) -> dict[str, float]:
-        """Return the present value of each hyperparameter in its units, by its module's path."""
+        """Return the current value of each hyperparameter in its units, by its module's path."""
         named = self.model.named_modules()
         return values_by_path({path: module for path, module in named if isinstance(module, Hyperparameter)})
 

@@ -152,12 +152,12 @@ class PartitionedModule(LightningModule):
             del self.log
 
     def on_validation_start(self) -> None:
-        """Estimate BatchNorm's statistics for the present weights, as on_train_end does."""
+        """Estimate BatchNorm's statistics for the current weights, as on_train_end does."""
         if isinstance(self.trainer.train_dataloader, Loader):
             self.estimate_statistics()
 
     def on_train_end(self) -> None:
-        """Estimate BatchNorm's statistics for the present weights, for partnets.merge."""
+        """Estimate BatchNorm's statistics for the current weights, for partnets.merge."""
         self.estimate_statistics()
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:

@@ -326,7 +326,7 @@ class PartitionedOptimizer(torch.optim.Optimizer):
         """Return the optimiser of torch that steps the packed entries of one partition in the same way.
 
         Returns:
-            The class, the settings of its group, and its present state, which must not be changed in place.
+            The class, the settings of its group, and its current state, which must not be changed in place.
         """
         state = self._started(dict(self.state.get(parameter, {})), parameter, group)
         moments = [self._owners[parameter].take(state[moment], update) for moment in self.moments(group)]

@@ -42,13 +42,13 @@ def convert(
         model: the model, changed in place.
         hyper: modules of partnets.hyper inside the model, with the numbers that the layers respond to.
         skip: dotted paths or modules to leave unchanged, with everything inside them.
-        centred: whether layers read the difference of an example's hyperparameters from their present values. W and b
-            are then the network at the present values, and the response starts at 0 (Bae and Grosse 2020, Δ-STN).
+        centred: whether layers read the difference of an example's hyperparameters from their current values. W and b
+            are then the network at the current values, and the response starts at 0 (Bae and Grosse 2020, Δ-STN).
             Otherwise layers read the hyperparameters themselves.
         linearised: with `centred`, whether the response learns from outputs of the model linearised in it (Bae and
             Grosse 2020). This uses torch's forward mode: operators without it raise, and so does a compiled model.
         scale: the initial σ: each example's hyperparameters are perturbed by N(0, σ²), in units of the unconstrained
-            hyperparameters. If σ is too small, the response is right only at the present values and its slope is
+            hyperparameters. If σ is too small, the response is right only at the current values and its slope is
             undetermined; if it is too large, the network cannot fit the whole range. Published runs start at 0.5
             (convolutional networks) and 1 (LSTMs).
         learn_scale: whether σ is learned, by the entropy term of stn.Trainer.
@@ -141,7 +141,7 @@ def freeze(model: nn.Module, values: Mapping[str, float] | None = None) -> nn.Mo
 
     Args:
         model: a model converted by `convert`, left unchanged. For a partitioned model, subnetwork C is frozen.
-        values: hyperparameters in their units, by their dotted names in the model; others keep their present values.
+        values: hyperparameters in their units, by their dotted names in the model; others keep their current values.
 
     Raises:
         ValueError: no layer responds; a name is unknown, or a value is outside of its range; or a hyperparameter has no

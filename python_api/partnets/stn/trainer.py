@@ -73,7 +73,7 @@ class Trainer(trainer.Trainer):
         super().__init__(model, chunks, hyper=hyper, sampling=sampling, hyper_gradient="direct", **options)
 
     def values(self) -> dict[str, float]:
-        """Return the present value of each hyperparameter, in its units, and each σ, in unconstrained units."""
+        """Return the current value of each hyperparameter, in its units, and each σ, in unconstrained units."""
         values = super().values()
         for path, module in self.hyper.items():
             for inner, one in module.named_modules():

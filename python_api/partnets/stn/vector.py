@@ -18,12 +18,12 @@ from partnets.utils.linearised import is_linear, perturbation
 class HyperVector:
     """λ: the concatenated parameters `raw` of all hyper.Learned in some Hyperparameters.
 
-    Layers of partnets.stn are functions of λ. Outside of `at`, λ is the present value of the hyperparameters. Inside,
+    Layers of partnets.stn are functions of λ. Outside of `at`, λ is the current value of the hyperparameters. Inside,
     λ and the values of the hyperparameters are those given, for each example or for all.
 
     Args:
         hyper: one or several modules of partnets.hyper.
-        centred: whether layers read the difference of λ from its present value instead of λ (Bae and Grosse 2020).
+        centred: whether layers read the difference of λ from its current value instead of λ (Bae and Grosse 2020).
         linearised: whether the response learns from outputs that are linear in it.
         scale: the initial σ, the standard deviation of each entry's perturbation.
         learn_scale: whether σ is learned.
@@ -98,7 +98,7 @@ class HyperVector:
         return f"{'centred' if self.centred else 'uncentred'} hyperparameters: {', '.join(self.names)}"
 
     def present(self) -> Tensor:
-        """Return λ at the present values of the hyperparameters, [n], differentiable."""
+        """Return λ at the current values of the hyperparameters, [n], differentiable."""
         return torch.cat([one.raw.reshape(-1) for one in self.learned])
 
     def scale(self) -> Tensor:
@@ -166,7 +166,7 @@ class HyperVector:
 
     @contextmanager
     def at_present(self) -> Iterator[None]:
-        """Set λ to its present value in the context, for this thread, without gradients."""
+        """Set λ to its current value in the context, for this thread, without gradients."""
         with self.at(self.present().detach()):
             yield
 
@@ -187,7 +187,7 @@ class HyperVector:
         return self._response_learns.get() is not None
 
     def input(self) -> Tensor | None:
-        """Return the layers' input: λ, or with `centred` its difference from the present value; [n] or [batch, n].
+        """Return the layers' input: λ, or with `centred` its difference from the current value; [n] or [batch, n].
 
         None if this difference is 0 and gets no gradient: the weights are then W and b.
         """

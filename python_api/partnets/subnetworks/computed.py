@@ -18,11 +18,19 @@ from partnets.subnetworks.switch import Switch
 
 
 @contextmanager
-def computed(switch: Switch, active: int, update: int | None) -> Iterator[None]:
-    """Replace parameters by those of subnetwork `active` in the context, as tensors computed from the whole network.
+def computed_parameters(switch: Switch, active: int, update: int | None) -> Iterator[None]:
+    """Give the model the parameters of subnetwork `active` in the context, as new tensors.
 
-    This takes memory and time for each weight; partnets.subnetwork exchanges entries in place instead. The backward
-    pass may run outside of the context. The gradient of a vector is that of partition `update`.
+    So one autograd graph can contain several subnetworks, as for examples in different ones. partnets.subnetwork
+    exchanges entries in place instead, which takes less memory and time. The backward pass may run after the context.
+
+    Args:
+        switch: that of the model.
+        active: k, the subnetwork.
+        update: the partition that receives gradients, in the parameters of the whole network; None for no gradients.
+
+    Raises:
+        RuntimeError: on exit, if a running statistic has another shape or dtype than before.
     """
     values = {id(one.parameter): _value(one, active, update) for one in (*switch.weights, *switch.vectors)}
     buffers, narrow = [], []

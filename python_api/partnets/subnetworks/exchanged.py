@@ -49,7 +49,7 @@ class Exchanged:
         return self._parameter()
 
     def hold(self) -> None:
-        """Take the parameter's present memory for right."""
+        """Remember the parameter's memory and its rows, from which `version` is read."""
         parameter, rows = self.parameter, self.module._buffers.get(self.name + ROWS)
         self.whole = local(parameter).detach()
         tensors = [parameter] if rows is None else [parameter, rows]
@@ -57,14 +57,18 @@ class Exchanged:
         self._watched = (self.whole, rows) if is_plain else None
 
     def note(self) -> None:
-        """Record that the present values of the parameter are right."""
+        """Remember the versions of the parameter and its rows, so that is_unchanged finds later writes."""
         self.versions[self.name] = self.version()
 
-    def is_noted(self) -> bool:
-        """Return whether nothing was written into the parameter, or its vectors, since `note`."""
+    def is_unchanged(self) -> bool:
+        """Return whether nothing was written into the parameter or its rows since `note`; False before the first one.
+
+        torch counts the writes into a tensor as its version; writes by `.data` are not counted.
+        """
         return self.version() == self.versions.get(self.name)
 
     def version(self) -> tuple[int, int]:
+        """Return version_of(self), faster for most parameters."""
         if self._watched is None:
             return version_of(self)
         whole, rows = self._watched
@@ -206,6 +210,6 @@ class Vector(Exchanged):
 
 
 def version_of(one) -> tuple[int, int]:
-    """Return the versions of a parameter and of its vectors; 0 for inference tensors, or if there are no vectors."""
+    """Return torch's versions of a parameter and of its rows; 0 for inference tensors, or if there are no rows."""
     rows = one.module._buffers.get(one.name + ROWS)
     return version(one.parameter), 0 if rows is None else version(rows)

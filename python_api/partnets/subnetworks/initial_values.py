@@ -25,7 +25,7 @@ DEVIATIONS, ENTRIES = 5, 16
 
 
 def distribution_of(parameter: Tensor, usual: Distribution | None) -> Distribution | None:
-    """Return the distribution that a parameter was drawn from, estimated from its present values.
+    """Return the distribution that a parameter was drawn from, estimated from its current values.
 
     Args:
         parameter: any shape; on the meta device it has no values, and the result is `usual`.
@@ -105,7 +105,10 @@ class Start:
 
 
 def looks_learned(weight: Tensor) -> bool:
-    """Return whether the mean squares of a weight's outputs or inputs differ more than those of a random weight.
+    """Return whether a weight seems to have been trained rather than drawn at random.
+
+    Then the mean squares of its rows (outputs) or columns (inputs) differ from each other by more than chance explains.
+    Weights of fewer than two dimensions, and small ones, give False.
 
     Example:
         >>> import torch

@@ -13,7 +13,7 @@ from torch.nn.utils.rnn import PackedSequence
 from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
 from partnets.hyper.penalty import penalties, weighed_penalties
-from partnets.subnetworks.computed import computed
+from partnets.subnetworks.computed import computed_parameters
 from partnets.subnetworks.switch import Switch
 from partnets.utils.modules import frozen, is_sharded, overlapping
 
@@ -146,7 +146,8 @@ def _computed(
     for group in groups:
         # The loss is a mean over all examples, so a group's penalty counts by its share of them.
         counting = weighed_penalties(len(group.rows) / count) if group.update else penalties()
-        with computed(switch, group.active, group.update), frozen(withheld if group.update else ()), counting:
+        parameters = computed_parameters(switch, group.active, group.update)
+        with parameters, frozen(withheld if group.update else ()), counting:
             given, named = tree_map(_taking(group.rows, count), (inputs, options))
             outputs.append(forward(*given, **named))
     return _joined(outputs, groups) if len(outputs) > 1 else outputs[0]

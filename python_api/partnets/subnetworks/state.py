@@ -102,7 +102,7 @@ class PartitionState:
         self.learned_from: str | None = None
         # The partitions that have been `update` since their last step, for the optimizers.
         self.learned: set[int] = set()
-        # The versions of parameters when their values were last known to be right: see noted.
+        # The versions of parameters and rows after partnets last wrote into them, to find other writes: see noted.
         self.versions: dict[str, tuple[int, int]] = {}
         # Gradients of vectors of other partitions than that which `.grad` is of, by name and partition; the partition
         # that `.grad` is of, and what it was then: see gradients.

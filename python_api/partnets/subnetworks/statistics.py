@@ -65,7 +65,7 @@ def is_stale(norm: nn.Module) -> bool:
 
 
 def hold_statistics(norm: nn.Module, weights: int = 0) -> None:
-    """Mark the present running statistics as those of the present weights.
+    """Mark the present running statistics as those of the current weights.
 
     Args:
         weights: the sum_of_weights of the model; 0 if it is unknown.

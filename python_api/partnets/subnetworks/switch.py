@@ -162,7 +162,7 @@ class Switch:
             self._factors.clear()
             self._check_of = self._checks()
         for one in self.vectors:
-            if not one.is_noted():
+            if not one.is_unchanged():
                 self._agree(one)
         ones, combined, exchange = self._check_of
         exchange(self.count)
@@ -372,7 +372,7 @@ class Switch:
         increment_version([one.parameter for one in self.exchanged if not one.parameter.is_inference()])
 
     def note(self) -> None:
-        """Take the present parameters for those of the active subnetwork, in which nothing else was written."""
+        """Call `note` for all parameters, after a function of partnets has written into them."""
         for one in self.exchanged:
             one.note()
 
@@ -384,7 +384,7 @@ class Switch:
             is_replaced = not is_sharded(parameter) and parameter.data_ptr() != one.whole.data_ptr()
             if is_replaced:  # such as by parameter.data = ...
                 parameter.data = one.whole
-            if is_replaced or not one.is_noted():
+            if is_replaced or not one.is_unchanged():
                 found.append(one)
         return found
 
@@ -395,7 +395,7 @@ def _is_torchs_norm(module: nn.Module, state: PartitionState) -> bool:
 
 
 def noted(parameters) -> None:
-    """Record that writes into parameters are right: a function of partnets made them."""
+    """Remember the versions of parameters after a function of partnets has written into them; see is_unchanged."""
     for one in parameters:
         known = one.state.exchanged.get(one.name)
         one.state.versions[one.name] = version_of(one) if known is None else known.version()

@@ -61,7 +61,7 @@ class Best:
                 " weights would belong to other partitions and carry later chunks into earlier ones. Evaluate L_ML"
                 " after the move; to keep an earlier state with its partitions, save the model."
             )
-        for name, tensor in tensors(model):
+        for name, tensor in named_tensors(model):
             tensor.copy_(self.state[name])
 
 
@@ -76,10 +76,10 @@ def division(model: nn.Module) -> str:
 
 def copies(model: nn.Module) -> dict[str, Tensor]:
     """Return a copy of each parameter and buffer, by dotted name."""
-    return {name: tensor.detach().clone() for name, tensor in tensors(model)}
+    return {name: tensor.detach().clone() for name, tensor in named_tensors(model)}
 
 
-def tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """Yield each parameter and buffer with its dotted name; `learned_from` has values only in a state_dict."""
+def named_tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """Yield each parameter and buffer with its dotted name, except `learned_from`, which is filled only for a file."""
     yield from model.named_parameters()
     yield from ((name, buffer) for name, buffer in model.named_buffers() if name.rpartition(".")[2] != LEARNED)

@@ -35,7 +35,7 @@ class Lookahead:
     """The unrolled hypergradient of ψ, through steps of the weights that depend on it.
 
     It is the gradient with respect to ψ of loss(D_k; w'), with w' the weights after steps of partition k - 1 on batches
-    of D_1:k-1, by the optimiser that trains them, with its present moments. These steps are undone.
+    of D_1:k-1, by the optimiser that trains them, with its current moments. These steps are undone.
 
     Args:
         steps: the number of steps of the weights, each on another batch.
@@ -69,7 +69,7 @@ class Implicit:
     """The hypergradient of ψ through the minimum of the training loss, by the implicit function theorem.
 
     It is the gradient through w*(ψ), the minimum of the training loss on a batch of D_1:k-1 over the entries of
-    partition k - 1, as if the present weights were this minimum. It is accurate near the end of a training and for
+    partition k - 1, as if the current weights were this minimum. It is accurate near the end of a training and for
     slowly changing ψ. It requires products with the Hessian, with one pass for each.
 
     Args:
@@ -241,7 +241,7 @@ def step_lookahead(
             the model without DDP.
 
     Returns:
-        The sum of the weighted losses over all ranks, detached, at the present weights if some of ψ learns directly,
+        The sum of the weighted losses over all ranks, detached, at the current weights if some of ψ learns directly,
         otherwise at the weights after the steps.
 
     Raises:
@@ -315,7 +315,7 @@ def _gradients(
 ) -> tuple[Tensor, dict[nn.Parameter, Tensor]]:
     """Return the loss of subnetwork k on a batch of D_k+1, over all ranks, and this rank's gradients of ψ.
 
-    The loss is at the present weights if some of ψ learns directly, otherwise at those of the first technique.
+    The loss is at the current weights if some of ψ learns directly, otherwise at those of the first technique.
     """
     off = [module for module, one in chosen.items() if one is not None]
     off += [module for module in training_only(model) if module not in chosen]

@@ -155,12 +155,18 @@ def warn_of_forgotten(model: nn.Module) -> None:
 
 
 def warn_of_unused_losses(model: nn.Module, hyper: dict[str, nn.Module], loss: batches.Loss) -> None:
-    """Warn if a model has modules that act only in the training loss, but the training loss is another."""
+    """Warn if a model has modules that act through the training loss, such as LabelSmoothing, but `loss` is another.
+
+    Args:
+        hyper: the modules that learn, by path. If one of them acts in the loss only, its missing gradient raises an
+            error instead. Mixup also changes inputs, so it has a gradient, and is warned of.
+        loss: the training loss.
+    """
     acting = ((path, module) for path, module in model.named_modules() if getattr(module, "acts_in_loss", False))
     unused = [
         f"{type(module).__name__} ({path})" if path else "the model"
         for path, module in acting
-        if path not in hyper or module.acts_on_inputs  # a missing gradient of others raises an error
+        if path not in hyper or module.acts_on_inputs
     ]
     if unused and not getattr(loss, "acts_in_loss", False):
         warnings.warn(

@@ -13,7 +13,9 @@ from partnets.utils.checks import check_at_least
 
 @dataclass(kw_only=True)
 class Settings:
-    """The settings of a Trainer, which are its keyword arguments.
+    """The numbers and switches of a Trainer, which it takes as keyword arguments.
+
+    w_k are the weights of partition k, trained on chunks 1..k. ψ are the hyperparameters, judged by unseen chunks 2..C.
 
     Args:
         batch_size, hyper_batch_size: the number of examples in a step of w and of ψ; hyper_batch_size is batch_size if
@@ -23,10 +25,11 @@ class Settings:
         hyper_every: the number of steps of w between updates of ψ.
         hyper_steps: the number of steps of ψ in an update, each on another batch.
         hyper_after: the number of steps of w before the first step of ψ.
-        one_pass: whether each step updates w_1..w_C in turn, each on its share of batch_size examples, by `sampling`,
-            and a step of ψ takes a share of hyper_batch_size from each unseen chunk, by their sizes. Batches are then
-            smaller: see docs/training.md for the effect.
-        lml_every: the number of steps between full evaluations of L_ML, all with the same noise; None never evaluates.
+        one_pass: whether each step updates all of w_1..w_C, one after another, instead of one w_k that is drawn.
+            `sampling` divides batch_size among them, and the sizes of chunks 2..C divide hyper_batch_size. Each
+            partition then has a smaller batch: see docs/training.md for the effect.
+        lml_every: the number of steps between evaluations of L_ML on all unseen examples, with the same random draws
+            each time; None never evaluates.
         keep_best: whether to keep a copy of the model at the highest L_ML; see Trainer.restore_best.
         patience: the number of successive evaluations without a higher L_ML that ends fit; None never ends early.
         seed: an int in [0, 2**63), the seed of the trainer's generator.

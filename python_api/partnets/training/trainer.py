@@ -70,7 +70,7 @@ class Trainer:
         hyper_optimizer: an optimizer of torch.optim of hyper's parameters; Adam with a learning rate of 1e-3 if None.
         scheduler, hyper_scheduler: schedulers of torch.optim.lr_scheduler of these two optimisers, stepped after each
             step of w of any partition (as in Appendix I.1) and after each step of ψ.
-        hyper_gradient: how ψ learns. 'direct': through the present weights' predictions of unseen data. 'lookahead':
+        hyper_gradient: how ψ learns. 'direct': through the current weights' predictions of unseen data. 'lookahead':
             through steps of the weights, so that ψ may act only on training; a partnets.Lookahead sets their number and
             differentiation. 'implicit', or a partnets.Implicit: through the minimum of the training loss. One value for
             all of hyper, or a dict for some of its modules. Other modules use their classes' settings: direct, except
@@ -407,7 +407,7 @@ class Trainer:
         return sum(step > (best[0] if best else 0) for step in self.history.lml["step"]) >= self.settings.patience
 
     def values(self) -> dict[str, float]:
-        """Return the present value of each trained hyperparameter in its units, by its module's path."""
+        """Return the current value of each trained hyperparameter in its units, by its module's path."""
         return values_by_path(self.hyper)
 
     @property

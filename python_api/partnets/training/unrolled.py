@@ -42,7 +42,7 @@ class Taken(NamedTuple):
         gradients: the gradients of the training loss with their graph; None for finite differences.
         slopes: the gradients' entries in the partition; None for parameters without a gradient.
         batch, noise: the batch, and the random states before the gradients were computed.
-        states: the optimiser's states of the partition's entries before the step; None for its present states.
+        states: the optimiser's states of the partition's entries before the step; None for its current states.
         kept: the statistics before the step, from held_statistics; None for exact second derivatives.
     """
 
@@ -84,7 +84,7 @@ def _is_compiled(module: nn.Module) -> bool:
 
 
 class InnerSteps:
-    """Steps of w_k on batches of D_1:k, starting from the present weights; use it inside leaving_nothing.
+    """Steps of w_k on batches of D_1:k, starting from the current weights; use it inside leaving_nothing.
 
     Args:
         model: a partitioned model.
