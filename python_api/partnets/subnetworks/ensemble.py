@@ -30,7 +30,8 @@ class Ensemble(nn.Module):
         Those of the networks.
 
     Raises:
-        ValueError: there is no network, there are more than count, or one is partitioned itself.
+        ValueError: there is no network, there are more than count, one is partitioned itself, or two share a trainable
+            parameter or batch normalisation.
 
     Example:
         >>> import torch, partnets
@@ -49,6 +50,7 @@ class Ensemble(nn.Module):
             raise ValueError(f"there are {len(networks)} networks for {count} partitions; pass 1 to {count} networks.")
         if any(partitioned_modules(network) for network in networks):
             raise ValueError("a network has partitions itself; pass torch modules, or train it without an Ensemble.")
+        _check_apart(networks)
         self.networks = nn.ModuleList(networks)
         # Pretrained networks may be in evaluation mode, which must not freeze them while the rest trains.
         is_training = any(network.training for network in networks)
@@ -72,3 +74,20 @@ class Ensemble(nn.Module):
 
     def _network(self, active: int) -> nn.Module:
         return self.networks[min(active, len(self.networks)) - 1]
+
+
+def _check_apart(networks: Sequence[nn.Module]) -> None:
+    """Raise ValueError if two networks share a part that learns: the first would learn from the second one's chunks."""
+    found: dict[object, int] = {}
+    for k, network in enumerate(networks, 1):
+        shared = set(hyperparameters(network))
+        learning = [(p, f"the parameter {name}") for name, p in network.named_parameters() if p.requires_grad]
+        norms = [
+            (one, "batch normalisation") for one in network.modules() if isinstance(one, _NormBase) and one.training
+        ]
+        for part, what in (*learning, *norms):
+            if part not in shared and (first := found.setdefault(part, k)) != k:
+                raise ValueError(
+                    f"networks {first} and {k} share {what}, which would learn from chunk {k} in network {first} too;"
+                    " copy it, or freeze it and set it to evaluation mode."
+                )

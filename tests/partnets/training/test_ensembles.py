@@ -147,6 +147,8 @@ def test_standard_training_is_the_plain_pytorch_loop(norm):
         (lambda: Ensemble([]), "0 networks for 0 partitions"),
         (lambda: Ensemble([nn.Linear(2, 2)] * 3, count=2), "3 networks for 2 partitions; pass 1 to 2"),
         (lambda: Ensemble([partnets.Linear(2, 2)]), "has partitions itself"),
+        (lambda: Ensemble([nn.Linear(2, 2)] * 2), "1 and 2 share the parameter weight"),
+        (lambda: Ensemble([nn.BatchNorm1d(2, affine=False)] * 2), "1 and 2 share batch normalisation"),
         (lambda: single_chunk(partnets.Linear(2, 2), examples()), "has partitions itself"),
         (lambda: held_out(nn.Linear(2, 2), examples(), validation=0.0), "would be empty"),
         (lambda: held_out(nn.Linear(2, 2), examples(), validation=1.5), "proportions"),
