@@ -41,7 +41,7 @@ def deployed(model: nn.Module, draws: int, seed: int) -> nn.Module:
     if draws and not any(isinstance(module, Averaged) for module in model.modules()):
         raise ValueError(f"draws={draws}, but this {type(model).__name__} has no hyper.Averaged; leave draws out.")
     placing = _Placing(draws, seed)
-    model = placing.visit("", model)
+    model = placing.visit("", model.eval())  # a list in a module may keep one that is replaced
     fixed = {inner for one in model.modules() if isinstance(one, FixedDraws) for inner in one.modules()}
     for path, one in model.named_modules() if not placing.obstacles else ():
         if isinstance(one, Learned) and one not in fixed:

@@ -15,12 +15,12 @@ from partnets.hyper import Hyperparameter, hyperparameters
 from partnets.subnetworks.assignment import padding_of
 from partnets.subnetworks.initial_values import declared, fill
 from partnets.subnetworks.merging import merge, remove, without_ensembles
-from partnets.subnetworks.rules import known_rule
+from partnets.subnetworks.rules import known_rule, rule_of
 from partnets.subnetworks.state import PartitionState, holder_of, partitioned_modules, state_of
 from partnets.subnetworks.state import num_partitions as count
 from partnets.utils import seeds
 from partnets.utils.checks import check_at_least
-from partnets.utils.modules import device_of
+from partnets.utils.modules import device_of, is_frozen
 from partnets.utils.random_state import preserved
 
 MODES = ("finetune", "retrain", "deploy")
@@ -38,7 +38,7 @@ def finalize(model: nn.Module, mode: str, *, seed: int = 0, draws: int = 0) -> n
         mode: 'finetune': the whole network, as from partnets.merge, with ψ frozen, to train further at a lower learning
             rate (Table 2 and Appendix I.4).
             'retrain': a network that has seen no data, with ψ frozen, to train from scratch (Appendix G). Partitioned
-            parameters are drawn again: by the layer's `seed_defaults` (its bias is then 0), from the given
+            parameters are drawn again: by the layer's `seed_defaults` (biases are then 0, and scales 1), from the given
             distribution of defaults, or as they were before `partition`: as torch draws them, or uniform or normal with
             their mean and standard deviation. Parameters that had only a few different values get these again, such as
             biases of 0, or the weight of an adapter that starts at 0. Frozen parameters keep their values.
@@ -108,6 +108,9 @@ def _fresh(model: nn.Module, seed: int) -> nn.Module:
                 " from those weights instead."
             )
     remove(model)
+    frozen = [buffer for module in model.modules() if is_frozen(module) for buffer in module.buffers()]
+    frozen += hyperparameters(model) + [parameter for parameter in model.parameters() if not parameter.requires_grad]
+    kept = [(tensor, tensor.detach().clone()) for tensor in frozen]  # a module may reset others in it
     with preserved(device_of(model)):
         torch.manual_seed(seed)
         for path, module in reversed(modules.items()):
@@ -116,6 +119,10 @@ def _fresh(model: nn.Module, seed: int) -> nn.Module:
                     _start_again(module, states[module], {name: d for (m, name), d in drawn.items() if m is module})
                 except ValueError as error:
                     stuck[path] = str(error)
+    kept += [(holder_of(one, name)[name], value) for one in states for name, value in states[one].initial.items()]
+    with torch.no_grad():
+        for tensor, value in kept:
+            tensor.copy_(value)
     if stuck:
         listed = "\n".join(f"  {path or 'the model itself'}: {why}" for path, why in stuck.items())
         raise ValueError(f"this model cannot start again:\n{listed}")
@@ -124,7 +131,7 @@ def _fresh(model: nn.Module, seed: int) -> nn.Module:
 
 @torch.no_grad()
 def _start_again(module: nn.Module, state: PartitionState, drawn: dict[str, Defaults]) -> None:
-    """Give a module's own parameters and buffers their initial values."""
+    """Give a module's own parameters their initial values."""
     before = {name: p.detach().clone() for name, p in module.named_parameters(recurse=False)}
     reset = getattr(module, "reset_parameters", None) or getattr(module, "_reset_parameters", None)
     start = declared(module, seeds.random())
@@ -138,22 +145,21 @@ def _start_again(module: nn.Module, state: PartitionState, drawn: dict[str, Defa
         reset()
     for name, parameter in module.named_parameters(recurse=False):
         if not parameter.requires_grad:
-            parameter.copy_(before[name])
+            continue
+        if start is not None and name in rule_of(type(module)).scales:
+            nn.init.ones_(parameter)
         elif start is not None:
             fill(parameter, start if parameter.dim() > 1 else Zeros())
-        elif name in drawn or name in state.starts:
-            if name in state.starts:
-                state.starts[name].fill(parameter)
-            else:
-                fill(parameter, dataclasses.replace(drawn[name], seed=seeds.random()))
-            if (padding := padding_of(module, parameter)) is not None:
-                parameter[padding] = 0
+        elif name in state.starts:
+            state.starts[name].fill(parameter)
+        elif name in drawn:
+            fill(parameter, dataclasses.replace(drawn[name], seed=seeds.random()))
         elif torch.equal(parameter, before[name]) and (parameter != parameter.flatten()[0]).any():
             raise ValueError(
                 f"its reset_parameters() leaves {name} as it is, which has learned; let it set all that learns."
             )
-    for name, value in state.initial.items():
-        holder_of(module, name)[name].copy_(value)
+        if (padding := padding_of(module, parameter)) is not None:
+            parameter[padding] = 0
 
 
 def _unpartitioned(model: nn.Module) -> dict[str, str]:

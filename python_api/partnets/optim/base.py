@@ -142,8 +142,8 @@ class PartitionedOptimizer(torch.optim.Optimizer):
         Raises:
             ValueError: update or a setting of a group is out of range, or a group has a setting of torch's that this
                 optimiser lacks.
-            RuntimeError: the partition has no gradient, such as after a backward pass of another subnetwork; or the
-                model was moved to another device or dtype after a step. Nothing has changed then.
+            RuntimeError: the partition is inactive, or has no gradient, such as after a backward pass of another
+                subnetwork; or the model was moved to another device or dtype after a step. Nothing has changed then.
         """
         if isinstance(update, bool) or not isinstance(update, int) or not 1 <= update <= self.count:
             cure = f"pass an int in 1..{self.count}."
@@ -221,11 +221,16 @@ class PartitionedOptimizer(torch.optim.Optimizer):
             owner.clear_gradients()
 
     def _check_gradient(self, update: int) -> None:
-        """Raise RuntimeError unless the partition has a gradient.
+        """Raise RuntimeError unless the partition is active and has a gradient.
 
         Gradients are read only if the partition was not `update` of a subnetwork since its last step.
         """
         states = {owner.state for owner in self._owners.values()}
+        if update > (active := min((state.active for state in states), default=self.count)):
+            raise RuntimeError(
+                f"partition {update} is inactive in subnetwork {active}, which the model is now, so that a step would"
+                " be lost; step outside of partnets.subnetwork."
+            )
         expected = any(update in state.learned for state in states)
         for state in states:
             state.learned.discard(update)

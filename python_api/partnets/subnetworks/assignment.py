@@ -28,6 +28,7 @@ from partnets.subnetworks.state import (
     bytes_of,
     check_map,
     holder_of,
+    is_norm,
     numbers_of,
     state_of,
 )
@@ -113,7 +114,9 @@ class Division:
             self.values[name] = values
             is_fresh = weight.requires_grad and self._looks_drawn(name, weight)
             self.redrawn[name] = weight.is_meta or not weight.any() or is_fresh
-        self._note_start(name, weight, stays=name not in self.values or isinstance(resolved, Zeros))
+        is_one = self.count == 1  # then the distribution of drawn values is nowhere else
+        stays = is_one or name not in self.values or isinstance(resolved, Zeros)
+        self._note_start(name, self.values.get(name, weight) if is_one else weight, stays)
 
     def _note_start(self, name: str, weight: nn.Parameter, stays: bool) -> None:
         """Note how a weight started, if it was set to few values, or stays and was not drawn as usual."""
@@ -208,7 +211,7 @@ class Division:
         for name in self.statistics:
             value, persists = holder_of(module, name)[name].detach(), name not in module._non_persistent_buffers_set
             module.register_buffer(name + ROWS, value.expand(count, *value.shape).clone(), persistent=persists)
-            if name not in self.rule.statistics:
+            if not is_norm(state):
                 state.initial[name] = value.clone()
         if BATCHES in self.statistics:
             module.register_buffer(ESTIMATED, torch.zeros(2, dtype=torch.int64, device="cpu"))

@@ -21,7 +21,7 @@ from partnets.subnetworks.channel_search import find_channels
 from partnets.subnetworks.channels import MEASURES, Narrow
 from partnets.subnetworks.initial_values import looks_learned
 from partnets.subnetworks.rules import REFUSED, known_rule, rule_of
-from partnets.subnetworks.state import ENDS, ROWS, holder_of, state_of
+from partnets.subnetworks.state import ENDS, ESTIMATED, LEARNED, ROWS, holder_of, state_of
 from partnets.subnetworks.switch import switch_of
 from partnets.utils import seeds
 from partnets.utils.modules import is_frozen, overlapping
@@ -316,7 +316,7 @@ def _obstacle(module: nn.Module, own: list[nn.Parameter], is_kept: bool = False)
         what = f"with a tensor in an attribute {loose[0]}, which subnetworks would share"
         return Obstacle(kind, what, "register it by register_buffer")
     names = {name + end for name in module._parameters for end in ENDS}
-    names |= {name + ROWS for name in module._buffers if is_kept or name in rule.statistics}
+    names |= {ESTIMATED, LEARNED} | {name + ROWS for name in module._buffers if is_kept or name in rule.statistics}
     if taken := sorted(name for name in names if hasattr(module, name)):
         return Obstacle(kind, f"with an attribute {taken[0]}, which partnets needs", "rename it")
     return None

@@ -88,9 +88,10 @@ def grouping(model: nn.Module, groups: list[Group], switch: Switch, withheld: It
     Args:
         withheld: parameters that get no gradient from examples from which a partition learns.
     """
-    if any(is_sharded(one.parameter) for one in (*switch.weights, *switch.vectors)):
+    if switch.wholes or any(is_sharded(one.parameter) for one in switch.exchanged):
         raise ValueError(
-            "the model is sharded, and computes one subnetwork at a time; enter one, with numbers instead of tensors."
+            f"the model is {'an Ensemble' if switch.wholes else 'sharded'}, and computes one subnetwork at a time;"
+            " enter one, with numbers instead of tensors."
         )
     while isinstance(model, nn.parallel.DistributedDataParallel):
         model = model.module

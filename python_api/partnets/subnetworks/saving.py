@@ -1,4 +1,4 @@
-"""state_dicts of partitioned modules: hooks that check loaded entries, and refuse to save inside a subnetwork."""
+"""state_dicts of partitioned modules: hooks that check loaded entries, and refuse state_dicts inside a subnetwork."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from partnets.subnetworks.state import (
     MAP,
     ROWS,
     STORED,
+    PartitionState,
     bytes_of,
     check_map,
     defaults_of,
@@ -53,7 +54,7 @@ def remove_hooks(module: nn.Module) -> None:
 def _before_loading(module: nn.Module, state_dict: dict, prefix: str, *rest) -> None:
     """Add faults of partitions to the errors of load_state_dict; record the missing entries."""
     *_, errors = rest
-    state = state_of(module)
+    state = _whole_state(module)
     for known in state.sums_of_maps.values():
         known.clear()
     for name in state.weights:
@@ -66,6 +67,17 @@ def _before_loading(module: nn.Module, state_dict: dict, prefix: str, *rest) -> 
         module._buffers[ESTIMATED].fill_(UNKNOWN_AT)
     if prefix + LEARNED not in state_dict:
         local(module._buffers[LEARNED]).copy_(bytes_of(state.learned_from))
+
+
+def _whole_state(module: nn.Module) -> PartitionState:
+    """Return a module's state; raise RuntimeError while a subnetwork is active."""
+    state = state_of(module)
+    if state.thread is not None or state.active != state.count:
+        raise RuntimeError(
+            f"the model is subnetwork {state.active} now, whose state_dict lacks the entries of other partitions; take"
+            " or load it outside of partnets.subnetwork."
+        )
+    return state
 
 
 def _fault(module: nn.Module, name: str, saved: dict[str, Tensor | None], prefix: str) -> str | None:
@@ -113,12 +125,7 @@ def _after_loading(module: nn.Module, incompatible_keys) -> None:
 @torch.no_grad()
 def _before_saving(module: nn.Module, prefix: str, keep_vars: bool) -> None:
     """Write the fingerprint of chunks into its buffer; raise RuntimeError while a subnetwork is active."""
-    state = state_of(module)
-    if state.thread is not None or state.active != state.count:
-        raise RuntimeError(
-            f"the model is subnetwork {state.active} now, whose state_dict lacks the entries of other partitions; take"
-            " it outside of partnets.subnetwork."
-        )
+    state = _whole_state(module)
     local(module._buffers[LEARNED]).copy_(bytes_of(state.learned_from))
     for name in state.weights:
         check_map(module, name)

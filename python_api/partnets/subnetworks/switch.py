@@ -93,7 +93,7 @@ class Switch:
                 f"the {name} of a {type(module).__name__} is still gathered from its shards; call reshard() of the"
                 " modules that torch has sharded first."
             )
-        if known is not None and state.thread is not None:
+        if known is not None and known.parameter is parameter and known.state is not None:
             raise RuntimeError(
                 f"the {name} of a {type(module).__name__} is tied to a module outside of this part of the model; enter"
                 " subnetworks of the whole model."

@@ -38,7 +38,7 @@ def neumann(product: Callable[[Tensor], Tensor], right: Tensor, terms: int, alph
     for _ in range(terms - 1):
         term = term - alpha * product(term)
         total = total + term
-    if term.norm() > right.norm():
+    if not term.norm() <= right.norm():  # also if it has overflowed
         raise ArithmeticError(
             f"the Neumann series grows: its last of {terms} terms is {(term.norm() / right.norm()).item():.3g} times"
             f" as long as its first; pass a lower alpha than {alpha}, or damping if the training loss has negative"

@@ -47,6 +47,21 @@ def test_dropout_has_its_rate_a_mask_its_mean_and_an_extractor_is_itself():
         assert parameter.requires_grad
 
 
+def test_a_module_that_code_keeps_in_a_list_is_without_randomness_too():
+    class Kept(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.dropout = hyper.ConcreteDropout(0.5)
+            self.layer, self.steps = nn.Linear(4, 4), [self.dropout]
+
+        def forward(self, x):
+            return self.steps[0](self.layer(x))
+
+    model = partnets.partition(Kept(), PROPORTIONS)
+    x = torch.ones(9, 4)
+    torch.testing.assert_close(partnets.finalize(model, "deploy")(x), model.eval()(x))
+
+
 def test_no_optimiser_moves_what_was_learned():
     model = nn.Sequential(hyper.InputMask(4), hyper.Temperature(2.0), hyper.Submodule(nn.Linear(4, 4)), nn.Linear(4, 3))
     network = partnets.finalize(partnets.partition(model, PROPORTIONS), "deploy").train()

@@ -14,6 +14,7 @@ import partkernels
 import partnets
 from partnets import hyper
 from partnets.subnetworks.parameters import partitioned_parameters
+from partnets.subnetworks.rules import RULES
 from partnets.subnetworks.state import partitioned_modules
 
 PROPORTIONS = (0.6, 0.3, 0.1)
@@ -187,9 +188,10 @@ def check_uniform(values, bound):
     assert values.mean().abs() < 4 * bound / math.sqrt(3 * values.numel())
 
 
+@pytest.mark.parametrize("proportions", [PROPORTIONS, (1.0,)])
 @pytest.mark.parametrize("defaults", [partkernels.Normal(0.3, seed=5), partkernels.Uniform(0.5, seed=5)])
-def test_a_weight_with_given_defaults_is_drawn_from_their_distribution_by_another_seed(defaults):
-    layer = partnets.Linear(40, 50, proportions=PROPORTIONS, defaults=defaults)
+def test_a_weight_with_given_defaults_is_drawn_from_their_distribution_by_another_seed(defaults, proportions):
+    layer = partnets.Linear(40, 50, proportions=proportions, defaults=defaults)
     fresh = partnets.finalize(layer, "retrain")
     given = defaults.values((50, 40))
     assert not torch.equal(fresh.weight, given)
@@ -336,3 +338,66 @@ def test_a_frozen_base_in_a_module_of_ones_own_keeps_its_values():
     model = partnets.partition(nn.Sequential(LowRank(6, 5, resets=False)), PROPORTIONS)
     with pytest.raises(ValueError, match=r"its reset_parameters\(\) leaves down as it is, which has learned"):
         partnets.finalize(model, "retrain")
+
+
+class Tuned(nn.Module):
+    """A layer in front of a frozen base, whose reset_parameters() resets all of it."""
+
+    def __init__(self):
+        super().__init__()
+        self.shift, self.base = nn.Parameter(torch.zeros(1, 4)), nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4))
+        nn.init.ones_(self.base[1].running_mean)
+        self.base.requires_grad_(False).eval()
+
+    def reset_parameters(self):
+        for one in self.base:
+            one.reset_parameters()
+
+
+def test_a_module_does_not_reset_a_frozen_one_in_it():
+    model = partnets.partition(Tuned(), PROPORTIONS)
+    assert same(partnets.finalize(model, "retrain").base, model.base)
+
+
+def test_a_norm_that_was_frozen_later_keeps_its_statistics():
+    model = partnets.partition(nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3)), PROPORTIONS)
+    with partnets.subnetwork(model, 3, 3):
+        model(torch.randn(8, 4))
+    model[1].requires_grad_(False).eval()
+    with pytest.warns(UserWarning, match="older than the weights"):
+        expected = partnets.merge(model)[1]
+    assert same(partnets.finalize(model, "retrain")[1], expected)
+
+
+def test_layers_that_say_how_they_start_keep_scales_of_1_and_padding_of_0():
+    model = nn.Sequential(nn.Embedding(5, 4, padding_idx=1), nn.LayerNorm(4))
+    for layer in model:
+        layer.seed_defaults = functools.partial(partkernels.Normal, 0.02)
+    fresh = partnets.finalize(partnets.partition(model, PROPORTIONS), "retrain")
+    assert torch.equal(fresh[1].weight, torch.ones(4)) and not fresh[1].bias.any()
+    assert not fresh[0].weight[1].any() and fresh[0].weight[0].any()
+
+
+class Centred(nn.Module):
+    """A layer with a running mean, which its reset_parameters() does not reset."""
+
+    def __init__(self):
+        super().__init__()
+        self.gain = nn.Parameter(torch.ones(4))
+        self.register_buffer("mean", torch.full((4,), 2.0))
+
+    def reset_parameters(self):
+        nn.init.ones_(self.gain)
+
+    def forward(self, x):
+        self.mean.lerp_(x.detach().mean(0), 0.1)
+        return (x - self.mean) * self.gain
+
+
+def test_statistics_of_a_rule_start_as_they_started(monkeypatch):
+    monkeypatch.setitem(RULES, Centred, partnets.Rule(scales=("gain",), statistics=("mean",)))
+    model = partnets.partition(Centred(), PROPORTIONS)
+    with partnets.subnetwork(model, 3, 3):
+        model(torch.randn(8, 4))
+    assert (model.mean != 2).all()
+    assert torch.equal(partnets.finalize(model, "retrain").mean, torch.full((4,), 2.0))

@@ -253,6 +253,7 @@ def tables(**options):
         (lambda: Shared(), {"skip": "0"}, "0.weight is a parameter of a skipped module too"),
         (taken("shift_rows"), {}, "1 Kept .* with an attribute shift_rows, which partnets needs; rename it"),
         (taken("shift_partition"), {}, "with an attribute shift_partition"),
+        (taken("learned_from"), {}, "with an attribute learned_from"),
         (lambda: weight_norm(nn.Linear(4, 5)), {"scheme": "node", "defaults": "zero"}, "a weight that is not finite"),
         *tables(max_norm=1.0), *tables(scale_grad_by_freq=True), *tables(sparse=True),
     ],

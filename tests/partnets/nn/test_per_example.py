@@ -228,6 +228,14 @@ def test_no_examples_and_those_of_one_subnetwork_are_one_call():
 
 
 @pytest.mark.full
+def test_an_ensemble_computes_one_subnetwork_at_a_time():
+    model = partnets.Ensemble([nn.Linear(3, 2) for _ in range(2)])
+    with pytest.raises(ValueError, match="is an Ensemble"), partnets.subnetwork(model, torch.tensor([1, 2])):
+        pass
+    with partnets.subnetwork(model, 1):
+        assert torch.equal(model(torch.ones(2, 3)), model.networks[0](torch.ones(2, 3)))
+
+
 def test_a_layer_called_by_itself_raises():
     model = network()
     with partnets.subnetwork(model, active=ACTIVE), pytest.raises(RuntimeError, match="call the model that"):

@@ -138,6 +138,18 @@ def test_a_part_of_a_model_is_in_another_subnetwork_within():
     torch.testing.assert_close(model(x), whole(x), rtol=1e-12, atol=1e-12)
 
 
+def test_a_part_that_is_tied_to_another_part_is_refused():
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+    model[1].weight = model[0].weight
+    partnets.partition(model, PROPORTIONS)
+    for part in (model[1], nn.Sequential(model[1])):
+        with pytest.raises(RuntimeError, match="enter subnetworks of the whole model"), partnets.subnetwork(part, 1):
+            pytest.fail("entered")
+    with partnets.subnetwork(model, 1, 1):
+        model(torch.ones(2, 4)).sum().backward()
+    assert not model[1].weight.grad[~partnets.partitions(model)["1.weight"].mask(1)].any()
+
+
 def test_writing_into_weights_outside_is_taken_over_and_into_sums_refused():
     model, x = network().eval(), inputs()
     with partnets.subnetwork(model, 1):

@@ -98,9 +98,14 @@ def test_copies_are_made_outside(copied, part):
     assert torch.equal(copied(model)(x), whole)
 
 
-def test_a_state_dict_is_taken_and_a_model_merged_outside():
+def test_a_state_dict_is_taken_and_loaded_and_a_model_merged_outside():
     model = network()
+    state = {name: value + 1 for name, value in model.state_dict().items()}
     with partnets.subnetwork(model, 2):
+        before = [parameter.clone() for parameter in model.parameters()]
+        with pytest.raises(RuntimeError, match=r"is subnetwork 2 now, whose state_dict lacks"):
+            model.load_state_dict(state)
+        assert all(map(torch.equal, model.parameters(), before))
         with pytest.raises(RuntimeError, match=r"is subnetwork 2 now, whose state_dict lacks"):
             model.state_dict()
         with pytest.raises(RuntimeError, match=r"outside of partnets\.subnetwork"):

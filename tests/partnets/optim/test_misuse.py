@@ -60,6 +60,16 @@ def test_a_step_inside_of_a_subnetwork_raises():
         optimizer.step()
 
 
+def test_a_step_of_a_partition_that_is_inactive_raises():
+    model = network()
+    optimizer = optim.SGD(model, lr=0.1)
+    with partnets.subnetwork(model, 2, 2):
+        loss(model).backward()
+    with partnets.subnetwork(model, 1):
+        refused(model, lambda: optimizer.step(update=2), "partition 2 is inactive in subnetwork 1")
+    optimizer.step(update=2)
+
+
 MADE = {
     "SGD": lambda model: optim.SGD(model, lr=0.1, momentum=0.9, weight_decay=0.1),
     "Adam": lambda model: optim.Adam(model, weight_decay=0.1),

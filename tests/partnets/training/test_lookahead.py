@@ -204,6 +204,10 @@ def test_an_implicit_gradient_is_that_of_the_minimum():
         step_of_psi = torch.optim.SGD([decay], lr=0.0)
         partnets.step_lookahead(model, optim.SGD(model), step_of_psi, batches, loss, loss, by=method)
         torch.testing.assert_close(decay.grad, expected, rtol=1e-6, atol=0)
+    for terms in (4, 400):  # which overflows
+        method = partnets.Implicit("neumann", terms=terms, alpha=1e3)
+        with pytest.raises(ArithmeticError, match="the Neumann series grows"):
+            partnets.step_lookahead(model, optim.SGD(model), step_of_psi, batches, loss, loss, by=method)
 
 
 def test_direct_ones_stay_direct_beside_others():
