@@ -241,6 +241,8 @@ def test_a_squared_error_counts_by_its_logarithm_whatever_the_chunks():
         assert -12 / 2 * math.log(2e4) < large.lml < -12 / 2 * math.log(1e3)
     twice = tuned(classifier(2), (X, 100 * X[:, :1].expand(60, 2)), ["weight_decay"])
     assert twice.lml == pytest.approx(2 * large.lml, rel=0.1)  # two numbers per example
+    options = {"names": ["weight_decay"], "loss": nn.MSELoss(reduction="none")}
+    assert tuned(classifier(2), (X, 100 * X[:, :1].expand(60, 2)), **options).lml == pytest.approx(twice.lml, rel=1e-4)
 
 
 def sparse(n, every):
