@@ -44,6 +44,16 @@ def test_every_parameter_gives_a_finite_value_inside_the_range(range, unit, valu
     assert values == sorted(values)
 
 
+def test_numbers_are_kept_in_single_precision_whatever_the_default():
+    torch.set_default_dtype(torch.bfloat16)
+    try:
+        learned = hyper.Learned(0.999, hyper.probability)
+        learned.assign(0.9999)
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert learned.values("it") == pytest.approx({"it": 0.9999}) and learned.raw.dtype == torch.float32
+
+
 OUTSIDE = [
     (hyper.real, math.inf, "a finite number"),
     (hyper.real, math.nan, "a finite number"),
