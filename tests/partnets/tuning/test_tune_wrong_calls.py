@@ -123,6 +123,8 @@ PAIRS = [{"image": x, "table": x, "label": y} for x, y in zip(X, Y, strict=True)
         ({"optimizer": "adam"}, "optimizer is of type str; pass a function of a list of parameters"),
         ({"optimizer": OTHER}, "optimizer is of type Adam; pass a function of a list of parameters"),
         ({"optimizer": lambda _: OTHER}, "steps 4 parameters that it was not given"),
+        ({"optimizer": lambda parameters: FAST(parameters[-2:]), "proportions": (0.6, 0.2, 0.2)},
+         r"optimizer makes groups of \[2\] of 4 parameters; more than two chunks take one group of all"),
         ({"optimizer": lambda parameters: None}, "optimizer returned a NoneType"),
         ({"optimizer": torch.optim.LBFGS}, "weight_decay', which LBFGS does not take"),
         ({"optimizer": torch.optim.LBFGS, "names": ["dropout"]}, "first training step fails: .*closure"),
