@@ -140,8 +140,13 @@ def test_parameters_of_nested_hyperparameters_count_once():
 
 
 def test_a_hyperparameter_without_values_says_what_is_missing():
-    with pytest.raises(NotImplementedError, match=r"values\(\)"):
-        hyper.Hyperparameter().values()
+    nothing = hyper.Hyperparameter()
+    nothing.shift = nn.Parameter(torch.zeros(4))
+    model = partnets.partition(nn.ModuleList([nothing, nn.Linear(4, 2)]), (0.5, 0.5))
+    chunks = partnets.chunk((torch.randn(8, 4), torch.arange(8) % 2), (0.5, 0.5))
+    for call in (nothing.values, lambda: partnets.Trainer(model, chunks, hyper=nothing)):
+        with pytest.raises(NotImplementedError, match=r"values\(\)"):
+            call()
 
 
 def test_many_values_are_shown_as_their_number():
