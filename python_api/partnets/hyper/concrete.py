@@ -109,15 +109,15 @@ class _Redrawn(torch.autograd.Function):
     @staticmethod
     def backward(ctx, gradient: Tensor) -> tuple[Tensor | None, ...]:
         needed, device = [i for i in range(2) if ctx.needs_input_grad[i]], gradient.device
+        saved = ctx.saved_tensors  # once, as activation checkpoints require
         devices = [] if device.type == "cpu" else [device]
         with torch.random.fork_rng(devices, device_type=device.type), torch.enable_grad():
             if device.type == "cpu":
                 torch.set_rng_state(ctx.state)
             else:
                 torch.get_device_module(device).set_rng_state(ctx.state, device)
-            y = _dropped(*ctx.saved_tensors, ctx.temperature)
-        wanted = [ctx.saved_tensors[i] for i in needed]
-        found = torch.autograd.grad(y, wanted, gradient, create_graph=torch.is_grad_enabled())
+            y = _dropped(*saved, ctx.temperature)
+        found = torch.autograd.grad(y, [saved[i] for i in needed], gradient, create_graph=torch.is_grad_enabled())
         return *(found[needed.index(i)] if i in needed else None for i in range(2)), None
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from partnets.hyper.ranges import Range
+from partnets.hyper.ranges import Range, precise
 from partnets.utils.in_thread import InThread
 
 # Above this number, extra_repr shows only how many values there are.
@@ -142,7 +142,7 @@ class Learned(Precise):
         """Return values * units as a tensor of raw's shape, after a check that all are inside the range."""
         self.check(values)
         scaled = [number * scale for number, scale in zip(values, self.units, strict=True)]
-        return torch.tensor(scaled[0] if self.scalar else scaled, **{"dtype": torch.get_default_dtype(), **options})
+        return torch.tensor(scaled[0] if self.scalar else scaled, **{"dtype": precise(), **options})
 
     def scales(self, name: str) -> dict[str, float]:
         """Return the standard deviation of each value's perturbation, unconstrained, under the names of values().

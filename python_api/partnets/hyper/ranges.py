@@ -17,6 +17,11 @@ from torch.distributions.transforms import (
 )
 
 
+def precise() -> torch.dtype:
+    """Return torch's default dtype, or float32 if that is lower."""
+    return torch.promote_types(torch.get_default_dtype(), torch.float32)
+
+
 @dataclass(frozen=True)
 class Range:
     """An open interval (low, high) with a map to it from the real line.
@@ -36,7 +41,7 @@ class Range:
     transform: Transform
 
     def check(self, name: str, value: float, unit: float = 1.0) -> None:
-        """Raise unless value * unit, rounded to torch's default dtype, lies inside.
+        """Raise unless value * unit, rounded to the dtype of `precise`, lies inside.
 
         Raises:
             ValueError: the value is outside; names it and the borders in user units.
@@ -46,7 +51,7 @@ class Range:
             Traceback (most recent call last):
             ValueError: rate=1.5; pass a number between 0 and 1, both excluded.
         """
-        low, number, high = torch.tensor([self.low, value * unit, self.high], device="cpu").tolist()
+        low, number, high = torch.tensor([self.low, value * unit, self.high], dtype=precise(), device="cpu").tolist()
         if not low < number < high:
             low, high = self.low / unit, self.high / unit
             if math.isfinite(high):

@@ -103,7 +103,7 @@ class Adam(PartitionedOptimizer):
         tensor([1, 0])
     """
 
-    unserved = "amsgrad", "maximize"
+    unserved = "amsgrad", "maximize", "decoupled_weight_decay"
     decoupled = False
 
     def __init__(
@@ -171,6 +171,7 @@ class AdamW(Adam):
         True
     """
 
+    unserved = "amsgrad", "maximize"
     decoupled = True
 
     def __init__(

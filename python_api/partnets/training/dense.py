@@ -76,7 +76,8 @@ def held_out(
 def _joined(first: Dataset, second: Dataset) -> tuple[Dataset, list[int]]:
     """Return two data sets joined, and the number of examples of each."""
     sizes = [len(first), len(second)]
-    if type(first) is type(second) is TensorDataset and len(first.tensors) == len(second.tensors):
+    dtypes = [[one.dtype for one in getattr(data, "tensors", ())] for data in (first, second)]
+    if type(first) is type(second) is TensorDataset and dtypes[0] == dtypes[1]:
         # A TensorDataset is indexed without collating.
         return TensorDataset(*map(torch.cat, zip(first.tensors, second.tensors, strict=True))), sizes
     return ConcatDataset([first, second]), sizes

@@ -176,7 +176,7 @@ class Trainer:
             self.settings.sampling = chunks.proportions
         owned = partitioned_parameters(model)
         self.settings.check_sampling([any(one.numel(k) for one in owned) for k in range(1, chunks.count + 1)])
-        _ = self._parts, self._hyper_parts  # these raise if a part is empty
+        _ = self._parts, self._hyper_parts, self.values()  # these raise if a part is empty, or has no values
         self.generator = torch.Generator().manual_seed(self.settings.seed)
         self.history = History()
         self.best = Best() if self.settings.keep_best else None

@@ -13,7 +13,7 @@ from torch import nn
 from torch.nn.modules.dropout import _DropoutNd
 
 from partnets.data.normalise import ToFloat
-from partnets.hyper import Averaged, Hyperparameter, InTraining, Learned, ObservationNoise, Temperature
+from partnets.hyper import Averaged, Hyperparameter, InTraining, Learned, LearningRate, ObservationNoise, Temperature
 from partnets.hyper.augmentation import Augmentation
 from partnets.utils.likelihood import setting
 from partnets.utils.targets import is_of_classes
@@ -84,6 +84,11 @@ def put_before(
     _check_hyper(hyper)
     inside = set(network.modules())
     outside = [module for module in hyper if isinstance(module, nn.Module) and module not in inside]
+    if any(isinstance(module, LearningRate) for module in (*inside, *outside)):
+        raise ValueError(
+            "the network or hyper has a LearningRate, which only partnets.optim follows; leave it out, and pass"
+            " 'learning_rate'."
+        )
     for module in outside:
         if isinstance(module, ObservationNoise | Temperature):
             kind = type(module).__name__
@@ -289,6 +294,11 @@ def _of_learned(one: Learned, path: str, name: str, index: int, value: float, re
     high = borders.high / unit if math.isfinite(borders.high) else FACTOR * abs(value) or 1.0
     if reach:  # the sign of a half-width has no effect
         low, high = 0.0, reach
+    elif value < 0 and borders.low == -math.inf:
+        raise ValueError(
+            f"hyper has {name}={value:g} in a range without a lowest value, which an untuned training takes; pass"
+            " range=hyper.interval(low, high)."
+        )
     logarithmic = low > 0 and high / low > 100
     least = low + 1e-4 * (high - low) if not logarithmic else low * 1.001
 

@@ -28,7 +28,7 @@ from partnets.training.step import check_clip, parameters_of
 from partnets.tuning.hyperparameters import Setting, find_settings, put_before
 from partnets.tuning.loss import usual_loss
 from partnets.utils.checks import check_at_least
-from partnets.utils.likelihood import BINARY_OF_LOGITS, SQUARED, check_mean, name_of, plain
+from partnets.utils.likelihood import BINARY_OF_LOGITS, SQUARED, check_mean, name_of, plain, setting
 from partnets.utils.modules import device_of, evaluating, to_device
 from partnets.utils.random_state import preserved
 from partnets.utils.targets import check_broadcast, check_range, check_targets, tried
@@ -66,7 +66,7 @@ class Problem:
         forward: as in partnets.data.batch.call.
         device: the device of the trainings.
         clip: the largest norm of a gradient, or None.
-        squared: the number of targets per example for a squared error, otherwise 0.
+        squared: the numbers in each target that a squared error counts; 0 for other losses.
         identity: a text that identifies network, data and options.
     """
 
@@ -169,7 +169,7 @@ def make_problem(
         forward=forward,
         device=device,
         clip=clip,
-        squared=y[0].numel() if name_of(loss) in SQUARED else 0,
+        squared=name_of(loss) in SQUARED and (y[0].numel() if setting(loss, "reduction", "mean") == "mean" else 1),
         identity=_digest(parts, *wrapped.state_dict().values(), *tensors, y),
     )
 

@@ -460,9 +460,12 @@ class Training:
 
 def partitioned_optimizer(factory: Any, network: nn.Module) -> torch.optim.Optimizer:
     """Return the optimizer of partnets.optim that corresponds to a factory's optimizer."""
-    made = factory([nn.Parameter(torch.zeros(1, device="cpu"))])
-    if len(made.param_groups) > 1:
-        raise ValueError("optimizer makes several groups of parameters; more than two chunks take one group.")
+    given = [parameter for parameter in network.parameters() if parameter.requires_grad]
+    made = factory(given)
+    if (sizes := [len(group["params"]) for group in made.param_groups]) != [len(given)]:
+        raise ValueError(
+            f"optimizer makes groups of {sizes} of {len(given)} parameters; more than two chunks take one group of all."
+        )
     options = made.param_groups[0]
     own = {torch.optim.Adam: optim.Adam, torch.optim.AdamW: optim.AdamW, torch.optim.SGD: optim.SGD}.get(type(made))
     if own is None or any(options[name] for name in own.unserved):

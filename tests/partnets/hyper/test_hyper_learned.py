@@ -44,6 +44,16 @@ def test_every_parameter_gives_a_finite_value_inside_the_range(range, unit, valu
     assert values == sorted(values)
 
 
+def test_numbers_are_kept_in_single_precision_whatever_the_default():
+    torch.set_default_dtype(torch.bfloat16)
+    try:
+        learned = hyper.Learned(0.999, hyper.probability)
+        learned.assign(0.9999)
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert learned.values("it") == pytest.approx({"it": 0.9999}) and learned.raw.dtype == torch.float32
+
+
 OUTSIDE = [
     (hyper.real, math.inf, "a finite number"),
     (hyper.real, math.nan, "a finite number"),
@@ -130,8 +140,13 @@ def test_parameters_of_nested_hyperparameters_count_once():
 
 
 def test_a_hyperparameter_without_values_says_what_is_missing():
-    with pytest.raises(NotImplementedError, match=r"values\(\)"):
-        hyper.Hyperparameter().values()
+    nothing = hyper.Hyperparameter()
+    nothing.shift = nn.Parameter(torch.zeros(4))
+    model = partnets.partition(nn.ModuleList([nothing, nn.Linear(4, 2)]), (0.5, 0.5))
+    chunks = partnets.chunk((torch.randn(8, 4), torch.arange(8) % 2), (0.5, 0.5))
+    for call in (nothing.values, lambda: partnets.Trainer(model, chunks, hyper=nothing)):
+        with pytest.raises(NotImplementedError, match=r"values\(\)"):
+            call()
 
 
 def test_many_values_are_shown_as_their_number():

@@ -13,6 +13,7 @@ from torch import nn
 
 import partnets
 from partnets import hyper, optim
+from partnets.data.batch import mean
 
 PROPORTIONS = (0.5, 0.25, 0.25)
 
@@ -185,6 +186,11 @@ def test_mixup_mixes_examples_and_their_losses():
     expected = share * F.cross_entropy(logits, y) + (1 - share) * F.cross_entropy(logits, y[others])
     torch.testing.assert_close(mixup.loss(logits, y), expected)
     assert torch.equal(mixup.eval()(x), x) and torch.equal(mixup.loss(logits, y), F.cross_entropy(logits, y))
+    y[2:] = -100
+    losses = [hyper.Mixup(1.0, nn.CrossEntropyLoss(reduction=each)) for each in ("mean", "none")]
+    for one in losses:
+        one._mixed.now = share, torch.tensor([2, 3, 1, 0])
+    torch.testing.assert_close(*(mean(one.loss, logits, y) for one in losses))
     for other, message in ((copy.deepcopy(mixup), "nothing was"), (mixup, "4 was")):
         with pytest.raises(RuntimeError, match=f"there are 2 targets, and {message} mixed last"):
             other.train().loss(logits[:2], y[:2])

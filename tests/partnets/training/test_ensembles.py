@@ -119,6 +119,13 @@ def test_the_validation_set_has_its_share_and_psi_learns_from_it(validation):
     assert one.history.lml["lml"] == [pytest.approx(expected, rel=1e-5)]
 
 
+def test_a_validation_set_of_another_dtype_changes_no_training_example():
+    images, y = torch.full((6, 4), 255, dtype=torch.uint8), torch.zeros(6, dtype=torch.int64)
+    _, chunks = held_out(nn.Linear(4, 2), (images, y), validation=(images / 255, y))
+    for k, expected in ((1, images[:2]), (2, torch.ones(2, 4))):
+        assert torch.equal(chunks.sample(k, 2)[0], expected) and chunks.sample(k, 2)[0].dtype == expected.dtype
+
+
 @pytest.mark.parametrize("norm", [nn.Identity(), nn.BatchNorm1d(6), nn.BatchNorm1d(6, affine=False)], ids=str)
 def test_standard_training_is_the_plain_pytorch_loop(norm):
     network = nn.Sequential(nn.Linear(4, 6), copy.deepcopy(norm), nn.Tanh(), nn.Linear(6, 2)).double()

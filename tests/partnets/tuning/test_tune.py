@@ -241,6 +241,16 @@ def test_a_squared_error_counts_by_its_logarithm_whatever_the_chunks():
         assert -12 / 2 * math.log(2e4) < large.lml < -12 / 2 * math.log(1e3)
     twice = tuned(classifier(2), (X, 100 * X[:, :1].expand(60, 2)), ["weight_decay"])
     assert twice.lml == pytest.approx(2 * large.lml, rel=0.1)  # two numbers per example
+    options = {"names": ["weight_decay"], "loss": nn.MSELoss(reduction="none")}
+    assert tuned(classifier(2), (X, 100 * X[:, :1].expand(60, 2)), **options).lml == pytest.approx(twice.lml, rel=1e-4)
+
+
+def test_a_decoupled_weight_decay_stays_decoupled_in_partitioned_networks():
+    adam = functools.partial(torch.optim.Adam, lr=0.03, decoupled_weight_decay=True)
+    adamw = functools.partial(torch.optim.AdamW, lr=0.03, weight_decay=0.0)
+    options = {"names": ["weight_decay"], "proportions": (0.6, 0.2, 0.2)}
+    results = [tuned(optimizer=optimizer, **options) for optimizer in (adam, adamw)]
+    assert results[0].lml == pytest.approx(results[1].lml, rel=1e-3)
 
 
 def sparse(n, every):

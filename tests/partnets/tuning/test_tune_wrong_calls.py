@@ -63,6 +63,7 @@ def scheduled(parameters):
 
 
 NETWORK, MASKS, AFFINE = classifier(), [hyper.InputMask(4), hyper.InputMask(4)], hyper.Affine()
+RATE = hyper.LearningRate(NETWORK, 0.01)
 OTHER = torch.optim.Adam(NETWORK.parameters())
 FEW = functools.partial(lr_scheduler.OneCycleLR, max_lr=0.1, total_steps=4)
 ALL = functools.partial(lr_scheduler.OneCycleLR, max_lr=0.1, total_steps=7)
@@ -93,6 +94,9 @@ PAIRS = [{"image": x, "table": x, "label": y} for x, y in zip(X, Y, strict=True)
         ({"names": [hyper.ObservationNoise()]}, "ObservationNoise acts on predictions; put it behind the network"),
         ({"names": [Undeployable()]}, "Undeployable"),
         ({"names": [hyper.WeightDecay(nn.Linear(4, 4))]}, "changes nothing in 3 training steps; leave it out of hyper"),
+        ({"names": [hyper.InputNoise(-3.0, range=hyper.real)]}, "std=-3 in a range without a lowest value"),
+        ({"names": [RATE], "proportions": (0.6, 0.2, 0.2)}, "which only partnets.optim follows; .*'learning_rate'"),
+        ({"network": nn.Sequential(classifier(), RATE)}, "has a LearningRate"),
         ({"names": [AFFINE]}, r"first training step fails.* x is \[\d+, 4\].* Augmentations take images"),
         ({"names": [AFFINE], "network": nn.Sequential(AFFINE, pictures()[0]), "data": pictures()[1]},
          r"0 \(Affine\) acts in prediction too; .* hyper\.InTraining\(Affine\(\.\.\.\)\)"),
@@ -119,6 +123,8 @@ PAIRS = [{"image": x, "table": x, "label": y} for x, y in zip(X, Y, strict=True)
         ({"optimizer": "adam"}, "optimizer is of type str; pass a function of a list of parameters"),
         ({"optimizer": OTHER}, "optimizer is of type Adam; pass a function of a list of parameters"),
         ({"optimizer": lambda _: OTHER}, "steps 4 parameters that it was not given"),
+        ({"optimizer": lambda parameters: FAST(parameters[-2:]), "proportions": (0.6, 0.2, 0.2)},
+         r"optimizer makes groups of \[2\] of 4 parameters; more than two chunks take one group of all"),
         ({"optimizer": lambda parameters: None}, "optimizer returned a NoneType"),
         ({"optimizer": torch.optim.LBFGS}, "weight_decay', which LBFGS does not take"),
         ({"optimizer": torch.optim.LBFGS, "names": ["dropout"]}, "first training step fails: .*closure"),
