@@ -10,9 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from partnets.data.batch import Forward, call
-from partnets.data.chunks import Chunks, check_chunks
+from partnets.data.chunks import Chunks
 from partnets.data.fetching import batches, check_options
-from partnets.evaluation.same_chunks import check_same_chunks
+from partnets.evaluation.same_chunks import check_counts, check_same_chunks
 from partnets.subnetworks.context import subnetwork
 from partnets.subnetworks.state import ESTIMATED, ROWS, state_of
 from partnets.subnetworks.statistics import hold_statistics, stale_norms, sum_of_weights
@@ -65,7 +65,7 @@ def estimate_statistics(
         >>> is_stale(model[1])
         False
     """
-    check_chunks(chunks)
+    check_counts(model, chunks)
     check_at_least(1, batch_size=batch_size, examples=examples)
     if not other_chunks:
         check_same_chunks(model, chunks)

@@ -18,9 +18,8 @@ from partnets.convert import merge
 from partnets.data.chunks import Chunks
 from partnets.data.fetching import batches
 from partnets.data.loader import Draw, Loader
-from partnets.evaluation.metrics import check_counts
 from partnets.evaluation.running_statistics import estimate_statistics
-from partnets.evaluation.same_chunks import check_same_chunks, remember_chunks
+from partnets.evaluation.same_chunks import check_counts, check_same_chunks, remember_chunks
 from partnets.hyper import penalties
 from partnets.hyper.hyperparameter import Hyperparameter, hyperparameters, values_by_path
 from partnets.hyper.penalty import with_terms

@@ -89,6 +89,14 @@ def test_an_estimate_from_other_chunks_is_refused():
     assert not is_stale(model[2])
 
 
+def test_an_estimate_needs_a_chunk_for_each_partition():
+    model, _ = trained()
+    chunks = partnets.chunk(examples(), (0.6, 0.4))
+    with pytest.raises(ValueError, match="has 3 partitions and the data 2 chunks"):
+        partnets.estimate_statistics(model, chunks, other_chunks=True)
+    assert is_stale(model[2])
+
+
 def test_an_estimate_that_fails_changes_nothing():
     model, chunks = trained()
     before = {name: value.clone() for name, value in model.state_dict().items() if isinstance(value, torch.Tensor)}
