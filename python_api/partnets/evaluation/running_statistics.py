@@ -16,9 +16,9 @@ from partnets.evaluation.same_chunks import check_counts, check_same_chunks
 from partnets.subnetworks.context import subnetwork
 from partnets.subnetworks.state import ESTIMATED, ROWS, state_of
 from partnets.subnetworks.statistics import hold_statistics, stale_norms, sum_of_weights
+from partnets.utils import random_state
 from partnets.utils.checks import check_at_least
 from partnets.utils.modules import device_of, evaluating, to_device
-from partnets.utils.random_state import preserved
 
 # With more examples, L_ML changes by less than with other draws of an augmentation.
 EXAMPLES = 2048
@@ -77,7 +77,8 @@ def estimate_statistics(
     statistics = _copied(stale)
     device = device_of(model)
     try:
-        with preserved(device), torch.no_grad(), evaluating(model):
+        with random_state.preserved(device), torch.no_grad(), evaluating(model):
+            random_state.seed(0)
             torch.manual_seed(0)
             for norm in stale:
                 norm.training, norm.momentum = True, None  # None: the unweighted mean over all batches

@@ -1,8 +1,10 @@
 """BatchNorm's statistics match the current weights when a model is evaluated, and contain no later chunks."""
 
 import copy
+import random
 import warnings
 
+import numpy
 import pytest
 import torch
 from torch import nn
@@ -148,6 +150,24 @@ def test_the_order_of_a_split_does_not_matter():
         partnets.estimate_statistics(model, chunks, batch_size=10)
         found.append(of_each(model[1], "running_var"))
     torch.testing.assert_close(*found, rtol=0.2, atol=0.0)
+
+
+class Noisy(torch.utils.data.Dataset):
+    def __len__(self):
+        return 40
+
+    def __getitem__(self, i):
+        return random.gauss() + numpy.random.randn() + torch.randn(6), i % 2
+
+
+def test_with_a_seed_the_noise_of_examples_is_the_same_in_each_evaluation():
+    model, chunks, found = network(), partnets.chunk(Noisy(), PROPORTIONS), []
+    with partnets.subnetwork(model, 1, 1):
+        model(torch.randn(9, 6))
+    for _ in range(2):
+        found.append(partnets.lml(model, chunks, seed=0))
+        Noisy()[0]
+    assert found[0] == found[1]
 
 
 def test_a_saved_model_knows_whether_its_statistics_are_stale():
