@@ -15,10 +15,10 @@ from partnets.data.fetching import batches, check_options
 from partnets.evaluation.same_chunks import check_counts, check_same_chunks
 from partnets.subnetworks.context import subnetwork
 from partnets.subnetworks.state import ESTIMATED, ROWS, state_of
-from partnets.subnetworks.statistics import hold_statistics, stale_norms, sum_of_weights
+from partnets.subnetworks.statistics import hold_statistics, is_stale, stale_norms, sum_of_weights
 from partnets.utils import random_state
 from partnets.utils.checks import check_at_least
-from partnets.utils.modules import device_of, evaluating, to_device
+from partnets.utils.modules import device_of, evaluating, is_frozen, to_device
 
 # With more examples, L_ML changes by less than with other draws of an augmentation.
 EXAMPLES = 2048
@@ -39,7 +39,8 @@ def estimate_statistics(
     A step of w_k changes subnetworks k..C, but updates only k's running statistics. So they are estimated before
     a model is evaluated or deployed: for subnetwork k from examples of D_1:k, which it may see, as the average over
     batches of mean and variance, with all other layers in evaluation mode. Norms that have not learned since their last
-    estimate or since partitioning keep their statistics, such as frozen ones, and all of them in a second call.
+    estimate or since partitioning keep their statistics, such as frozen ones and those in evaluation mode in a model in
+    training mode, and all of them in a second call.
     Trainer, lml and loss_matrix call this function; in a custom loop, call it before partnets.merge.
 
     Args:
@@ -70,7 +71,12 @@ def estimate_statistics(
     if not other_chunks:
         check_same_chunks(model, chunks)
     loading = check_options(loading, "estimate_statistics")
-    stale = list(stale_norms(model).values())
+    stale = []
+    for norm in stale_norms(model).values():
+        if (model.training or is_frozen(norm)) and not (norm.training or is_stale(norm)):
+            hold_statistics(norm, sum_of_weights(model))  # the weights were trained with these statistics
+        else:
+            stale.append(norm)
     if not stale:
         return
     before = [(norm, norm.training, norm.momentum) for norm in stale]

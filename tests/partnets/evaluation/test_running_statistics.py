@@ -190,6 +190,18 @@ def test_a_norm_that_does_not_learn_keeps_its_statistics():
     assert (of_each(model[2], "running_mean") == 1.0).all() and not is_stale(model[2])
 
 
+def test_a_norm_that_stops_learning_keeps_its_statistics():
+    model, chunks = trained(4)
+    partnets.estimate_statistics(model, chunks)
+    before = of_each(model[2], "running_mean")
+    model[2].eval()
+    trainer(model, chunks).fit(4)
+    assert torch.equal(of_each(model[2], "running_mean"), before)
+    partnets.lml(model.eval(), chunks)
+    with warnings.catch_warnings(action="error"):
+        partnets.merge(model)
+
+
 @pytest.mark.cases(usual=1)
 @pytest.mark.parametrize("is_plain", [True, False], ids=["a dict", "a state_dict"])
 @pytest.mark.parametrize("left_out", ["2.", "2.running_"])
