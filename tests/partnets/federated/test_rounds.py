@@ -68,6 +68,19 @@ def test_the_gradient_of_psi_is_that_of_the_subnetwork_that_has_not_seen_the_chu
     assert not first.gradients and first.hyper_loss is None and first.losses.keys() == {1, 2, 3}
 
 
+def test_modules_that_act_only_in_training_are_off_where_psi_learns():
+    def make():
+        model, psi = make_model()
+        return torch.nn.Sequential(hyper.Mixup(1.0), model), psi
+
+    one = client(2, make=make)
+    update = one.train(one.vectors.read(), round=1)
+    (model, psi), batch = make(), load_data(2)
+    optimizer = torch.optim.SGD(psi.parameters())
+    loss = partnets.step_hyper(model, optimizer, {3: batch}, lambda batch: F.cross_entropy(model(batch[0]), batch[1]))
+    assert update.hyper_loss == pytest.approx(len(batch[0]) * loss.item(), rel=1e-6)
+
+
 def test_psi_may_have_a_batch_of_its_own():
     one = client(1, hyper_batch_size=5)
     found = [one.train(one.vectors.read(), round=number).hyper_loss for number in (1, 1, 2)]
