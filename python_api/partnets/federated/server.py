@@ -242,6 +242,13 @@ class Server:
         }
         refused |= {one: "it sent several updates in one round" for one, times in Counter(senders).items() if times > 1}
         accepted = {sender: update for sender, update in zip(senders, updates, strict=True) if sender not in refused}
+        several = Counter(client for client, _ in {(update.client, update.chunk) for update in accepted.values()})
+        refused |= {
+            sender: f"client {update.client} is of several chunks in this round"
+            for sender, update in accepted.items()
+            if several[update.client] > 1
+        }
+        accepted = {sender: update for sender, update in accepted.items() if sender not in refused}
         norms = {sender: norm(self._changes(update)) for sender, update in accepted.items()}
         self.pinned |= {sender: (update.client, update.chunk) for sender, update in accepted.items()}
         # A fixed order, on which rounding depends: senders' numbers may differ between runs.

@@ -263,6 +263,14 @@ def test_a_client_number_keeps_its_chunk_whoever_sends_it(second_round):
     assert found.contributors == {1: 0, 2: 0, 3: 1}
 
 
+def test_a_client_number_with_two_chunks_in_one_round_is_refused():
+    own = server()
+    updates = [client(0, chunk).train(own.values(), 1) for chunk in (1, 2)]
+    found = own.step([*updates, client(1).train(own.values(), 1)], senders=[10, 11, 12])
+    assert found.refused == dict.fromkeys((10, 11), "client 0 is of several chunks in this round")
+    assert own.pinned == {12: (1, 2)}
+
+
 def test_a_partition_without_contributors_keeps_weights_and_moments(second_round):
     own, (_, _, update, _) = copy.deepcopy(second_round[0]), second_round[1]
     before = state(own)
