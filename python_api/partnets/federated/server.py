@@ -352,10 +352,10 @@ class Server:
         self.optimizer.check_state_dict(saved["optimizer"])
         optimizers = {"optimizer": self.optimizer, "hyper_optimizer": self.hyper_optimizer}
         before = settings_of(optimizers)
+        if self.hyper_optimizer is not None:  # first, as it raises if its groups differ
+            self.hyper_optimizer.load_state_dict(saved["hyper_optimizer"])
         self.load_values(saved["values"])
         self.optimizer.load_state_dict(saved["optimizer"])
-        if self.hyper_optimizer is not None:
-            self.hyper_optimizer.load_state_dict(saved["hyper_optimizer"])
         self.rounds, self.pinned = saved["rounds"], saved["pinned"]
         self.history = [Round(**each) for each in saved["history"]]
         warn_of_others(before, settings_of(optimizers), path, stacklevel=2)

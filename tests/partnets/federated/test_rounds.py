@@ -432,6 +432,18 @@ def test_a_file_of_another_server_changes_nothing(tmp_path):
     assert same(before, other.values()) and other.rounds == 0
 
 
+def test_a_file_with_other_groups_changes_nothing(tmp_path):
+    own, (model, psi) = server(), make_model()
+    own.load_values({name: vector + 1.0 for name, vector in own.values().items()})
+    own.save(tmp_path / "server.pt")
+    groups = [{"params": [*psi.parameters()]}, {"params": []}]
+    other = Server(model, hyper=psi, hyper_optimizer=torch.optim.Adam(groups))
+    before = other.values()
+    with pytest.raises(ValueError, match="different number of parameter groups"):
+        other.load(tmp_path / "server.pt")
+    assert same(before, other.values())
+
+
 class Drift(torch.nn.Module):
     """A module with a running mean of the data that it has seen."""
 
