@@ -34,7 +34,7 @@ def estimate_statistics(
     forward: Forward = call,
     **loading,
 ) -> None:
-    """Estimate each subnetwork's running statistics of BatchNorm layers with the current weights.
+    """Estimate each subnetwork's running statistics of BatchNorm and InstanceNorm layers with the current weights.
 
     A step of w_k changes subnetworks k..C, but updates only k's running statistics. So they are estimated before
     a model is evaluated or deployed: for subnetwork k from examples of D_1:k, which it may see, as the average over
@@ -87,12 +87,14 @@ def estimate_statistics(
             random_state.seed(0)
             torch.manual_seed(0)
             for norm in stale:
-                norm.training, norm.momentum = True, None  # None: the unweighted mean over all batches
+                norm.training = True
             for k in range(1, chunks.count + 1):
                 with subnetwork(model, active=k, update=k):
                     for norm in stale:
                         norm.num_batches_tracked.zero_()
-                    for batch in _batches(chunks, k, batch_size, examples, loading):
+                    for n, batch in enumerate(_batches(chunks, k, batch_size, examples, loading), 1):
+                        for norm in stale:
+                            norm.momentum = 1 / n  # the unweighted mean over all batches
                         forward(model, to_device(batch, device))
     except BaseException:
         for buffer, value in statistics:

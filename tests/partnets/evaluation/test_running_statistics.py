@@ -80,6 +80,22 @@ def test_no_subnetwork_gets_statistics_of_later_chunks():
     assert not torch.equal(model[2].running_mean, other[2].running_mean)
 
 
+def test_instance_norms_are_estimated_too():
+    torch.manual_seed(0)
+    layers = nn.Conv1d(2, 4, 1), nn.InstanceNorm1d(4, track_running_stats=True)
+    model, x = partnets.partition(nn.Sequential(*layers), PROPORTIONS), torch.randn(60, 2, 5) + 3
+    chunks = partnets.chunk((x, torch.zeros(60)), PROPORTIONS)
+    with partnets.subnetwork(model, 1, 1):
+        model(x)
+    assert is_stale(model[1])
+    partnets.estimate_statistics(model, chunks)
+    assert not is_stale(model[1])
+    for k, seen in ((1, 30), (2, 48), (3, 60)):
+        with partnets.subnetwork(model, k), torch.no_grad():
+            expected = model[0](x[chunks.order[:seen]]).mean((0, 2))
+        torch.testing.assert_close(of_each(model[1], "running_mean")[k - 1], expected)
+
+
 def test_an_estimate_from_other_chunks_is_refused():
     model, _ = trained()
     other = partnets.chunk(examples(), PROPORTIONS, seed=7)
