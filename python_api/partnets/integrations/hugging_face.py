@@ -30,9 +30,8 @@ from partnets.training.checkpoint import raise_other_chunks
 from partnets.training.hypergradient import Strategy, Technique
 from partnets.training.preflight import check_leaks, check_learns
 from partnets.training.step import parameters_of, still_modules, weights_learning
-from partnets.utils import sealed
+from partnets.utils import random_state, sealed
 from partnets.utils.modules import device_of, evaluating
-from partnets.utils.random_state import preserved
 
 try:
     import transformers
@@ -295,9 +294,10 @@ class PartitionedTrainer(transformers.Trainer):
     def _lml(self, chunks: Chunks) -> float:
         self._estimate_statistics()
         found, size = 0.0, self.args.eval_batch_size
-        with preserved(device_of(self.model)), evaluating(self.model):
+        with random_state.preserved(device_of(self.model)), evaluating(self.model):
             for k in range(2, chunks.count + 1):
-                torch.manual_seed(self.args.seed)  # the same noise in each evaluation
+                random_state.seed(self.args.seed)  # the same noise in each evaluation
+                torch.manual_seed(self.args.seed)
                 with subnetwork(self.model, active=k - 1):
                     for i, batch in enumerate(batches(chunks[k], size, collate=chunks.collate)):
                         found -= min(size, chunks.sizes[k - 1] - i * size) * self._judged(batch).item()
