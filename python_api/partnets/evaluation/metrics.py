@@ -13,11 +13,11 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset, default_collate
 
 from partnets.data.batch import OWN_RULE, Forward, Loss, call, check_no_sum, scores, summed
-from partnets.data.chunks import Chunks, check_chunks
+from partnets.data.chunks import Chunks
 from partnets.data.examples import Collate, as_dataset, refuse_separate
 from partnets.data.fetching import batches, check_options
 from partnets.evaluation.running_statistics import fresh_statistics
-from partnets.evaluation.same_chunks import adopt_chunks, check_same_chunks
+from partnets.evaluation.same_chunks import adopt_chunks, check_counts, check_same_chunks
 from partnets.subnetworks.context import subnetwork
 from partnets.subnetworks.state import num_partitions as count
 from partnets.subnetworks.statistics import warn_of_stale
@@ -214,13 +214,3 @@ def loss_matrix(
     if not other_chunks:
         adopt_chunks(model, chunks)
     return torch.tensor(rows, dtype=torch.float64, device="cpu")
-
-
-def check_counts(model: nn.Module, chunks: Chunks) -> None:
-    """Raise ValueError unless model and chunks have the same C, and TypeError without chunks."""
-    check_chunks(chunks)
-    if count(model) != chunks.count:
-        raise ValueError(
-            f"the model has {count(model)} partitions and the data {chunks.count} chunks; pass the same number of"
-            " proportions to partnets.partition and partnets.chunk."
-        )

@@ -10,15 +10,15 @@ import torch
 from torch import Tensor, nn
 
 from partnets.data.batch import Forward, call
-from partnets.data.chunks import Chunks, check_chunks
+from partnets.data.chunks import Chunks
 from partnets.data.fetching import batches, check_options
-from partnets.evaluation.same_chunks import check_same_chunks
+from partnets.evaluation.same_chunks import check_counts, check_same_chunks
 from partnets.subnetworks.context import subnetwork
 from partnets.subnetworks.state import ESTIMATED, ROWS, state_of
-from partnets.subnetworks.statistics import hold_statistics, stale_norms, sum_of_weights
+from partnets.subnetworks.statistics import hold_statistics, is_stale, stale_norms, sum_of_weights
+from partnets.utils import random_state
 from partnets.utils.checks import check_at_least
-from partnets.utils.modules import device_of, evaluating, to_device
-from partnets.utils.random_state import preserved
+from partnets.utils.modules import device_of, evaluating, is_frozen, to_device
 
 # With more examples, L_ML changes by less than with other draws of an augmentation.
 EXAMPLES = 2048
@@ -34,12 +34,13 @@ def estimate_statistics(
     forward: Forward = call,
     **loading,
 ) -> None:
-    """Estimate each subnetwork's running statistics of BatchNorm layers with the current weights.
+    """Estimate each subnetwork's running statistics of BatchNorm and InstanceNorm layers with the current weights.
 
     A step of w_k changes subnetworks k..C, but updates only k's running statistics. So they are estimated before
     a model is evaluated or deployed: for subnetwork k from examples of D_1:k, which it may see, as the average over
     batches of mean and variance, with all other layers in evaluation mode. Norms that have not learned since their last
-    estimate or since partitioning keep their statistics, such as frozen ones, and all of them in a second call.
+    estimate or since partitioning keep their statistics, such as frozen ones and those in evaluation mode in a model in
+    training mode, and all of them in a second call.
     Trainer, lml and loss_matrix call this function; in a custom loop, call it before partnets.merge.
 
     Args:
@@ -65,27 +66,35 @@ def estimate_statistics(
         >>> is_stale(model[1])
         False
     """
-    check_chunks(chunks)
+    check_counts(model, chunks)
     check_at_least(1, batch_size=batch_size, examples=examples)
     if not other_chunks:
         check_same_chunks(model, chunks)
     loading = check_options(loading, "estimate_statistics")
-    stale = list(stale_norms(model).values())
+    stale = []
+    for norm in stale_norms(model).values():
+        if (model.training or is_frozen(norm)) and not (norm.training or is_stale(norm)):
+            hold_statistics(norm, sum_of_weights(model))  # the weights were trained with these statistics
+        else:
+            stale.append(norm)
     if not stale:
         return
     before = [(norm, norm.training, norm.momentum) for norm in stale]
     statistics = _copied(stale)
     device = device_of(model)
     try:
-        with preserved(device), torch.no_grad(), evaluating(model):
+        with random_state.preserved(device), torch.no_grad(), evaluating(model):
+            random_state.seed(0)
             torch.manual_seed(0)
             for norm in stale:
-                norm.training, norm.momentum = True, None  # None: the unweighted mean over all batches
+                norm.training = True
             for k in range(1, chunks.count + 1):
                 with subnetwork(model, active=k, update=k):
                     for norm in stale:
                         norm.num_batches_tracked.zero_()
-                    for batch in _batches(chunks, k, batch_size, examples, loading):
+                    for n, batch in enumerate(_batches(chunks, k, batch_size, examples, loading), 1):
+                        for norm in stale:
+                            norm.momentum = 1 / n  # the unweighted mean over all batches
                         forward(model, to_device(batch, device))
     except BaseException:
         for buffer, value in statistics:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from torch import nn
 
-from partnets.data.chunks import Chunks
-from partnets.subnetworks.state import UNKNOWN, PartitionState, partitioned_modules, state_of
+from partnets.data.chunks import Chunks, check_chunks
+from partnets.subnetworks.state import UNKNOWN, PartitionState, num_partitions, partitioned_modules, state_of
 
 
 def _states(model: nn.Module) -> list[PartitionState]:
@@ -49,4 +49,14 @@ def check_same_chunks(model: nn.Module, chunks: Chunks) -> None:
             " count them as unseen. Call partnets.chunk with the same data, in the same order, and the same proportions"
             " and seed. Pass other_chunks=True if the split is the same and the examples were changed, such as to"
             " another dtype, or if all of them are new to the model."
+        )
+
+
+def check_counts(model: nn.Module, chunks: Chunks) -> None:
+    """Raise ValueError unless model and chunks have the same C, and TypeError without chunks."""
+    check_chunks(chunks)
+    if (count := num_partitions(model)) != chunks.count:
+        raise ValueError(
+            f"the model has {count} partitions and the data {chunks.count} chunks; pass the same number of"
+            " proportions to partnets.partition and partnets.chunk."
         )

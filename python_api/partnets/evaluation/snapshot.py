@@ -99,7 +99,7 @@ class Snapshot:
             self._take_tensor(path, value)
         elif isinstance(value, numpy.ndarray):
             if value.flags.writeable and value.dtype.kind in "biufc":
-                self._take_tensor(path, torch.from_numpy(value))  # in the same memory
+                self._take_array(path, value)
         elif (generator := _generator(value)) is not None:
             self.values[path], restore = generator
             self._restore.append(restore)
@@ -123,7 +123,7 @@ class Snapshot:
             self._take_function(path, value)
         elif _is_own(value):
             self._take_dict(path, getattr(value, "__dict__", {}))
-            self._take_attributes(path, value, slots(value))
+            self._take_slots(path, value)
             self._take_classes(value)
 
     def _take_module(self, path: str, module: nn.Module) -> None:
@@ -134,7 +134,7 @@ class Snapshot:
             self._take(name, tensor)
         for name, part in found:
             self._take_dict(name, vars(part))
-            self._take_attributes(name, part, slots(part))
+            self._take_slots(name, part)
             self._take_classes(part)
 
     def _take_classes(self, of: Any) -> None:
@@ -143,13 +143,25 @@ class Snapshot:
             if not _is_of_library(cls) and id(cls) not in self._seen:
                 self._seen[id(cls)] = cls
                 own = {name: value for name, value in vars(cls).items() if not name.startswith("__")}
-                names = [name for name, value in own.items() if isinstance(value, STATE) or _is_own(value)]
-                self._take_attributes(cls.__qualname__, cls, names)
+                kept = {name: value for name, value in own.items() if isinstance(value, STATE) or _is_own(value)}
+                self._take_attributes(cls.__qualname__, kept, partial(setattr, cls))
 
-    def _take_attributes(self, path: str, of: Any, names: list[str]) -> None:
-        kept = {name: getattr(of, name) for name in names}
-        self._restore += [partial(setattr, of, name, value) for name, value in kept.items()]
-        self._take_parts(path, kept.items(), partial(setattr, of))
+    def _take_slots(self, path: str, of: Any) -> None:
+        kept = {name: getattr(of, name) for name in slots(of)}
+        self._take_attributes(path, kept, partial(object.__setattr__, of))  # also where setattr is refused
+
+    def _take_attributes(self, path: str, kept: dict[str, Any], put: Callable[[str, Any], object]) -> None:
+        self._restore += [partial(put, name, value) for name, value in kept.items()]
+        self._take_parts(path, kept.items(), put)
+
+    def _take_array(self, path: str, array: numpy.ndarray) -> None:
+        try:
+            tensor = torch.from_numpy(array)  # in the same memory
+        except (TypeError, ValueError):  # negative strides, another byte order or extended precision
+            self.values[path] = array.tobytes()
+            self._restore.append(partial(numpy.copyto, array, array.copy()))
+        else:
+            self._take_tensor(path, tensor)
 
     def _take_tensor(self, path: str, tensor: Tensor) -> None:
         if isinstance(tensor, nn.Parameter):

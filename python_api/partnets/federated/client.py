@@ -26,11 +26,11 @@ from partnets.hyper import penalties
 from partnets.hyper.hyperparameter import find_hyper
 from partnets.optim.base import PartitionedOptimizer
 from partnets.training.preflight import AUDITED, check_learns, refuse_leaks, try_judging, warn_of_knowledge
-from partnets.training.step import check_reached, hyper_learning, step_weights, still_modules
+from partnets.training.step import check_reached, hyper_learning, step_weights, still_modules, training_only
 from partnets.utils import random_state
 from partnets.utils.checks import check_at_least
 from partnets.utils.likelihood import check_loss, plain
-from partnets.utils.modules import device_of, to_device
+from partnets.utils.modules import device_of, evaluating, to_device
 from partnets.utils.seeds import derived
 
 # Held while a client is constructed from its data or computes: threads share the random states, and clients a model.
@@ -267,7 +267,7 @@ class Client:
         for start in range(0, len(chosen), self.batch_size):
             part = chosen[start : start + self.batch_size]
             (batch,) = batches(self.data, len(part), part, self.collate)
-            with self._judging(), penalties():  # penalties regularise only w
+            with self._judging(), penalties(), evaluating(*training_only(self.model)):  # penalties regularise only w
                 loss, counted = self._summed_loss(batch, len(part))
                 if loss.requires_grad:  # otherwise ψ has no effect, which check_reached reports below
                     (loss / len(chosen)).backward()

@@ -242,6 +242,13 @@ class Server:
         }
         refused |= {one: "it sent several updates in one round" for one, times in Counter(senders).items() if times > 1}
         accepted = {sender: update for sender, update in zip(senders, updates, strict=True) if sender not in refused}
+        several = Counter(client for client, _ in {(update.client, update.chunk) for update in accepted.values()})
+        refused |= {
+            sender: f"client {update.client} is of several chunks in this round"
+            for sender, update in accepted.items()
+            if several[update.client] > 1
+        }
+        accepted = {sender: update for sender, update in accepted.items() if sender not in refused}
         norms = {sender: norm(self._changes(update)) for sender, update in accepted.items()}
         self.pinned |= {sender: (update.client, update.chunk) for sender, update in accepted.items()}
         # A fixed order, on which rounding depends: senders' numbers may differ between runs.
@@ -345,10 +352,10 @@ class Server:
         self.optimizer.check_state_dict(saved["optimizer"])
         optimizers = {"optimizer": self.optimizer, "hyper_optimizer": self.hyper_optimizer}
         before = settings_of(optimizers)
+        if self.hyper_optimizer is not None:  # first, as it raises if its groups differ
+            self.hyper_optimizer.load_state_dict(saved["hyper_optimizer"])
         self.load_values(saved["values"])
         self.optimizer.load_state_dict(saved["optimizer"])
-        if self.hyper_optimizer is not None:
-            self.hyper_optimizer.load_state_dict(saved["hyper_optimizer"])
         self.rounds, self.pinned = saved["rounds"], saved["pinned"]
         self.history = [Round(**each) for each in saved["history"]]
         warn_of_others(before, settings_of(optimizers), path, stacklevel=2)

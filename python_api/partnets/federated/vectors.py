@@ -112,7 +112,7 @@ class Vectors:
             RuntimeError: the model is inside of partnets.subnetwork.
         """
         self._check_outside()
-        return {name: self._joined(name, self._values) for name in names or self._parts}
+        return {name: self._joined(name, self._values) for name in (self._parts if names is None else names)}
 
     @torch.no_grad()
     def read_gradients(self, names: Iterable[str]) -> dict[str, Tensor]:

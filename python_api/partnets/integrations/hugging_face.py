@@ -18,9 +18,8 @@ from partnets.convert import merge
 from partnets.data.chunks import Chunks
 from partnets.data.fetching import batches
 from partnets.data.loader import Draw, Loader
-from partnets.evaluation.metrics import check_counts
 from partnets.evaluation.running_statistics import estimate_statistics
-from partnets.evaluation.same_chunks import check_same_chunks, remember_chunks
+from partnets.evaluation.same_chunks import check_counts, check_same_chunks, remember_chunks
 from partnets.hyper import penalties
 from partnets.hyper.hyperparameter import Hyperparameter, hyperparameters, values_by_path
 from partnets.hyper.penalty import with_terms
@@ -31,9 +30,8 @@ from partnets.training.checkpoint import raise_other_chunks
 from partnets.training.hypergradient import Strategy, Technique
 from partnets.training.preflight import check_leaks, check_learns
 from partnets.training.step import parameters_of, still_modules, weights_learning
-from partnets.utils import sealed
+from partnets.utils import random_state, sealed
 from partnets.utils.modules import device_of, evaluating
-from partnets.utils.random_state import preserved
 
 try:
     import transformers
@@ -296,9 +294,10 @@ class PartitionedTrainer(transformers.Trainer):
     def _lml(self, chunks: Chunks) -> float:
         self._estimate_statistics()
         found, size = 0.0, self.args.eval_batch_size
-        with preserved(device_of(self.model)), evaluating(self.model):
+        with random_state.preserved(device_of(self.model)), evaluating(self.model):
             for k in range(2, chunks.count + 1):
-                torch.manual_seed(self.args.seed)  # the same noise in each evaluation
+                random_state.seed(self.args.seed)  # the same noise in each evaluation
+                torch.manual_seed(self.args.seed)
                 with subnetwork(self.model, active=k - 1):
                     for i, batch in enumerate(batches(chunks[k], size, collate=chunks.collate)):
                         found -= min(size, chunks.sizes[k - 1] - i * size) * self._judged(batch).item()

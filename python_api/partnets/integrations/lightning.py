@@ -9,9 +9,8 @@ from typing import Any
 from torch import Tensor
 
 from partnets.data.loader import Draw, Loader
-from partnets.evaluation.metrics import check_counts
 from partnets.evaluation.running_statistics import estimate_statistics
-from partnets.evaluation.same_chunks import check_same_chunks, remember_chunks
+from partnets.evaluation.same_chunks import check_counts, check_same_chunks, remember_chunks
 from partnets.hyper import Hyperparameter
 from partnets.optim import PartitionedOptimizer
 from partnets.training.hypergradient import Strategy, Technique

@@ -66,7 +66,7 @@ def step_weights(
     """
     vector, gradients = vector_of(model), {}
     if masked is None:
-        masked = clip is not None or backward is not Tensor.backward
+        masked = clip is not None or backward is not Tensor.backward or step.has_step_hooks(optimizer)
     with ExitStack() as stack:
 
         def perturbed_loss(batch: Any) -> Tensor:

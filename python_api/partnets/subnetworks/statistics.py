@@ -7,6 +7,7 @@ import warnings
 import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _NormBase
+from torch.nn.modules.instancenorm import _InstanceNorm
 from torch.nn.parameter import is_lazy
 
 from partnets.subnetworks.parameters import partitioned_parameters
@@ -49,14 +50,20 @@ def following_norms(model: nn.Module) -> list[nn.Module]:
 
 
 def batches_of(norm: nn.Module) -> int:
-    """Return the number of batches that the statistics of all subnetworks have followed."""
-    batches, state = norm._buffers[BATCHES], state_of(norm)
-    if batches is None or batches.is_meta:
+    """Return the number of batches that the statistics of all subnetworks have followed.
+
+    For InstanceNorm, of which torch counts no batches, return a checksum of the running means.
+    """
+    name, state = "running_mean" if isinstance(norm, _InstanceNorm) else BATCHES, state_of(norm)
+    own = norm._buffers[name]
+    if own is None or own.is_meta:
         return UNKNOWN_AT
     if state.count == 1:
-        return int(batches)
-    rows = norm._buffers[BATCHES + ROWS]
-    return int(rows.sum() - rows[state.active - 1] + batches)
+        return _sum_of_bits(own)
+    rows = norm._buffers[name + ROWS]
+    if own.shape != rows.shape[1:]:  # narrow
+        return _sum_of_bits(rows)
+    return _sum_of_bits(rows) - _sum_of_bits(rows[state.active - 1]) + _sum_of_bits(own)
 
 
 def is_stale(norm: nn.Module) -> bool:
@@ -106,9 +113,12 @@ def sum_of_weights(model: nn.Module) -> int:
         if tensor.is_meta or is_lazy(tensor) or is_sharded(tensor):
             return 0
         sizes += tensor.itemsize
-        words = tensor.reshape(-1).view(WORDS[tensor.itemsize])
-        total = (total * 1_000_003 + int(words.sum(dtype=torch.int64))) % (1 << SUM_BITS)
+        total = (total * 1_000_003 + _sum_of_bits(tensor)) % (1 << SUM_BITS)
     return sizes << SUM_BITS | total
+
+
+def _sum_of_bits(tensor: torch.Tensor) -> int:
+    return int(tensor.reshape(-1).view(WORDS[tensor.itemsize]).sum(dtype=torch.int64))
 
 
 def outdate_statistics(model: nn.Module) -> None:

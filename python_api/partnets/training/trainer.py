@@ -22,8 +22,7 @@ from partnets.data.chunks import Chunks, check_unseen, divided, draw_k
 from partnets.data.fetching import check_options
 from partnets.evaluation import estimate_statistics
 from partnets.evaluation.marginal_likelihood import lml
-from partnets.evaluation.metrics import check_counts
-from partnets.evaluation.same_chunks import check_same_chunks, remember_chunks
+from partnets.evaluation.same_chunks import check_counts, check_same_chunks, remember_chunks
 from partnets.hyper import Hyperparameter, hyperparameters
 from partnets.hyper.hyperparameter import find_hyper, values_by_path
 from partnets.optim.base import check_partitioned

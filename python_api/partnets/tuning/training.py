@@ -324,11 +324,12 @@ class Training:
         momenta = [norm.momentum for norm in norms]
         for norm in norms:
             norm.reset_running_stats()
-            norm.momentum = None  # average over all batches
         size = min(self.problem.batch_size, self.chunks.sizes[0])
         generator = torch.Generator().manual_seed(self.seed)
         with torch.no_grad(), evaluating(self.network), training(*norms):
-            for _ in range(math.ceil(examples / size)):
+            for n in range(1, math.ceil(examples / size) + 1):
+                for norm in norms:
+                    norm.momentum = 1 / n  # average over all batches
                 batch = to_device(self.chunks.sample_upto(1, size, generator), self.problem.device)
                 self.problem.forward(self.network, batch)
                 self.examples += size / 3

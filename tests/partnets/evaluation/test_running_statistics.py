@@ -1,8 +1,10 @@
 """BatchNorm's statistics match the current weights when a model is evaluated, and contain no later chunks."""
 
 import copy
+import random
 import warnings
 
+import numpy
 import pytest
 import torch
 from torch import nn
@@ -78,6 +80,22 @@ def test_no_subnetwork_gets_statistics_of_later_chunks():
     assert not torch.equal(model[2].running_mean, other[2].running_mean)
 
 
+def test_instance_norms_are_estimated_too():
+    torch.manual_seed(0)
+    layers = nn.Conv1d(2, 4, 1), nn.InstanceNorm1d(4, track_running_stats=True)
+    model, x = partnets.partition(nn.Sequential(*layers), PROPORTIONS), torch.randn(60, 2, 5) + 3
+    chunks = partnets.chunk((x, torch.zeros(60)), PROPORTIONS)
+    with partnets.subnetwork(model, 1, 1):
+        model(x)
+    assert is_stale(model[1])
+    partnets.estimate_statistics(model, chunks)
+    assert not is_stale(model[1])
+    for k, seen in ((1, 30), (2, 48), (3, 60)):
+        with partnets.subnetwork(model, k), torch.no_grad():
+            expected = model[0](x[chunks.order[:seen]]).mean((0, 2))
+        torch.testing.assert_close(of_each(model[1], "running_mean")[k - 1], expected)
+
+
 def test_an_estimate_from_other_chunks_is_refused():
     model, _ = trained()
     other = partnets.chunk(examples(), PROPORTIONS, seed=7)
@@ -87,6 +105,14 @@ def test_an_estimate_from_other_chunks_is_refused():
     assert torch.equal(of_each(model[2], "running_mean"), before) and is_stale(model[2])
     partnets.estimate_statistics(model, other, other_chunks=True)
     assert not is_stale(model[2])
+
+
+def test_an_estimate_needs_a_chunk_for_each_partition():
+    model, _ = trained()
+    chunks = partnets.chunk(examples(), (0.6, 0.4))
+    with pytest.raises(ValueError, match="has 3 partitions and the data 2 chunks"):
+        partnets.estimate_statistics(model, chunks, other_chunks=True)
+    assert is_stale(model[2])
 
 
 def test_an_estimate_that_fails_changes_nothing():
@@ -142,6 +168,24 @@ def test_the_order_of_a_split_does_not_matter():
     torch.testing.assert_close(*found, rtol=0.2, atol=0.0)
 
 
+class Noisy(torch.utils.data.Dataset):
+    def __len__(self):
+        return 40
+
+    def __getitem__(self, i):
+        return random.gauss() + numpy.random.randn() + torch.randn(6), i % 2
+
+
+def test_with_a_seed_the_noise_of_examples_is_the_same_in_each_evaluation():
+    model, chunks, found = network(), partnets.chunk(Noisy(), PROPORTIONS), []
+    with partnets.subnetwork(model, 1, 1):
+        model(torch.randn(9, 6))
+    for _ in range(2):
+        found.append(partnets.lml(model, chunks, seed=0))
+        Noisy()[0]
+    assert found[0] == found[1]
+
+
 def test_a_saved_model_knows_whether_its_statistics_are_stale():
     model, chunks = trained()
     for fresh in (False, True):
@@ -160,6 +204,18 @@ def test_a_norm_that_does_not_learn_keeps_its_statistics():
     model[2].eval()
     trainer(model, partnets.chunk(examples(), PROPORTIONS), lml_every=5).fit(10)
     assert (of_each(model[2], "running_mean") == 1.0).all() and not is_stale(model[2])
+
+
+def test_a_norm_that_stops_learning_keeps_its_statistics():
+    model, chunks = trained(4)
+    partnets.estimate_statistics(model, chunks)
+    before = of_each(model[2], "running_mean")
+    model[2].eval()
+    trainer(model, chunks).fit(4)
+    assert torch.equal(of_each(model[2], "running_mean"), before)
+    partnets.lml(model.eval(), chunks)
+    with warnings.catch_warnings(action="error"):
+        partnets.merge(model)
 
 
 @pytest.mark.cases(usual=1)

@@ -2,6 +2,7 @@
 
 import random
 from collections import deque
+from dataclasses import dataclass
 from functools import partial
 from types import SimpleNamespace
 
@@ -79,6 +80,50 @@ def test_all_state_of_a_module_is_compared_and_restored():
     assert set(before.changed(Snapshot(model))) == changed
     before.put_back()
     assert before.changed(Snapshot(model)) == [] and model.layer.weight.grad is None and Everywhere.calls == 0
+
+
+@dataclass(frozen=True, slots=True)
+class Config:
+    width: float = 0.5
+
+
+class OfClass:
+    """A descriptor that computes an attribute of a class."""
+
+    def __get__(self, _, cls):
+        return 2 * cls.calls
+
+
+class Unusual(nn.Module):
+    """A module with attributes that cannot be set, are computed, or have no equivalent in torch."""
+
+    calls = 0
+    twice = OfClass()
+
+    def __init__(self):
+        super().__init__()
+        self.config, self.reversed, self.swapped = Config(), np.zeros(2)[::-1], np.zeros(2, ">f4")
+
+    def forward(self, x):
+        type(self).calls += 1
+        self.reversed[0] = self.swapped[0] = 1.0
+        return x
+
+
+def test_state_that_cannot_be_set_or_converted_is_restored():
+    model = Unusual()
+    before = Snapshot(model)
+    model(torch.ones(1))
+    assert set(before.changed(Snapshot(model))) == {"Unusual.calls", "reversed", "swapped"}
+    before.put_back()
+    assert before.changed(Snapshot(model)) == [] and not model.reversed.any() and not model.swapped.any()
+
+
+def test_a_computed_attribute_of_a_class_is_still_computed():
+    model = Unusual()
+    Snapshot(model).put_back()
+    model(torch.ones(1))
+    assert model.twice == 2 * Unusual.calls > 0
 
 
 def test_tensors_and_numbers_are_spoiled_in_place_and_put_back():

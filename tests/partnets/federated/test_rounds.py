@@ -68,6 +68,19 @@ def test_the_gradient_of_psi_is_that_of_the_subnetwork_that_has_not_seen_the_chu
     assert not first.gradients and first.hyper_loss is None and first.losses.keys() == {1, 2, 3}
 
 
+def test_modules_that_act_only_in_training_are_off_where_psi_learns():
+    def make():
+        model, psi = make_model()
+        return torch.nn.Sequential(hyper.Mixup(1.0), model), psi
+
+    one = client(2, make=make)
+    update = one.train(one.vectors.read(), round=1)
+    (model, psi), batch = make(), load_data(2)
+    optimizer = torch.optim.SGD(psi.parameters())
+    loss = partnets.step_hyper(model, optimizer, {3: batch}, lambda batch: F.cross_entropy(model(batch[0]), batch[1]))
+    assert update.hyper_loss == pytest.approx(len(batch[0]) * loss.item(), rel=1e-6)
+
+
 def test_psi_may_have_a_batch_of_its_own():
     one = client(1, hyper_batch_size=5)
     found = [one.train(one.vectors.read(), round=number).hyper_loss for number in (1, 1, 2)]
@@ -250,6 +263,14 @@ def test_a_client_number_keeps_its_chunk_whoever_sends_it(second_round):
     assert found.contributors == {1: 0, 2: 0, 3: 1}
 
 
+def test_a_client_number_with_two_chunks_in_one_round_is_refused():
+    own = server()
+    updates = [client(0, chunk).train(own.values(), 1) for chunk in (1, 2)]
+    found = own.step([*updates, client(1).train(own.values(), 1)], senders=[10, 11, 12])
+    assert found.refused == dict.fromkeys((10, 11), "client 0 is of several chunks in this round")
+    assert own.pinned == {12: (1, 2)}
+
+
 def test_a_partition_without_contributors_keeps_weights_and_moments(second_round):
     own, (_, _, update, _) = copy.deepcopy(second_round[0]), second_round[1]
     before = state(own)
@@ -409,6 +430,18 @@ def test_a_file_of_another_server_changes_nothing(tmp_path):
         with pytest.raises(ValueError, match="is not a file of a federated server"):
             other.load(path)
     assert same(before, other.values()) and other.rounds == 0
+
+
+def test_a_file_with_other_groups_changes_nothing(tmp_path):
+    own, (model, psi) = server(), make_model()
+    own.load_values({name: vector + 1.0 for name, vector in own.values().items()})
+    own.save(tmp_path / "server.pt")
+    groups = [{"params": [*psi.parameters()]}, {"params": []}]
+    other = Server(model, hyper=psi, hyper_optimizer=torch.optim.Adam(groups))
+    before = other.values()
+    with pytest.raises(ValueError, match="different number of parameter groups"):
+        other.load(tmp_path / "server.pt")
+    assert same(before, other.values())
 
 
 class Drift(torch.nn.Module):

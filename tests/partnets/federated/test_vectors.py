@@ -29,6 +29,7 @@ def test_each_entry_that_learns_is_in_one_vector():
     entries = torch.cat([tensor.flatten() for tensor in learned(model, psi).values()])
     assert torch.equal(entries.sort().values, torch.cat([*numbered.values()]).sort().values)
     assert all(torch.equal(vector, numbered[name]) for name, vector in vectors.read().items())
+    assert vectors.read([]) == {}
 
 
 @pytest.mark.parametrize("k", [1, 2, 3])

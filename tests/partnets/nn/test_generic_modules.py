@@ -133,6 +133,7 @@ def test_weights_of_any_module_start_as_they_are_and_so_do_their_defaults():
         assert torch.equal(model.table[~mask], before[~mask]) and not torch.equal(model.table, before)
 
 
+@pytest.mark.filterwarnings("ignore:the running statistics of 1 BatchNorm")  # which are not estimated
 @pytest.mark.parametrize("stateful", [False, True])
 def test_layers_without_a_rule_whose_parameters_are_broadcast_are_partitioned(stateful):
     torch.manual_seed(0)

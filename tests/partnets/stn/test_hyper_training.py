@@ -77,6 +77,14 @@ def test_a_step_of_the_weights_is_algorithm_1(options):
         torch.testing.assert_close(now, before[name] - 0.5 * grad)
 
 
+def test_optimizer_hooks_see_the_gradient_of_one_partition():
+    (model, _), seen = partitioned(), []
+    optimizer = optim.SGD(model)
+    optimizer.register_step_pre_hook(lambda *_: seen.append(model[1].weight.grad != 0))
+    stn.step_weights(model, optimizer, 2, X[:6], lambda x: F.cross_entropy(model(x), Y[:6]))
+    assert torch.equal(seen[0], partnets.partitions(model)["1.weight"].mask(2))
+
+
 @pytest.mark.parametrize(("per_example", "last"), [(True, nn.Softmax(1)), (False, nn.Identity())])
 def test_a_linearised_response_learns_by_outputs_that_are_linear_in_it(per_example, last):
     network = shifted(linearised=True, per_example=per_example).append(last).double().eval()

@@ -120,8 +120,9 @@ def test_widths_begin_positive_and_in_short_trainings_narrow():
     assert any(note in each for each in short.notes) and not any(note in each for each in long.notes)
 
 
-def test_statistics_of_batch_normalisation_are_of_images_without_augmentation():
-    network = nn.Sequential(nn.BatchNorm2d(1), nn.Flatten(), nn.Linear(36, 2))
+@pytest.mark.parametrize("norm", [nn.BatchNorm2d(1), nn.InstanceNorm2d(1, track_running_stats=True)])
+def test_statistics_of_normalisation_are_of_images_without_augmentation(norm):
+    network = nn.Sequential(norm, nn.Flatten(), nn.Linear(36, 2))
     images = 5 + torch.rand(60, 1, 6, 6)  # augmentation shifts zeros into the images
     result = tuned(network, (images, torch.randint(2, (60,))), [hyper.Affine()], steps=20)
     assert result.model[0].running_mean.item() == pytest.approx(images.mean().item(), abs=0.05)
