@@ -19,7 +19,10 @@ from torch.distributions.transforms import (
 
 @dataclass(frozen=True)
 class Range:
-    """An open interval (low, high) with a map to it from the real line.
+    """An open interval (low, high), with a map from the real line to it.
+
+    A hyperparameter learns a real number, and the map turns it into a value inside the interval. partnets.hyper has
+    `real`, `positive`, `probability`, `interval` and `logarithmic`; construct others as below.
 
     Attributes:
         low, high: the borders, excluded.
