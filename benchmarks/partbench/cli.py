@@ -84,7 +84,7 @@ def _add_measuring(parser: argparse.ArgumentParser, suite: str) -> None:
     add("--backends", type=_some_of(backends()), help=ours)
     add("--proportions", type=_floats, action="append", help="of the partitions, as in .8,.1,.1; repeatable")
     add("--bits", type=_ints, help="instead of proportions: equal partitions, a map of 1, 2, 4 or 8 bits")
-    add("--defaults", choices=DEFAULTS, default="uniform", help="what replaces weights that are not live")
+    add("--defaults", choices=DEFAULTS, default="uniform", help="values of inactive weights")
     add("--passes", type=_count, help="over all cases; 6 give intervals of 97 %%")
     add("--minutes", type=_minutes, help="no pass begins after them")
     add("--commit", help="of the library, if this is no git checkout")
@@ -95,7 +95,7 @@ def _add_measuring(parser: argparse.ArgumentParser, suite: str) -> None:
     add("--conv2d", type=_conv2d, action="append", metavar="X,WEIGHT[,name=value]", help=convolution)
     add("--operator", choices=("linear", "conv2d"), help="of the preset's layers, these alone")
     add("--dtypes", type=_some_of(DTYPES), help="as in float32,bfloat16")
-    add("--active", type=_ints, help="live subnetworks, as in 1,2,3")
+    add("--active", type=_ints, help="active subnetworks, such as 1,2,3")
     add("--works", type=_some_of(WORKS), help=f"of {','.join(WORKS)}")
     add("--compiled", action=argparse.BooleanOptionalAction, help="torch.compile among the peers")
     add = (parser if suite != "speed" else others).add_argument_group("models (memory, step, optim)").add_argument

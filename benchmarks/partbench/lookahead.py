@@ -134,7 +134,11 @@ def memory(name: str, scheme: str, kind: str) -> dict[str, float]:
 
 
 def table(records: Sequence[Record]) -> str:
-    """Return a Markdown table with a row for each case: medians of passes over those of the direct step."""
+    """Return a Markdown table of times, with a row for each case and a column for each kind of step in PEERS.
+
+    Each time is the median over passes, divided by that of the direct step. The last column has the time of the direct
+    step in milliseconds.
+    """
     rows: dict[tuple, dict[str, float]] = {}
     for record in records:
         if record.problem:

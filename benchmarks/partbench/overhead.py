@@ -29,12 +29,12 @@ CONV2D = Layer((1, 16, 8, 8), (16, 16, 3, 3), padding=1)
 WORKS = ("without autograd", "forward", "forward and backward")
 PEERS = ("dense", "partkernels")
 PLAN = Plan(passes=6, rounds=40, sample=2e-3, seconds=1.0)
-HEAD = ("layer", "live", "work", "torch", "partnets", "beyond it", "least of torch", "of partnets", "beyond it")
+HEAD = ("layer", "active", "work", "torch", "partnets", "beyond it", "least of torch", "of partnets", "beyond it")
 
 
 def workload(layer: Layer, active: int, work: str) -> Workload:
     """Return the workload of torch's layer and ours, with update=active; x needs no gradient, as in a first layer."""
-    case = {"layer": f"{layer.operator} {layer.shape}", "live": f"{active} of {THREE.count}", "work": work}
+    case = {"layer": f"{layer.operator} {layer.shape}", "active": f"{active} of {THREE.count}", "work": work}
     peers = {peer: partial(_run, peer, active, work) for peer in PEERS}
     return Workload("overhead", case, partial(Tensors, layer, THREE), peers)
 
@@ -70,7 +70,7 @@ def _call(
 def overheads(layers: Sequence[Layer], plan: Plan = PLAN) -> pd.DataFrame:
     """Measure each work of each layer with the second and with all partitions active; the latter draws no defaults.
 
-    Columns: `layer`, `live`, `work`; in microseconds, the medians `dense` and `ours`; `beyond`, an Estimate of the
+    Columns: `layer`, `active`, `work`; in microseconds, the medians `dense` and `ours`; `beyond`, an Estimate of the
     median of ours - dense, from samples taken side by side; `least_dense` and `least_ours`, the minima, to which other
     processes add little.
     """
@@ -96,7 +96,7 @@ def table(found: pd.DataFrame) -> str:
     """Return a Markdown table of overheads in microseconds."""
     found = found.assign(least=found.least_ours - found.least_dense)
     shown = ["dense", "ours", "beyond", "least_dense", "least_ours", "least"]
-    rows = [[row.layer, row.live, row.work, *(f"{row[name]:.1f}" for name in shown)] for _, row in found.iterrows()]
+    rows = [[row.layer, row.active, row.work, *(f"{row[name]:.1f}" for name in shown)] for _, row in found.iterrows()]
     return markdown(HEAD, rows)
 
 

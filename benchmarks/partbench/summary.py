@@ -110,9 +110,11 @@ def _expected(measured: Sequence[Record], update: str, bases: dict[tuple, Record
 
 
 def optim(records: Sequence[Record]) -> pd.DataFrame:
-    """Return a row for each model, optimiser, partition and peer of ours: an optimiser's step over torch's fastest.
+    """Return the time of our optimisers' steps, divided by that of torch's fastest step in the same case.
 
-    Columns: the entries of the case, `share` of the weights, `peer`, `ratio`, an Estimate.
+    Columns: `model`, `optimizer`, `update`, the partition that our step updates, and the other entries of the case;
+    `share`, this partition's share of the weights; `peer`, our implementation; `ratio`, an Estimate. torch's step
+    updates all weights.
     """
     found, rows = figures(records, "optim"), []
     for _, case in found.groupby("key", sort=False):

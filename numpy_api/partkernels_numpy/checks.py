@@ -17,7 +17,10 @@ def checked_number(name: str, number: int, partition: Partition) -> int:
 
 
 def check_weight(name: str, weight: np.ndarray, partition: Partition) -> np.ndarray:
-    """Return the checked weight; raise unless it has the partition's shape."""
+    """Return the weight, or a copy that kernels can read; raise unless it is an array of the partition's shape.
+
+    `name` is the weight's name in error messages.
+    """
     _check_partition(partition)
     weight = checked(name, weight)
     if weight.shape != partition.shape:

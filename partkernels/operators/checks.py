@@ -14,7 +14,10 @@ from partkernels.partition import NestedPartition, Partition
 
 
 def check_weight(weight: Tensor, partition: Partition, with_defaults: bool = True) -> None:
-    """Raise unless the partition and, if used, its defaults fit this weight."""
+    """Raise unless the weight is floating point and has the shape and the device of its partition.
+
+    Stored defaults must not share memory with a trainable weight. If `with_defaults`, they must have its dtype.
+    """
     if weight.shape != partition.shape:
         raise ValueError(
             f"the weight has shape {tuple(weight.shape)} and its partition {partition.shape}; make the partition with"

@@ -74,10 +74,10 @@ def conv2d_grad_input(
 def conv2d_grad_weight(
     grad_output: Tensor, x: Tensor, kernel_size: Pair, stride: Pair, padding: Pair, dilation: Pair, groups: int = 1
 ) -> Tensor:
-    """Return the gradient of conv2d's weight, [out_channels, in_channels / groups, *kernel_size].
+    """Return the gradient with respect to conv2d's weight, [out_channels, in_channels / groups, *kernel_size].
 
     Args:
-        grad_output: the gradient of conv2d's output.
+        grad_output: the gradient with respect to conv2d's output.
         x: conv2d's input.
         kernel_size: height and width; the other arguments are those of conv2d.
     """

@@ -8,7 +8,7 @@ from partbench.measuring.estimates import Estimate
 from partbench.measuring.timing import Plan
 from partbench.results import Record
 
-CASE = {"layer": "linear 1×64×64", "live": "3 of 3", "work": "forward"}
+CASE = {"layer": "linear 1×64×64", "active": "3 of 3", "work": "forward"}
 
 
 def test_every_work_of_every_layer_has_a_row():

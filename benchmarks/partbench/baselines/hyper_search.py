@@ -1,9 +1,10 @@
-"""search: random search and TPE, by Optuna."""
+"""search: random search, TPE and a grid of two values, by Optuna."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import TYPE_CHECKING
 
 from partbench import needing
@@ -30,7 +31,8 @@ def search(
             validation set.
         space: (least, greatest) of each hyperparameter, drawn uniformly.
         trials: number of trials.
-        sampler: 'random', or 'tpe' (Bergstra et al. 2011), with the first third, at most ten, at random.
+        sampler: 'random'; 'tpe' (Bergstra et al. 2011), with the first third, at most ten, at random; or 'grid', all
+            combinations of the least and the greatest value of each hyperparameter.
         seed: seed of the sampler.
 
     Returns:
@@ -45,8 +47,9 @@ def search(
         import optuna
     # By default Optuna's TPE draws the first ten at random, possibly all.
     samplers = {
-        "random": optuna.samplers.RandomSampler(seed=seed),
-        "tpe": optuna.samplers.TPESampler(seed=seed, n_startup_trials=min(10, -(-trials // 3))),
+        "random": optuna.samplers.RandomSampler,
+        "tpe": partial(optuna.samplers.TPESampler, n_startup_trials=min(10, -(-trials // 3))),
+        "grid": partial(optuna.samplers.GridSampler, space),
     }
 
     def scored(trial: optuna.Trial) -> float:
@@ -57,7 +60,7 @@ def search(
     verbosity = optuna.logging.get_verbosity()
     optuna.logging.set_verbosity(optuna.logging.WARNING)  # silences messages for each study and trial
     try:
-        study = optuna.create_study(direction="maximize", sampler=samplers[sampler])
+        study = optuna.create_study(direction="maximize", sampler=samplers[sampler](seed=seed))
         study.optimize(scored, n_trials=trials)
     finally:
         optuna.logging.set_verbosity(verbosity)

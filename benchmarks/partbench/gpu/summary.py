@@ -96,7 +96,7 @@ def _ratios(files: Sequence[Path]) -> list[str]:
         table = found.pivot_table(index="work", columns="peer", values="over", aggfunc="max", sort=False)
         table = table[sorted(table)].head(RATIOS)
         cells = [[work, *("" if pd.isna(r) else f"{r:.2f}" for r in row)] for work, *row in table.itertuples()]
-        head = ["", "Time over the dense layer's, of the live subnetwork that costs most:", ""]
+        head = ["", "Time over the dense layer's, of the slowest active subnetwork:", ""]
         return head + markdown(["work", *table], cells).splitlines()
     except Exception as error:
         return ["", f"No ratios: {type(error).__name__}: {error}"[:WIDTH]]

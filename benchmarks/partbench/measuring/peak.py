@@ -75,7 +75,10 @@ class Job:
         return pk.use_backend(self.backend)
 
     def small(self) -> Job:
-        """Return a small job; its first step makes libraries allocate their permanent memory."""
+        """Return this job with a small model, to run before a measurement.
+
+        Libraries then have allocated the memory that they keep, and the measurement does not count it.
+        """
         return dataclasses.replace(self, model="mnist-cnn", batch=2, optimizer=self.optimizer or self.found().optimizer)
 
 

@@ -136,6 +136,7 @@ def of_text(output: Tensor, y: Sequence[Tensor]) -> Tensor:
 
 
 def of_both(output: Tensor, y: Sequence[Tensor]) -> Tensor:
+    """Return the mean loss of text and noise examples."""
     return F.cross_entropy(output, y[0])
 
 
@@ -201,7 +202,7 @@ class Tuning:
         return Adapted(base, self.name)
 
     def data(self, sources: str) -> list[tuple[Tensor, tuple[Tensor, int]]]:
-        """Return the examples of text, or of 'all' sources."""
+        """Return training examples (x, (y, source)): of 'text' only, or of text and noise with 'all'."""
         kinds = (TEXT,) if sources == "text" else (TEXT, NOISE)
         return [(x, (y, kind)) for kind in kinds for x, y in zip(*self.examples[kind], strict=True)]
 

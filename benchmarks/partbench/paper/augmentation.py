@@ -62,7 +62,7 @@ FULL, SMALL = 90.0, 20.0
 
 @registered
 class Augmentation(Experiment):
-    """Every method on upright and on rotated images."""
+    """Augmentations that each method learns on upright and on rotated images."""
 
     name = "augmentation"
     paper = "Table 1, Fig. 3"

@@ -82,11 +82,11 @@ def select(found: pd.DataFrame, **wanted) -> pd.DataFrame:
     return found
 
 
-def of_both(ours: pd.DataFrame, theirs: pd.DataFrame) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """Return the rows of the seeds that both have, in their order.
+def of_common_seeds(ours: pd.DataFrame, theirs: pd.DataFrame) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """Return the rows of both tables with a seed that both have, sorted by seed.
 
     Example:
-        >>> ours, theirs = of_both(pd.DataFrame({"seed": [0, 1], "x": [3, 4]}), pd.DataFrame({"seed": [1, 2]}))
+        >>> ours, theirs = of_common_seeds(pd.DataFrame({"seed": [0, 1], "x": [3, 4]}), pd.DataFrame({"seed": [1, 2]}))
         >>> ours.x.tolist(), theirs.seed.tolist()
         ([4], [1])
     """

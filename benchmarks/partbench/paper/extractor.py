@@ -41,7 +41,7 @@ def group_norm(channels: int) -> nn.Module:
 
 @registered
 class Extractor(Experiment):
-    """ψ is a convolution and two stages; the weights are the third stage and the classifier."""
+    """A feature extractor as ψ: a convolution and two stages; the weights are the third stage and the classifier."""
 
     name = "extractor"
     paper = "Table 3"

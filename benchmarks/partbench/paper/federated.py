@@ -28,7 +28,7 @@ from partbench.paper.experiment import (
     Table,
     at_least,
     curve,
-    of_both,
+    of_common_seeds,
     registered,
     rotation,
     select,
@@ -287,7 +287,7 @@ class Federated(Experiment):
             ours = select(mine, method="partitioned")
             kind = f"{examples} {'rotated' if rotated else 'upright'}, partitioned"
             for other in ("fedavg", "augerino"):
-                both = of_both(ours, select(mine, method=other))
+                both = of_common_seeds(ours, select(mine, method=other))
                 if len(both[0]):
                     claims.append(at_least(f"{kind} ≥ {METHODS[other]}", *(one.accuracy for one in both)))
         upload = _upload(found, "partitioned")

@@ -64,7 +64,7 @@ class Mover(Learner):
 
 @registered
 class Moving(Experiment):
-    """Augmentations of few digits, learned by partitions that stay and by ones that move."""
+    """Augmentations of few digits: partitions of fixed size, and ones that grow during training."""
 
     name = "moving"
     paper = "Appendix C, future work"

@@ -36,7 +36,7 @@ METHODS = {
 
 @registered
 class NoisyLabels(Experiment):
-    """Upright digits."""
+    """Example weights and label smoothing, learned on digits with 40 % random labels."""
 
     name = "noisy-labels"
     paper = "Ren et al. 2018, Shu et al. 2019"

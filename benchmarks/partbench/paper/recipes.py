@@ -201,7 +201,16 @@ def files_of(dataset: str) -> str:
 
 
 def recipe(dataset: str, quick: bool = False) -> Recipe:
-    """Return one of RECIPES; if quick, with small batches."""
+    """Return the training settings of a data set.
+
+    Args:
+        dataset: a key of RECIPES.
+        quick: whether to limit a batch to 32 images in 4 augmented copies, or 128 images without augmentation.
+
+    Example:
+        >>> recipe("mnist").batch, recipe("mnist", quick=True).batch
+        (200, 32)
+    """
     chosen = RECIPES[dataset]
     if not quick:
         return chosen

@@ -20,7 +20,7 @@ TRIALS, QUICK_TRIALS, QUICK_STEPS = 50, 2, 100
 
 @registered
 class Retraining(Experiment):
-    """Standard networks on rotated images, with augmentations that stay as they are."""
+    """Standard networks on rotated images, with fixed augmentations and with those that one run found."""
 
     name = "retraining"
     paper = "Fig. 9, Appendix G"

@@ -41,7 +41,7 @@ LEVEL = 1.5
 
 @registered
 class Schemes(Experiment):
-    """Augmentations learned with each scheme."""
+    """Augmentations learned with random, by-output and nested partitions."""
 
     name = "schemes"
     paper = "Appendix C"

@@ -31,7 +31,7 @@ CELL = ["rotated", "count", "data", "parameters"]
 
 @registered
 class Sensitivity(Experiment):
-    """A grid of data's against weights' proportions; each ψ that is found also trains a standard network."""
+    """A grid of proportions of data and of weights; each ψ that is found also trains a standard network."""
 
     name = "sensitivity"
     paper = "Fig. 5 to 8"

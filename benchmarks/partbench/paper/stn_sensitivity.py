@@ -25,7 +25,7 @@ LEVEL = 1.25
 
 @registered
 class StnSensitivity(Experiment):
-    """Rotated digits: T_train : T_valid, and σ fixed or learned."""
+    """STN on rotated digits: how often λ is updated, and its noise σ, fixed or learned."""
 
     name = "stn-sensitivity"
     paper = "the talk's sensitivity studies"

@@ -18,7 +18,7 @@ from torch.utils.data import Dataset
 
 import partnets
 from partbench import baselines
-from partbench.paper.experiment import Claim, Experiment, Record, Table, lower, of_both, select, text
+from partbench.paper.experiment import Claim, Experiment, Record, Table, lower, of_common_seeds, select, text
 from partbench.paper.runs import fit
 from partnets import hyper, optim, stn
 from partnets.hyper.hyperparameter import hyperparameters
@@ -356,7 +356,7 @@ class Tuning(Experiment):
                 continue
             label = LABELS[method]
             # For each other method, the trainings of both with common seeds.
-            both = {other: of_both(methods[method], methods[other]) for other in methods}
+            both = {other: of_common_seeds(methods[method], methods[other]) for other in methods}
             both = {other: pair for other, pair in both.items() if len(pair[0])}
             control = "untuned" if method == "stn" else "untuned_delta"
             if control in both:

@@ -147,7 +147,7 @@ def _optim(rows: pd.DataFrame, every: pd.DataFrame) -> Iterable[Row]:
 # For each suite: a description of its figures, summary's rows, and a function of a run's rows and those of all runs.
 _TABLES = {
     "speed": (
-        "Geometric mean and range over shapes, at the dearest live subnetwork; below 1 is faster than dense",
+        "Geometric mean and range over shapes, at the slowest active subnetwork; below 1 is faster than dense",
         summary.speed,
         _speed,
     ),

@@ -54,7 +54,7 @@ def _tables(results: Results) -> Iterable[str]:
     rows = summary.speed(results.records)
     if len(rows):
         several = rows.defaults.nunique() > 1
-        head = ("layer, worst live subnetwork", "time over dense", "least to greatest", "faster than `torch.where`")
+        head = ("layer, slowest active subnetwork", "time over dense", "least to greatest", "faster than `torch.where`")
         yield markdown(head, [_speed(row, several) for _, row in rows.iterrows()])
     if rows := _steps(results.records):
         yield rows

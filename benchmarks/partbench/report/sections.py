@@ -21,9 +21,9 @@ from partbench.results import Record, Results
 SUITES = {"speed": "Speed of layers", "memory": "Memory", "step": "Training step", "optim": "Optimiser"}
 PIECES = {"parameters": "parameters", "map": "map", "defaults": "defaults", "state": "the optimiser's state"}
 SPEED = """Time of a call over the time of the dense layer's, on a logarithmic axis; left of 1 is faster. A line for
-each shape, at the live subnetwork k that costs ours most; the number at its right is ours."""
+each shape, at the active subnetwork k in which ours is slowest; the number at its right is ours."""
 MEMORY = "Bytes of models in training."
-BYTES = """Bytes a parameter of the ordinary model. The floor is the least that any assignment with these proportions
+BYTES = """Bytes a parameter of the dense model. The floor is the least that any assignment with these proportions
 takes. Models marked “by arithmetic” are too large to be made here; their figures are computed."""
 PEAKS = {
     "allocator": "The most bytes of tensors in a step, by PyTorch's allocator.",
@@ -31,7 +31,7 @@ PEAKS = {
     "model: with what libraries and kernels take for themselves.",
 }
 STEP = """What an update of the parameters and one of the hyperparameters cost, over a dense training step: the mean
-over live subnetworks, weighted by how often training draws each."""
+over active subnetworks, weighted by how often training draws each."""
 TABLE_8 = "The crosses are the paper's Table 8 as published, measured on an RTX 3080; the number at the right is ours."
 GROWTH = "Cost over a dense step of the same network, as one thing grows and the others stay."
 OPTIM = "A step over the weights of one partition, over the faster of torch.optim's two steps over all weights."
@@ -244,7 +244,7 @@ def _step(records: Sequence[Record], results: Results) -> list[Part]:
 
     return [
         *parts,
-        Part("Each live subnetwork", tables=[every("By live subnetwork k: every figure", records, leading)]),
+        Part("Each active subnetwork", tables=[every("By active subnetwork k: every figure", records, leading)]),
     ]
 
 

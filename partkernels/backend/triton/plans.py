@@ -74,7 +74,14 @@ def _power_of_two(n: int, low: int, high: int) -> int:
 
 
 def stages_that_fit(product: Product, down: int, across: int, wanted: int) -> int:
-    """Return how many stages of loads fit a block's shared memory; a stage is 64 terms of each row and column."""
+    """Return the number of stages of a fused kernel's load pipeline that fit in shared memory: 1 to `wanted`.
+
+    A stage holds the operands of one step of the sum: TERMS entries of each row in the tile.
+
+    Args:
+        down, across: the tile's rows of the weight and of x. Stored defaults are loaded too, `down` more rows.
+        wanted: the number of stages if all fit.
+    """
     tiles = down + across + (down if product.kind == "stored" else 0)
     # The map's words and the compiler's reserve take a tenth at most.
     room = int(0.9 * product.gpu.shared_memory) // (TERMS * tiles * product.dtype.itemsize)

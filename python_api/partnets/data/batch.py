@@ -104,7 +104,20 @@ def is_torchs(loss: Any) -> bool:
 
 
 def losses(loss: Loss, output: Any, y: Any) -> Tensor:
-    """Return loss(output, y), a scalar mean or losses with a dimension; torch's own criteria receive the logits."""
+    """Return loss(output, y): a scalar, which is a mean over the batch, or a tensor with the loss of each target.
+
+    torch's losses receive output.logits if the output has them, as in transformers.
+
+    Raises:
+        TypeError: the loss does not return a tensor.
+
+    Example:
+        >>> logits, y = torch.zeros(3, 2), torch.tensor([0, 1, 1])
+        >>> losses(nn.functional.cross_entropy, logits, y)
+        tensor(0.6931)
+        >>> losses(nn.CrossEntropyLoss(reduction="none"), {"logits": logits}, y)
+        tensor([0.6931, 0.6931, 0.6931])
+    """
     function = loss.func if isinstance(loss, functools.partial) else loss
     output = scores(output) if is_torchs(function) else output
     found = loss(output, y)

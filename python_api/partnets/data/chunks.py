@@ -184,9 +184,10 @@ class Chunks:
 
 
 def digest(chunks: Chunks) -> str | None:
-    """Return a digest of a few examples, to detect other or reordered data; None if a dataset may transform them.
+    """Return a hash of up to DIGESTED examples, by which Chunks.is_of detects other or reordered data.
 
-    A list has the digest of a TensorDataset of the same examples.
+    Return None for a Dataset, which may transform its examples at random, and for examples of other things than
+    tensors, arrays, numbers and text. A list has the hash of a TensorDataset of the same examples.
     """
     few = torch.linspace(0, len(chunks.order) - 1, DIGESTED, dtype=torch.float64, device="cpu").long()
     dataset, places = below_subsets(chunks.dataset, chunks.order[few])

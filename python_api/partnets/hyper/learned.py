@@ -32,8 +32,9 @@ class Precise(nn.Module):
 class Learned(Precise):
     """One or several numbers in a range, learned through an unconstrained parameter.
 
-    Construct it from values in user units. A call returns them as a differentiable tensor, multiplied by `unit`;
-    values() returns them in user units. Keep it in a Hyperparameter.
+    User units are those in which you give and read values, such as degrees: the constructor, assign() and values() use
+    them. A call returns the values as a differentiable tensor, multiplied by `unit`, such as radians. Keep it in a
+    Hyperparameter.
 
     Args:
         value: the initial number, or a sequence of n.
@@ -122,10 +123,18 @@ class Learned(Precise):
 
     @torch.no_grad()
     def assign(self, value: float | Sequence[float]) -> None:
-        """Set the number, or all n of them, in user units.
+        """Replace the current value, or all n values, in user units as in the constructor.
 
         Raises:
-            ValueError: as in the constructor; the values are then unchanged.
+            ValueError: a value is outside its range or on its border, or there are not n; nothing is changed then.
+
+        Example:
+            >>> import math
+            >>> from partnets import hyper
+            >>> angle = Learned(90.0, hyper.interval(0.0, math.pi), unit=math.pi / 180)
+            >>> angle.assign(45.0)
+            >>> angle()
+            tensor(0.7854, grad_fn=<AddBackward0>)
         """
         given = list(value) if isinstance(value, Sequence) else [value]
         scaled = self._scaled(given, dtype=self.raw.dtype, device=self.raw.device)

@@ -24,7 +24,10 @@ def precise() -> torch.dtype:
 
 @dataclass(frozen=True)
 class Range:
-    """An open interval (low, high) with a map to it from the real line.
+    """An open interval (low, high), with a map from the real line to it.
+
+    A hyperparameter learns a real number, and the map turns it into a value inside the interval. partnets.hyper has
+    `real`, `positive`, `probability`, `interval` and `logarithmic`; construct others as below.
 
     Attributes:
         low, high: the borders, excluded.

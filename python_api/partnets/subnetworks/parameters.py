@@ -174,7 +174,15 @@ def combine_all(parameters: Sequence[PartitionedParameter], made: dict[tuple, Ex
 
 
 def partitioned_parameters(model: nn.Module) -> list[PartitionedParameter]:
-    """Return the partitioned parameters of a model, each once."""
+    """Return a PartitionedParameter for each partitioned parameter of a model; a tied parameter appears once.
+
+    In a model with one partition, these are all parameters of the partitioned modules.
+
+    Example:
+        >>> import partnets
+        >>> partitioned_parameters(partnets.partition(nn.Linear(4, 2), (0.5, 0.5)))
+        [PartitionedParameter(Linear.weight), PartitionedParameter(Linear.bias)]
+    """
     found, seen = [], set()
     for module in partitioned_modules(model):
         state = state_of(module)

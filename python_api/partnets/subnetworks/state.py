@@ -250,7 +250,11 @@ def check_map(module: nn.Module, name: str) -> None:
 
 
 def numbers_of(defaults: Defaults, count: int, entries: int) -> Tensor:
-    """Return defaults as int64 numbers: kind, scale as the bits of a float64, seed, stream, C, the weight's entries."""
+    """Return a weight's defaults as the six int64 numbers that a state_dict stores; the inverse is `defaults_of`.
+
+    They are the kind (an index of KINDS), the bits of the scale or standard deviation as a float64, the seed, the
+    stream, the number of partitions `count`, and the number of the weight's entries.
+    """
     scale = getattr(defaults, "scale", getattr(defaults, "std", 0.0))
     (bits,) = struct.unpack("<q", struct.pack("<d", scale))
     values = KINDS.index(type(defaults)), bits, getattr(defaults, "seed", 0), getattr(defaults, "stream", 0)
@@ -258,10 +262,10 @@ def numbers_of(defaults: Defaults, count: int, entries: int) -> Tensor:
 
 
 def defaults_of(numbers: Tensor) -> Defaults | None:
-    """Return the defaults of such numbers; None for stored ones.
+    """Return the defaults that `numbers_of` encoded; None for stored defaults.
 
     Raises:
-        ValueError: the numbers are of no defaults.
+        ValueError: the kind is unknown.
 
     Example:
         >>> defaults_of(numbers_of(Uniform(0.5, seed=3), count=2, entries=12))

@@ -22,7 +22,7 @@ class Progress(tqdm):
         super().__init__(total=done + steps, initial=done, disable=disable, bar_format=BAR)
 
     def show(self, history: History) -> None:
-        """Show one more step and the latest values of a history."""
+        """Advance the bar by one step; show the history's latest loss, L_ML and hyperparameters."""
         if self.disable:
             return
         latest = {"loss": history.steps["loss"], "L_ML": history.lml["lml"]}

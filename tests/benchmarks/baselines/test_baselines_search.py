@@ -1,5 +1,6 @@
 """A search draws values from its space, follows its seed, and with TPE finds values with high scores."""
 
+import itertools
 import math
 
 import pytest
@@ -38,6 +39,12 @@ def test_each_trial_is_within_the_space_and_has_the_objectives_score(sampler):
         assert all(low <= values[name] <= high for name, (low, high) in SPACE.items())
     assert len({values["rotation"] for values in given}) == 15
     assert study.best_value == max(scores_of(study))
+
+
+def test_a_grid_has_all_combinations_of_the_ends_of_the_ranges():
+    study = search(score, SPACE, 4, sampler="grid")
+    tried = {tuple(values[name] for name in SPACE) for values in values_of(study)}
+    assert tried == set(itertools.product(*SPACE.values())) and len(study.trials) == 4
 
 
 @every_sampler
