@@ -7,6 +7,7 @@ values elsewhere. The operators compute with a subnetwork's weight without mater
 from partkernels._version import __version__
 from partkernels.arguments import InputError
 from partkernels.backend.dispatch import backends, use_backend
+from partkernels.channels import Channels
 from partkernels.defaults import Defaults, Normal, Stored, Uniform, Zeros
 from partkernels.explanation import explain
 from partkernels.operators.conv import conv1d, conv2d
@@ -17,9 +18,9 @@ from partkernels.operators.linear import linear
 from partkernels.operators.optimizers import adam_step, adam_steps, sgd_step, sgd_steps
 from partkernels.operators.subnetwork_weight import subnetwork_weight
 from partkernels.partition import NestedPartition, Partition
-from partkernels.units import Units
 
 __all__ = [
+    "Channels",
     "Defaults",
     "InputError",
     "NestedPartition",
@@ -27,7 +28,6 @@ __all__ = [
     "Partition",
     "Stored",
     "Uniform",
-    "Units",
     "Zeros",
     "__version__",
     "adam_step",

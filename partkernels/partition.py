@@ -23,10 +23,10 @@ from partkernels.arguments import (
     sizes,
 )
 from partkernels.backend import dispatch
+from partkernels.channels import Channels
 from partkernels.defaults import Defaults, Normal, Stored, Uniform, Zeros
 from partkernels.formats import packed_map
 from partkernels.formats.philox import GROUP
-from partkernels.units import Units
 
 # Bytes of a map that are checked at a time.
 CHUNK_BYTES = 1 << 18
@@ -112,13 +112,15 @@ class Partition:
         return cls(shape, count, packed, Zeros() if defaults is None else defaults)
 
     @staticmethod
-    def nested(shape: Sequence[int], rows: Units | Sequence, cols: Units | Sequence | None = None) -> NestedPartition:
+    def nested(
+        shape: Sequence[int], rows: Channels | Sequence, cols: Channels | Sequence | None = None
+    ) -> NestedPartition:
         """Make a NestedPartition, which needs no map: subnetwork k is weight[:rows[k-1], :cols[k-1]].
 
         Args:
             shape: the weight's shape, [rows, columns, ...].
             rows, cols: n_1..n_C and m_1..m_C, ascending to shape[0] and shape[1]; or one such sequence per segment,
-                or Units. If cols is None, all columns belong to partition 1, as for a vector.
+                or Channels. If cols is None, all columns belong to partition 1, as for a vector.
 
         Example:
             >>> Partition.nested((3, 4), rows=(2, 3), cols=(2, 4)).ids().tolist()
@@ -314,31 +316,33 @@ class NestedPartition(Partition):
     Attributes:
         shape: the weight's shape, [rows, columns, ...], or [rows] for a vector.
         count: C, 1 to 256.
-        row_units, col_units: Units with the partitions of rows and columns; a vector has one column.
+        row_channels, col_channels: Channels with the partitions of rows and columns; a vector has one column.
         defaults: Zeros().
         map: None.
         row, col: for a shard, the position of its first entry in the full weight.
 
     Raises:
-        ValueError: the units do not match the numbers of rows and columns, or differ in their number of partitions.
+        ValueError: the channels do not match the numbers of rows and columns, or differ in their number of partitions.
 
     Example:
         >>> p = Partition.nested((4, 6), rows=(2, 3, 4), cols=(4, 5, 6))
-        >>> p.sizes(), p.live(2)
+        >>> p.sizes(), p.active_blocks(2)
         ([8, 7, 9], [(slice(0, 3, None), slice(0, 5, None))])
     """
 
-    row_units: Units
-    col_units: Units
+    row_channels: Channels
+    col_channels: Channels
 
-    def __init__(self, shape: Sequence[int], rows: Units | Sequence, cols: Units | Sequence | None = None) -> None:
-        shape, rows = checked_shape(shape), Units.given(rows)
-        cols = Units.whole(math.prod(shape[1:2]), rows.count) if cols is None else Units.given(cols)
+    def __init__(
+        self, shape: Sequence[int], rows: Channels | Sequence, cols: Channels | Sequence | None = None
+    ) -> None:
+        shape, rows = checked_shape(shape), Channels.given(rows)
+        cols = Channels.whole(math.prod(shape[1:2]), rows.count) if cols is None else Channels.given(cols)
         self._assign(shape, rows, cols, 0, 0)
 
-    def _assign(self, shape, row_units: Units, col_units: Units, row: int, col: int) -> NestedPartition:
-        parts = {"shape": tuple(shape), "count": row_units.count, "map": None, "defaults": Zeros(), "row": row}
-        for name, value in {**parts, "col": col, "row_units": row_units, "col_units": col_units}.items():
+    def _assign(self, shape, row_channels: Channels, col_channels: Channels, row: int, col: int) -> NestedPartition:
+        parts = {"shape": tuple(shape), "count": row_channels.count, "map": None, "defaults": Zeros(), "row": row}
+        for name, value in {**parts, "col": col, "row_channels": row_channels, "col_channels": col_channels}.items():
             object.__setattr__(self, name, value)
         self.__post_init__()
         return self
@@ -348,10 +352,10 @@ class NestedPartition(Partition):
         check_count(self.count)
         self._check_defaults()
         sizes = self.shape[0], math.prod(self.shape[1:2])
-        for name, units, size in (("rows", self.row_units, sizes[0]), ("cols", self.col_units, sizes[1])):
-            if units.count != self.count or units.size != size:
+        for name, channels, size in (("rows", self.row_channels, sizes[0]), ("cols", self.col_channels, sizes[1])):
+            if channels.count != self.count or channels.size != size:
                 raise ValueError(
-                    f"{name}={_ends(units)} does not fit a weight of shape {self.shape} in {self.count} partitions;"
+                    f"{name}={_ends(channels)} does not fit a weight of shape {self.shape} in {self.count} partitions;"
                     f" pass {self.count} ints that ascend from 0 or more to {size}."
                 )
 
@@ -364,9 +368,9 @@ class NestedPartition(Partition):
     def is_meta(self) -> bool:
         return False
 
-    def live(self, active: int) -> list[tuple[slice, ...]]:
+    def active_blocks(self, active: int) -> list[tuple[slice, ...]]:
         """Return the active blocks, of partitions 1..active: [:n_active, :m_active], or several such blocks."""
-        return self._products(self.row_units.live(active), self.col_units.live(active))
+        return self._products(self.row_channels.active_blocks(active), self.col_channels.active_blocks(active))
 
     def strips(self, partition: int) -> list[tuple[slice, ...]]:
         """Return the blocks of one partition: its rows up to its last column, and its columns above these rows.
@@ -374,16 +378,16 @@ class NestedPartition(Partition):
         Returns:
             The index of each nonempty block in dimensions 0 and 1.
         """
-        rows, cols = self.row_units, self.col_units
-        beside = self._products(rows.of(partition), cols.live(partition))
-        return beside + self._products(rows.live(partition - 1) if partition > 1 else (), cols.of(partition))
+        rows, cols = self.row_channels, self.col_channels
+        beside = self._products(rows.of(partition), cols.active_blocks(partition))
+        return beside + self._products(rows.active_blocks(partition - 1) if partition > 1 else (), cols.of(partition))
 
     def _products(self, rows: Sequence[slice], cols: Sequence[slice]) -> list[tuple[slice, ...]]:
         return [block[: len(self.shape)] for block in itertools.product(rows, cols)]
 
     def owners(self, device: torch.device | str = "cpu") -> tuple[Tensor, Tensor]:
         """Return the partition of each row and of each column, 1..C: int64."""
-        return self.row_units.owners(device), self.col_units.owners(device)
+        return self.row_channels.owners(device), self.col_channels.owners(device)
 
     def _unpacked(self) -> Tensor:
         rows, cols = self.owners()
@@ -391,7 +395,7 @@ class NestedPartition(Partition):
         return ids.view(*self.shape[:2], *[1] * len(self.shape[2:])).expand(self.shape).contiguous()
 
     def sizes(self) -> list[int]:
-        numbers = [(self.row_units.number(k), self.col_units.number(k)) for k in range(self.count + 1)]
+        numbers = [(self.row_channels.number(k), self.col_channels.number(k)) for k in range(self.count + 1)]
         areas = [n * m * math.prod(self.shape[2:]) for n, m in numbers]
         return [area - before for before, area in itertools.pairwise(areas)]
 
@@ -405,14 +409,14 @@ class NestedPartition(Partition):
     def rows(self, start: int, stop: int) -> NestedPartition:
         check_range("rows", start, stop, self.shape[0])
         shape = stop - start, *self.shape[1:]
-        return self._part(shape, self.row_units.shard(start, stop), self.col_units, self.row + start, self.col)
+        return self._part(shape, self.row_channels.shard(start, stop), self.col_channels, self.row + start, self.col)
 
     def columns(self, start: int, stop: int) -> NestedPartition:
         if len(self.shape) < 2:
             raise ValueError(f"a weight of shape {self.shape} has no columns; cut it by rows(start, stop).")
         check_range("columns", start, stop, self.shape[1])
         shape = self.shape[0], stop - start, *self.shape[2:]
-        return self._part(shape, self.row_units, self.col_units.shard(start, stop), self.row, self.col + start)
+        return self._part(shape, self.row_channels, self.col_channels.shard(start, stop), self.row, self.col + start)
 
     def _part(self, *parts) -> NestedPartition:
         return object.__new__(NestedPartition)._assign(*parts)
@@ -422,12 +426,13 @@ class NestedPartition(Partition):
 
     def __repr__(self) -> str:
         place = f", row={self.row}, col={self.col}" if self.row or self.col else ""
-        return f"NestedPartition(shape={self.shape}, rows={_ends(self.row_units)}, cols={_ends(self.col_units)}{place})"
+        rows, cols = _ends(self.row_channels), _ends(self.col_channels)
+        return f"NestedPartition(shape={self.shape}, rows={rows}, cols={cols}{place})"
 
 
-def _ends(units: Units) -> tuple:
+def _ends(channels: Channels) -> tuple:
     """Return the numbers of a single segment as a flat tuple, otherwise those of all segments."""
-    return units.segments[0] if len(units.segments) == 1 else units.segments
+    return channels.segments[0] if len(channels.segments) == 1 else channels.segments
 
 
-torch.serialization.add_safe_globals([Partition, NestedPartition, Units, Zeros, Uniform, Normal, Stored])
+torch.serialization.add_safe_globals([Partition, NestedPartition, Channels, Zeros, Uniform, Normal, Stored])

@@ -141,7 +141,7 @@ def linear(
     check_narrow(narrow, partition)
     check_bias(None if bias is None else bias.shape, partition.count, shape[0])
     if isinstance(partition, NestedPartition):
-        few = partition.col_units.number(active)
+        few = partition.col_channels.number(active)
         if not taken or taken[-1] not in (shape[1], few):
             raise InputError(f"x has shape {tuple(taken)}; this weight takes [..., {shape[1]}] or [..., {few}].")
         return nested.linear(x, weight, bias, partition, active, update, narrow)

@@ -12,11 +12,11 @@ from torch import Tensor
 from partkernels.backend import dispatch
 from partkernels.backend.bias import learning_bias
 from partkernels.backend.reference.conv2d import memory_format
+from partkernels.channels import Channels
 from partkernels.operators import dense
 from partkernels.operators.memory import no_view
 from partkernels.operators.registration import is_transformed
 from partkernels.partition import NestedPartition
-from partkernels.units import Units
 
 
 class _Linear:
@@ -56,7 +56,7 @@ class _Convolution:
 
     def takes_blocks(self, partition: NestedPartition, active: int) -> bool:
         """Return whether active blocks are a product: nonempty and, with groups, whole groups with all columns."""
-        rows, cols = partition.row_units, partition.col_units
+        rows, cols = partition.row_channels, partition.col_channels
         if 0 in (rows.number(active), cols.number(active)):
             return False
         whole = len(rows.segments) == 1 and not any(end % self.of_group for end in rows.segments[0]) and cols.is_whole
@@ -144,7 +144,7 @@ class _Product(torch.autograd.Function):
             partition, active = ctx.live
             if torch.is_grad_enabled() and not torch.compiler.is_compiling():
                 # grad_x may be differentiated in turn; then only the strips of the weight may receive a gradient.
-                weight = _apply(_Kept, weight, partition.live(active), [strip for strip, _ in ctx.strips])
+                weight = _apply(_Kept, weight, partition.active_blocks(active), [strip for strip, _ in ctx.strips])
             grad_x = ctx.product.grad_input(grad, _live(weight, partition, active), ctx.x_shape)
         if ctx.needs_input_grad[1]:
             grad_weight = _grad_weight(ctx, grad, x, weight)
@@ -185,14 +185,14 @@ def _apply(function: type[torch.autograd.Function], *args: Any) -> Any:
 
 def _live(weight: Tensor, partition: NestedPartition, active: int) -> Tensor:
     """Return the active rows and columns of a weight; a view if they form one block."""
-    return partition.col_units.take(partition.row_units.take(weight, 0, active), 1, active)
+    return partition.col_channels.take(partition.row_channels.take(weight, 0, active), 1, active)
 
 
 def _strips(partition: NestedPartition, active: int, update: int) -> list[tuple[tuple, tuple]]:
     """Return partition.strips(update), each with its position in the active block."""
-    units = partition.row_units, partition.col_units
+    channels = partition.row_channels, partition.col_channels
     return [
-        (strip, tuple(part.among(block, active) for part, block in zip(units, strip, strict=True)))
+        (strip, tuple(part.among(block, active) for part, block in zip(channels, strip, strict=True)))
         for strip in partition.strips(update)
     ]
 
@@ -244,23 +244,23 @@ def conv_transpose2d(
     return _multiply(1, product, x, weight, bias, partition, active, update, narrow)
 
 
-def inputs(partition: NestedPartition, groups: int = 1, transposed: bool = False) -> Units:
+def inputs(partition: NestedPartition, groups: int = 1, transposed: bool = False) -> Channels:
     """Return a product's input channels; subnetwork k needs the active ones, and the others multiply zeros."""
     if transposed:
-        return partition.row_units
+        return partition.row_channels
     if groups == 1:
-        return partition.col_units
-    of_group, (ends, *more) = partition.shape[0] // groups, partition.row_units.segments
+        return partition.col_channels
+    of_group, (ends, *more) = partition.shape[0] // groups, partition.row_channels.segments
     if more:
-        return Units.whole(groups * partition.shape[1], partition.count)
-    return Units((tuple(-(-end // of_group) * partition.shape[1] for end in ends),))
+        return Channels.whole(groups * partition.shape[1], partition.count)
+    return Channels((tuple(-(-end // of_group) * partition.shape[1] for end in ends),))
 
 
-def outputs(partition: NestedPartition, groups: int = 1, transposed: bool = False) -> Units:
+def outputs(partition: NestedPartition, groups: int = 1, transposed: bool = False) -> Channels:
     """Return a product's output channels; the inactive ones are 0 for all inputs."""
     if not transposed:
-        return partition.row_units
-    return partition.col_units if groups == 1 else Units.whole(partition.shape[1] * groups, partition.count)
+        return partition.row_channels
+    return partition.col_channels if groups == 1 else Channels.whole(partition.shape[1] * groups, partition.count)
 
 
 def _multiply(
@@ -308,14 +308,14 @@ def subnetwork_weight(weight: Tensor, partition: NestedPartition, active: int, u
         learning = weight.detach() if update is None else torch.where(ids == update, weight, weight.detach())
         return torch.where(ids <= active, learning, 0).contiguous()
     if len(partition.shape) == 1:
-        return _vector(weight, partition.row_units, active, update)
-    return _apply(_Kept, weight.detach() if update is None else weight, partition.live(active), strips)
+        return _vector(weight, partition.row_channels, active, update)
+    return _apply(_Kept, weight.detach() if update is None else weight, partition.active_blocks(active), strips)
 
 
-def _vector(vector: Tensor, units: Units, active: int, update: int | None) -> Tensor:
+def _vector(vector: Tensor, channels: Channels, active: int, update: int | None) -> Tensor:
     """Compute subnetwork_weight of a vector by concatenating its few pieces."""
     pieces, still, start = [], vector.detach(), 0
-    for ends in units.segments:
+    for ends in channels.segments:
         learns = (0, 0) if update is None else ((0, *ends)[update - 1], ends[update - 1])
         before, learning, after = (0, learns[0]), learns, (learns[1], ends[active - 1])
         for source, (first, last) in zip((still, vector, still), (before, learning, after), strict=True):

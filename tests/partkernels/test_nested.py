@@ -212,11 +212,11 @@ def test_who_owns_an_entry(rows, cols, kernel):
     ids = partition.ids()
     assert torch.equal(ids, expected.view(*expected.shape, *[1] * len(kernel)).expand(ids.shape).byte())
     assert partition.sizes() == [int((ids == k).sum()) for k in range(1, count + 1)]
-    assert pk.Units.of_owners(owners[0], count).owners().tolist() == owners[0]
+    assert pk.Channels.of_owners(owners[0], count).owners().tolist() == owners[0]
     weight = torch.arange(1.0, 1 + ids.numel()).view(ids.shape)
     for k in range(1, count + 1):
         live, found, tensor = torch.zeros_like(ids), torch.zeros_like(ids), torch.zeros_like(weight)
-        for block in partition.live(k):
+        for block in partition.active_blocks(k):
             live[block] += 1
         for strip in partition.strips(k):
             found[strip] += 1
@@ -225,7 +225,7 @@ def test_who_owns_an_entry(rows, cols, kernel):
         assert torch.equal(entries, weight[ids == k])
         pk.scatter_entries(tensor, partition, k, entries)
         assert torch.equal(tensor, weight * (ids == k))
-        spread = partition.row_units.spread(partition.row_units.take(weight, 0, k), 0, k)
+        spread = partition.row_channels.spread(partition.row_channels.take(weight, 0, k), 0, k)
         assert torch.equal(spread, weight * (torch.tensor(owners[0]) <= k).view(-1, *[1] * (weight.dim() - 1)))
     if len(ids) > 1:
         assert torch.equal(partition.rows(1, len(ids)).ids(), ids[1:])

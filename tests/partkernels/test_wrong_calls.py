@@ -172,7 +172,7 @@ NARROW = [
         (
             lambda rows=rows, cols=cols: pk.Partition.nested((7, 9), rows, cols),
             (ValueError, TypeError),
-            "rows=|cols=|units",
+            "rows=|cols=|channels",
         )
         for rows, cols in [((3, 6), (2, 9)), ((5, 3, 7), (2, 6, 9)), ((3, 7), (9,)), ((3.0, 7), (9, 9)), ((), ())]
     ),

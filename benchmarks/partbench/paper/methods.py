@@ -52,7 +52,7 @@ def partition(model: nn.Module, proportions: Sequence[float], data: Data, scheme
 
     With "weights", partitions are nested and the proportions are those of the weights.
     """
-    measure = {"nested": "units", "weights": "weights"}.get(scheme)
+    measure = {"nested": "channels", "weights": "weights"}.get(scheme)
     nested = {"scheme": "nested", "example": torch.as_tensor(data.train[0][:2]), "proportions_of": measure}
     partnets.partition(model, proportions, seed=seed, **(nested if measure else {"scheme": scheme}))
 

@@ -24,7 +24,7 @@ from partnets.subnetworks.state import state_of
 # Numbers of channels are multiples of the first of these that changes no share by more than half of the smallest one:
 # vector instructions and tensor cores compute with 8 or 16 channels at once.
 BLOCKS = (16, 8, 4, 2, 1)
-MEASURES = ("units", "weights")
+MEASURES = ("channels", "weights")
 # A module's channels are those that it returns, those that it takes, or a dimension of a parameter: (name, dimension).
 OUT, IN = "outputs", "inputs"
 Side = str | tuple[str, int]
@@ -84,13 +84,13 @@ class Narrow:
         return ids
 
 
-def widths(size: int, proportions: Sequence[float], measure: str = "units") -> list[int]:
+def widths(size: int, proportions: Sequence[float], measure: str = "channels") -> list[int]:
     """Return the number of active channels in each of subnetworks 1..C.
 
     Args:
         size: the number of channels of the layer.
         proportions: C numbers that sum to 1.
-        measure: 'units': of the channels. 'weights': of the weights of a layer whose inputs are divided too, so that
+        measure: 'channels': of the channels. 'weights': of the weights of a layer whose inputs are divided too, so that
             subnetwork k has the square root of its share of both.
 
     Example:

@@ -50,7 +50,7 @@ def partition(
     scheme: str = "weight",
     example: Any = None,
     channels: Sequence[Mapping[str, Any]] | None = None,
-    proportions_of: str = "units",
+    proportions_of: str = "channels",
     frozen: bool = False,
 ) -> nn.Module:
     """Partition the parameters of a model in place, a fixed proportion of each weight at random (Appendix C).
@@ -94,9 +94,9 @@ def partition(
             layers and norms that return the channels, and of parameters that are added to them; 'inputs' of layers that
             take them. If 'block' is a number, so many channels stay together, such as those of a head. Other channels
             are in all subnetworks. If None, torch-pruning finds the groups.
-        proportions_of: for 'nested': 'units' if the proportions are shares of each layer's channels, 'weights' if they
-            are shares of its weights; the shares of channels are then square roots. Numbers of channels are rounded to
-            multiples of 16, 8, 4 or 2 if there are many.
+        proportions_of: for 'nested': 'channels' if the proportions are shares of each layer's channels, 'weights' if
+            they are shares of its weights; the shares of channels are then square roots. Numbers of channels are
+            rounded to multiples of 16, 8, 4 or 2 if there are many.
         frozen: whether parameters that require no gradient are partitioned as well, for a model that is unfrozen later.
 
     An attribute `seed_defaults` on a module, set before this call, says how it starts: partkernels.Zeros(), or a
@@ -198,9 +198,9 @@ def _check_scheme(
     if scheme not in (*SCHEMES, "nested"):
         raise ValueError(f"scheme={scheme!r}; pass 'weight', 'node' or 'nested'.")
     if proportions_of not in MEASURES:
-        raise ValueError(f"proportions_of={proportions_of!r}; pass 'units' or 'weights'.")
+        raise ValueError(f"proportions_of={proportions_of!r}; pass 'channels' or 'weights'.")
     if scheme != "nested":
-        if example is not None or channels is not None or proportions_of != "units":
+        if example is not None or channels is not None or proportions_of != "channels":
             raise ValueError(
                 f"example, channels and proportions_of are for scheme='nested'; leave them out with {scheme!r}."
             )

@@ -408,7 +408,7 @@ LINEARS = [{"outputs": ["0"], "inputs": ["2"]}]
         ({"example": torch.randn(0, 5)}, "without entries"),
         ({"proportions": (0.0, 1.0)}, "subnetwork 1 would have no channels"),
         ({"defaults": "stored"}, "defaults='stored' with scheme='nested'"),
-        ({"proportions_of": "rows"}, "pass 'units' or 'weights'"),
+        ({"proportions_of": "rows"}, "pass 'channels' or 'weights'"),
         ({"scheme": "weight"}, "leave them out with 'weight'"),
         ({"scheme": "weight", "example": None, "channels": LINEARS}, "leave them out with 'weight'"),
         ({"scheme": "nest"}, "'weight', 'node' or 'nested'"),

@@ -157,7 +157,7 @@ def nested_trainer(measure):
 
 @pytest.mark.full
 def test_nested_channels_of_another_number_are_refused_before_anything_is_written(alone, tmp_path):
-    saved, other = nested_trainer("weights"), nested_trainer("units")
+    saved, other = nested_trainer("weights"), nested_trainer("channels")
     before = [parameter.clone() for parameter in other.model.parameters()]
     dcp.save({"model": saved.model}, checkpoint_id=tmp_path / "model")
     distributed.save(saved, tmp_path / "trainer")

@@ -1,4 +1,4 @@
-"""Units: which channels (rows or columns of a weight) belong to which partition, where these are stored in order."""
+"""Channels: the partition of each channel (row or column of a weight), where partitions are stored in order."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import Tensor
 
 
 @dataclass(frozen=True)
-class Units:
+class Channels:
     """Channels in segments. In each segment, partition 1 owns the first channels, partition 2 the next, and so on.
 
     Most layers have one segment. A layer that makes queries, keys and values has three, and so has a layer whose inputs
@@ -24,8 +24,8 @@ class Units:
         ValueError: a segment's numbers do not ascend from 0 or more, or segments differ in their number of partitions.
 
     Example:
-        >>> units = Units(((2, 3), (1, 4)))
-        >>> units.size, units.number(1), units.live(1), units.of(2)
+        >>> channels = Channels(((2, 3), (1, 4)))
+        >>> channels.size, channels.number(1), channels.active_blocks(1), channels.of(2)
         (7, 3, (slice(0, 2, None), slice(3, 4, None)), (slice(2, 3, None), slice(4, 7, None)))
     """
 
@@ -36,14 +36,14 @@ class Units:
         ascend = all(list(ends) == sorted(ends) and ends[:1] >= (0,) for ends in self.segments)
         if len(counts) != 1 or 0 in counts or not ascend:
             raise ValueError(
-                f"units of {self.segments}; pass, for each segment, the numbers of active channels in subnetworks 1..C,"
-                " as ascending ints of at least 0."
+                f"channels of {self.segments}; pass, for each segment, the numbers of active channels in subnetworks"
+                " 1..C, as ascending ints of at least 0."
             )
         count = len(self.segments[0])
         numbers = [0, *(sum(ends[k] for ends in self.segments) for k in range(count))]
         found = {
             "_numbers": numbers,
-            "_live": [_blocks(self.segments, 0, k) for k in range(count + 1)],
+            "_active": [_blocks(self.segments, 0, k) for k in range(count + 1)],
             "_own": [_blocks(self.segments, k - 1, k) for k in range(1, count + 1)],
         }
         for name, value in found.items():
@@ -54,35 +54,35 @@ class Units:
 
     def __setstate__(self, state: dict) -> None:
         object.__setattr__(self, "segments", state["segments"])
-        self.__post_init__()  # a damaged file must not load as units
+        self.__post_init__()  # a damaged file must not load as channels
 
     @classmethod
-    def given(cls, ends: Units | Sequence[int] | Sequence[Sequence[int]]) -> Units:
-        """Return the units of one segment, n_1..n_C, or of several segments; return Units unchanged.
+    def given(cls, ends: Channels | Sequence[int] | Sequence[Sequence[int]]) -> Channels:
+        """Return Channels of one segment, n_1..n_C, or of several segments; return Channels unchanged.
 
         Raises:
             TypeError: the numbers are not ints.
         """
-        if isinstance(ends, Units):
+        if isinstance(ends, Channels):
             return ends
         segments = ends if len(ends) and isinstance(ends[0], Sequence) else (ends,)
         try:
             return cls(tuple(tuple(map(operator.index, one)) for one in segments))
         except TypeError:
-            raise TypeError(f"units of {ends!r}; pass n_1..n_C as ints, or one such sequence per segment.") from None
+            raise TypeError(f"channels of {ends!r}; pass n_1..n_C as ints, or one such sequence per segment.") from None
 
     @classmethod
-    def whole(cls, size: int, count: int) -> Units:
-        """Return units that are active in all C subnetworks."""
+    def whole(cls, size: int, count: int) -> Channels:
+        """Return Channels that are active in all C subnetworks."""
         return cls(((size,) * count,))
 
     @classmethod
-    def of_owners(cls, owners: Sequence[int], count: int) -> Units:
-        """Return the units of channels with these partitions, 1..count, in as few segments as possible.
+    def of_owners(cls, owners: Sequence[int], count: int) -> Channels:
+        """Return Channels of these partitions, 1..count, in as few segments as possible.
 
         Example:
-            >>> Units.of_owners([1, 1, 2, 1, 2], count=2)
-            Units(segments=((2, 3), (1, 2)))
+            >>> Channels.of_owners([1, 1, 2, 1, 2], count=2)
+            Channels(segments=((2, 3), (1, 2)))
         """
         segments, last = [[]], 0
         for owner in owners:
@@ -115,9 +115,9 @@ class Units:
         """Return the number of channels of each partition."""
         return [self.number(k) - self.number(k - 1) for k in range(1, self.count + 1)]
 
-    def live(self, active: int) -> tuple[slice, ...]:
+    def active_blocks(self, active: int) -> tuple[slice, ...]:
         """Return the blocks of partitions 1..active in order; empty for 0."""
-        return self._live[active]
+        return self._active[active]
 
     def of(self, partition: int) -> tuple[slice, ...]:
         """Return the blocks of one partition."""
@@ -126,10 +126,10 @@ class Units:
     def among(self, block: slice, active: int) -> slice:
         """Return the position of a block of active channels among all active channels."""
         before = 0
-        for live in self.live(active):
-            if live.start <= block.start < live.stop:
-                return slice(before + block.start - live.start, before + block.stop - live.start)
-            before += live.stop - live.start
+        for part in self.active_blocks(active):
+            if part.start <= block.start < part.stop:
+                return slice(before + block.start - part.start, before + block.stop - part.start)
+            before += part.stop - part.start
         raise ValueError(f"{block} is not active in subnetwork {active} of {self}.")
 
     def owners(self, device: torch.device | str = "cpu") -> Tensor:
@@ -140,10 +140,10 @@ class Units:
                 own[block] = k
         return own.to(device)
 
-    def shard(self, start: int, stop: int) -> Units:
+    def shard(self, start: int, stop: int) -> Channels:
         """Return only channels start..stop - 1."""
         owners = self.owners()[start:stop].tolist()
-        return Units.of_owners(owners, self.count)
+        return Channels.of_owners(owners, self.count)
 
     def take(self, tensor: Tensor, dim: int, active: int) -> Tensor:
         """Return a tensor's active channels along a dimension; a view if they form one block.
@@ -156,11 +156,11 @@ class Units:
                 f"a tensor of shape {tuple(tensor.shape)} has {tensor.shape[dim]} channels along dimension {dim};"
                 f" expected {self.size}, with {self.number(active)} active in subnetwork {active}."
             )
-        return joined([tensor[_at(tensor, dim, block)] for block in self.live(active)], tensor, dim)
+        return joined([tensor[_at(tensor, dim, block)] for block in self.active_blocks(active)], tensor, dim)
 
     def put(self, tensor: Tensor, dim: int, active: int, values: Tensor) -> None:
         """Set a tensor's active channels along a dimension, in place, and leave the others: the inverse of take."""
-        blocks = self.live(active)
+        blocks = self.active_blocks(active)
         parts = values.split([block.stop - block.start for block in blocks], dim)
         for block, part in zip(blocks, parts, strict=True):
             tensor[_at(tensor, dim, block)] = part
