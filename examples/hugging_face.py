@@ -51,7 +51,7 @@ def partitioned() -> transformers.PreTrainedModel:
 class Trainer(PartitionedTrainer):
     """A trainer that saves a dense BERT with the learned rate in its configuration."""
 
-    def ordinary_model(self) -> transformers.PreTrainedModel:
+    def dense_model(self) -> transformers.PreTrainedModel:
         deployed = partnets.finalize(self.model, "deploy")
         deployed.config.classifier_dropout = deployed.dropout.p
         return deployed

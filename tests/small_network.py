@@ -10,7 +10,7 @@ PROPORTIONS = (0.5, 0.3, 0.2)
 CASES = [(active, update) for active in (1, 2, 3) for update in (None, *range(1, active + 1))]
 
 
-def ordinary():
+def dense():
     torch.manual_seed(0)
     convolution = nn.Conv2d(2, 4, 3), nn.GroupNorm(2, 4), nn.GELU(), nn.Flatten()
     return nn.Sequential(*convolution, nn.Linear(36, 5), nn.LayerNorm(5), nn.Linear(5, 3))
@@ -18,7 +18,7 @@ def ordinary():
 
 def partitioned(defaults="seed"):
     """Return the network in three partitions, with weights that differ from their initial values."""
-    return perturbed(partnets.partition(ordinary(), PROPORTIONS, defaults=defaults), 0.1)
+    return perturbed(partnets.partition(dense(), PROPORTIONS, defaults=defaults), 0.1)
 
 
 @torch.no_grad()

@@ -57,11 +57,11 @@ def test_the_logged_lml_is_that_of_the_model(example, trained):
     assert list(logged) == [4, 8, 12] and logged[12] == pytest.approx(expected, rel=1e-5)
 
 
-def test_every_checkpoint_is_an_ordinary_model_with_the_rate_in_its_configuration(example, trained):
+def test_every_checkpoint_is_a_dense_model_with_the_rate_in_its_configuration(example, trained):
     trainer, folder = trained
     model = transformers.AutoModelForSequenceClassification.from_pretrained(folder)
-    ordinary = transformers.BertForSequenceClassification(model.config)
-    assert [*map(type, model.modules())] == [*map(type, ordinary.modules())]
+    dense = transformers.BertForSequenceClassification(model.config)
+    assert [*map(type, model.modules())] == [*map(type, dense.modules())]
     assert model.dropout.p == trainer.model.dropout.values()["rate"]
     words = sentences(example).words
     with torch.no_grad():

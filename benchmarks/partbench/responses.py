@@ -54,10 +54,10 @@ class Composed(nn.Module):
 
     def __init__(self, layer: stn.HyperLayer) -> None:
         super().__init__()
-        self.elementary = layer.ordinary.__new__(layer.ordinary)
+        self.elementary = layer.dense.__new__(layer.dense)
         self.elementary.__dict__.update(layer.__dict__)
         self.elementary._parameters = {"weight": layer.weight, "bias": layer.bias}
-        self.response = layer.ordinary.__new__(layer.ordinary)
+        self.response = layer.dense.__new__(layer.dense)
         self.response.__dict__.update(layer.__dict__)
         self.response._parameters = {"weight": layer.hyper_weight, "bias": None}
         self.layer = layer
@@ -81,14 +81,14 @@ class Setup:
     def __init__(self, case: Case, device: str, dtype: torch.dtype, seed: int) -> None:
         torch.manual_seed(seed)
         where = {"device": device, "dtype": dtype}
-        ordinary = case.make().to(**where)
+        dense = case.make().to(**where)
         self.vector = stn.HyperVector(hyper.InputMask(HYPERPARAMETERS).to(device), centred=False)
-        layer = copy.deepcopy(ordinary)
+        layer = copy.deepcopy(dense)
         stn.layer.RULES[type(layer)].convert(layer, self.vector)
         self.x = torch.randn(case.shape, **where, requires_grad=True)
-        self.grad = torch.randn_like(ordinary(self.x))
+        self.grad = torch.randn_like(dense(self.x))
         self.value = torch.randn(len(self.x), HYPERPARAMETERS, device=device, requires_grad=True)
-        self.modules = {"torch": copy.deepcopy(ordinary), "composed": Composed(layer), "each": layer, "one": layer}
+        self.modules = {"torch": copy.deepcopy(dense), "composed": Composed(layer), "each": layer, "one": layer}
 
     def at(self, peer: str):
         """Return the context in which a peer computes."""

@@ -29,8 +29,8 @@ def deployed(model: nn.Module, draws: int, seed: int) -> nn.Module:
     """
     if any(isinstance(module, FixedDraws) for module in model.modules()):
         raise ValueError("this model is deployed already, and has draws that stay; pass the one that it was made of.")
-    if by := next((module.made_ordinary_by for module in model.modules() if hasattr(module, "made_ordinary_by")), None):
-        raise ValueError(f"layers of this model respond to hyperparameters; {by}(model) gives the ordinary model.")
+    if by := next((module.made_dense_by for module in model.modules() if hasattr(module, "made_dense_by")), None):
+        raise ValueError(f"layers of this model respond to hyperparameters; {by}(model) gives the dense model.")
     is_partitioned = bool(partitioned_modules(model))
     model = merge(model) if is_partitioned else copy.deepcopy(model)
     for parameter in hyperparameters(model):
@@ -45,7 +45,7 @@ def deployed(model: nn.Module, draws: int, seed: int) -> nn.Module:
     fixed = {inner for one in model.modules() if isinstance(one, FixedDraws) for inner in one.modules()}
     for path, one in model.named_modules() if not placing.obstacles else ():
         if isinstance(one, Learned) and one not in fixed:
-            placing.obstacles[path] = "derive the module that has this Learned from Hyperparameter, with to_ordinary()."
+            placing.obstacles[path] = "derive the module that has this Learned from Hyperparameter, with to_torch()."
     if placing.obstacles:
         listed = "\n".join(f"  {path or 'the model itself'}: {why}" for path, why in placing.obstacles.items())
         raise ValueError(f"this model cannot be deployed as it is:\n{listed}")
@@ -78,8 +78,8 @@ class _Placing:
         while isinstance(module, Hyperparameter):
             if self.draws and isinstance(module, Augmentation):
                 return _fixed(module, self.draws, derived(self.seed, path), augments)
-            module, augments = _ordinary(module), False
-        if augments and type(module).__module__.split(".")[0] != "torch" and not hasattr(module, "to_ordinary"):
+            module, augments = _torch_module(module), False
+        if augments and type(module).__module__.split(".")[0] != "torch" and not hasattr(module, "to_torch"):
             raise ValueError(f"this {type(module).__name__} may draw random numbers; {CURE}")
         is_averaged = type(module) is Averaged
         for name, child in module._modules.items():
@@ -88,19 +88,19 @@ class _Placing:
                 module._modules[name] = self.visit(f"{path}.{name}" if path else name, child, inside)
         if is_averaged:
             return _averaged(module, self.draws)
-        return _ordinary(module) if hasattr(module, "to_ordinary") else module
+        return _torch_module(module) if hasattr(module, "to_torch") else module
 
 
-def _ordinary(module: nn.Module) -> nn.Module:
-    """Return the torch module that replaces one with hyperparameters or a to_ordinary."""
+def _torch_module(module: nn.Module) -> nn.Module:
+    """Return the torch module that replaces one with hyperparameters or a to_torch."""
     _check_hooks(module)
-    forward, to_ordinary = (
-        next(base for base in type(module).__mro__ if name in vars(base)) for name in ("forward", "to_ordinary")
+    forward, to_torch = (
+        next(base for base in type(module).__mro__ if name in vars(base)) for name in ("forward", "to_torch")
     )
-    # A subclass may override forward, but inherit the to_ordinary of its base class, which does not fit.
-    if forward is not to_ordinary and issubclass(forward, to_ordinary):
-        raise ValueError(f"this {type(module).__name__} has a forward() of its own, but no to_ordinary(); {CURE}")
-    return module.to_ordinary()
+    # A subclass may override forward, but inherit the to_torch of its base class, which does not fit.
+    if forward is not to_torch and issubclass(forward, to_torch):
+        raise ValueError(f"this {type(module).__name__} has a forward() of its own, but no to_torch(); {CURE}")
+    return module.to_torch()
 
 
 def _check_hooks(module: nn.Module) -> None:

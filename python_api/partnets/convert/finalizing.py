@@ -44,7 +44,7 @@ def finalize(model: nn.Module, mode: str, *, seed: int = 0, draws: int = 0) -> n
             biases of 0, or the weight of an adapter that starts at 0. Frozen parameters keep their values.
             'deploy': the whole network in evaluation mode, without randomness, made only of torch's modules and the
             model's own classes. ConcreteDropout becomes nn.Dropout with the learned rate, InputMask a multiplication,
-            Submodule the module in it, frozen, and another Hyperparameter the result of its to_ordinary().
+            Submodule the module in it, frozen, and another Hyperparameter the result of its to_torch().
             Augmentations are removed, and Averaged becomes the network in it, which sees each example once, unchanged.
         seed: an int in [0, 2**63), for the values that 'retrain' draws, and for `draws`. They are the same on every
             machine, but may differ between kinds of devices.
@@ -82,10 +82,10 @@ def finalize(model: nn.Module, mode: str, *, seed: int = 0, draws: int = 0) -> n
         return deployed(model, draws, seed)
     if draws:
         raise ValueError(f"draws={draws} with mode={mode!r}, whose augmentation draws its own; draws are for 'deploy'.")
-    ordinary = merge(model) if mode == "finetune" else _fresh(model, seed)
-    for parameter in hyperparameters(ordinary):
+    dense = merge(model) if mode == "finetune" else _fresh(model, seed)
+    for parameter in hyperparameters(dense):
         parameter.requires_grad_(False)
-    return ordinary
+    return dense
 
 
 def _fresh(model: nn.Module, seed: int) -> nn.Module:

@@ -32,7 +32,7 @@ class ToFloat(nn.Module):
         torch._assert(is_bytes | x.is_floating_point(), "pass images as uint8, or as floats in [0, 1]")
         return x / (1 + 254 * is_bytes)
 
-    def to_ordinary(self) -> nn.Module:
+    def to_torch(self) -> nn.Module:
         """Return an equal module that needs only torch."""
         return traced(self)
 
@@ -69,7 +69,7 @@ class Normalise(nn.Module):
         torch._assert(x.shape[1] == self.mean.shape[0], "x has another number of channels than this Normalise")
         return ((x.transpose(1, -1) - self.mean) / self.std).transpose(1, -1)
 
-    def to_ordinary(self) -> nn.Module:
+    def to_torch(self) -> nn.Module:
         """Return an equal module that needs only torch."""
         return traced(self)
 

@@ -55,7 +55,7 @@ class Augmentation(Hyperparameter):
         """Transform x by given draws in [-1, 1], [batch, n]."""
         raise NotImplementedError(f"{type(self).__name__} has no transform(x, draws); define it.")
 
-    def to_ordinary(self) -> nn.Module:
+    def to_torch(self) -> nn.Module:
         """Return nn.Identity(): a deployed model sees each example unchanged."""
         return nn.Identity()
 

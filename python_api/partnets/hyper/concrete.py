@@ -84,7 +84,7 @@ class ConcreteDropout(Hyperparameter):
             return _dropped(x, rate, self.temperature)
         return _Redrawn.apply(x, rate, self.temperature)
 
-    def to_ordinary(self) -> nn.Dropout:
+    def to_torch(self) -> nn.Dropout:
         """Return torch's dropout with the learned rate."""
         return nn.Dropout(self.values()["rate"])
 
@@ -181,7 +181,7 @@ class InputMask(Hyperparameter):
         )
         return x * mask.to(x.dtype)
 
-    def to_ordinary(self) -> nn.Module:
+    def to_torch(self) -> nn.Module:
         """Return a module that multiplies by the mean mask, in training mode too."""
         return traced(MeanMask(self.probability().detach()))
 

@@ -63,7 +63,7 @@ class Cutout(Hyperparameter):
         blank = (rows[..., :, None] & cols[..., None, :] & there).any(1, keepdim=True)
         return x.masked_fill(blank, 0.0)
 
-    def to_ordinary(self) -> nn.Module:
+    def to_torch(self) -> nn.Module:
         """Return nn.Identity()."""
         return nn.Identity()
 

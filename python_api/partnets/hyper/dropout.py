@@ -77,11 +77,11 @@ class Dropout(Hyperparameter):
             shape[dim] = 1
         return x * mask(self.rate(x), shape, x.dtype)
 
-    def to_ordinary(self) -> nn.Module:
+    def to_torch(self) -> nn.Module:
         """Return torch's dropout at the current rate, of entries or of whole channels; nn.Identity for other masks.
 
         Example:
-            >>> Dropout(0.25).to_ordinary()
+            >>> Dropout(0.25).to_torch()
             Dropout(p=0.25, inplace=False)
         """
         # Not nn.Dropout1d, which raises for inputs of more dimensions, in evaluation mode too.
@@ -137,7 +137,7 @@ class EmbeddingDropout(Hyperparameter):
         kept = mask(self.rate(), [words.numel()], embedded.dtype)
         return embedded * kept[first[number]].view(words.shape).unsqueeze(-1)
 
-    def to_ordinary(self) -> nn.Module:
+    def to_torch(self) -> nn.Module:
         """Return a module that passes the first of its two arguments through."""
         return traced(_First())
 
@@ -184,6 +184,6 @@ class DropConnect(Hyperparameter):
             return torch.ones_like(weight)
         return mask(self.rate(), weight.shape, weight.dtype)
 
-    def to_ordinary(self) -> nn.Module:
+    def to_torch(self) -> nn.Module:
         """Return nn.Identity()."""
         return nn.Identity()

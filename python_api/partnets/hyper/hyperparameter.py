@@ -8,7 +8,7 @@ from torch import nn
 
 from partnets.hyper.learned import Learned
 
-CURE = "give its class a to_ordinary() that returns a torch.nn module with the same output in evaluation mode."
+CURE = "give its class a to_torch() that returns a torch.nn module with the same output in evaluation mode."
 
 
 class Hyperparameter(nn.Module):
@@ -17,7 +17,7 @@ class Hyperparameter(nn.Module):
     partnets.partition leaves it unchanged, partnets.optim leaves its parameters to a separate optimiser, and
     partnets.Trainer records its values. Derive from it, keep numbers in hyper.Learned, and call those in forward;
     state_dict and values() then work without further code. partnets.tune and partnets.finalize(model, "deploy") also
-    need a method to_ordinary().
+    need a method to_torch().
 
     Example:
         >>> import torch
@@ -64,7 +64,7 @@ class Hyperparameter(nn.Module):
             )
         return values
 
-    def to_ordinary(self) -> nn.Module:
+    def to_torch(self) -> nn.Module:
         """Return a torch.nn module that computes the same in evaluation mode, for partnets.finalize(model, "deploy").
 
         Define it beside forward; it is nn.Identity() for modules that act only in training.
@@ -72,7 +72,7 @@ class Hyperparameter(nn.Module):
         Raises:
             ValueError: the class does not define it.
         """
-        raise ValueError(f"this {type(self).__name__} has no to_ordinary(); {CURE}")
+        raise ValueError(f"this {type(self).__name__} has no to_torch(); {CURE}")
 
 
 def hyperparameters(model: nn.Module) -> list[nn.Parameter]:

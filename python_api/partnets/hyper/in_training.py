@@ -42,6 +42,6 @@ class InTraining(Hyperparameter):
     def forward(self, x: Tensor) -> Tensor:
         return self.module(x) if self.training else x
 
-    def to_ordinary(self) -> nn.Module:
+    def to_torch(self) -> nn.Module:
         """Return nn.Identity()."""
         return nn.Identity()

@@ -42,6 +42,6 @@ class InputNoise(Hyperparameter):
         check_real(self, x)
         return x + self.std(x).to(x.dtype) * torch.randn_like(x) if self.training else x
 
-    def to_ordinary(self) -> nn.Module:
+    def to_torch(self) -> nn.Module:
         """Return nn.Identity()."""
         return nn.Identity()

@@ -58,6 +58,6 @@ class LabelSmoothing(Hyperparameter):
             losses = losses + self.smoothing(labels) * (-logits.log_softmax(1).mean(1) - losses)
         return losses[counts]
 
-    def to_ordinary(self) -> nn.Module:
+    def to_torch(self) -> nn.Module:
         """Return nn.Identity()."""
         return nn.Identity()

@@ -62,7 +62,7 @@ class LearningRate(Hyperparameter):
     def forward(self, x: Tensor) -> Tensor:
         return x
 
-    def to_ordinary(self) -> nn.Module:
+    def to_torch(self) -> nn.Module:
         """Return nn.Identity()."""
         return nn.Identity()
 

@@ -46,7 +46,7 @@ class Temperature(Hyperparameter):
     def forward(self, logits: Tensor) -> Tensor:
         return logits / self.temperature(logits)
 
-    def to_ordinary(self) -> nn.Module:
+    def to_torch(self) -> nn.Module:
         """Return a module that divides by the learned T."""
         return traced(_Quotient(self.temperature().detach()))
 
@@ -104,16 +104,16 @@ class ObservationNoise(Hyperparameter):
     def forward(self, mean: Tensor) -> Gaussian:
         return Gaussian(mean, self.std(mean).to(mean.dtype).square().expand_as(mean))
 
-    def to_ordinary(self) -> nn.Module:
+    def to_torch(self) -> nn.Module:
         """Return a module that passes the mean through, with the learned standard deviation in its buffer `std`.
 
         Example:
-            >>> ObservationNoise(0.5).to_ordinary().std
+            >>> ObservationNoise(0.5).to_torch().std
             tensor(0.5000)
         """
-        ordinary = nn.Identity()
-        ordinary.register_buffer("std", self.std().detach().clone())
-        return ordinary
+        identity = nn.Identity()
+        identity.register_buffer("std", self.std().detach().clone())
+        return identity
 
 
 def gaussian_nll(output: Gaussian, y: Tensor) -> Tensor:

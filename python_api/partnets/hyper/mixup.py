@@ -86,7 +86,7 @@ class Mixup(Hyperparameter):
         """
         return _OfMixed(self)
 
-    def to_ordinary(self) -> nn.Module:
+    def to_torch(self) -> nn.Module:
         """Return nn.Identity()."""
         return nn.Identity()
 

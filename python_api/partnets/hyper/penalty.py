@@ -81,7 +81,7 @@ class Penalty(Hyperparameter):
             found.append(lifted(self.penalty(lifted(x))))
         return x
 
-    def to_ordinary(self) -> nn.Module:
+    def to_torch(self) -> nn.Module:
         """Return nn.Identity()."""
         return nn.Identity()
 

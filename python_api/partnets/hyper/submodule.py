@@ -54,7 +54,7 @@ class Submodule(Hyperparameter):
     def forward(self, *args, **kwargs):
         return self.module(*args, **kwargs)
 
-    def to_ordinary(self) -> nn.Module:
+    def to_torch(self) -> nn.Module:
         """Return the wrapped module."""
         return self.module
 

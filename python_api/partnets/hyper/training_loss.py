@@ -71,7 +71,7 @@ class TrainingLoss(Hyperparameter):
             return found if counted is None else found[counted]
         return plain(self.loss)(output, self.targets(y))
 
-    def to_ordinary(self) -> nn.Module:
+    def to_torch(self) -> nn.Module:
         """Return nn.Identity()."""
         return nn.Identity()
 

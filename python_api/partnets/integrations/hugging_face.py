@@ -154,7 +154,7 @@ class PartitionedTrainer(transformers.Trainer):
                 "fp16=True scales gradients, but a step of ψ does not unscale them; train with bf16 or float32."
             )
 
-    def ordinary_model(self) -> nn.Module:
+    def dense_model(self) -> nn.Module:
         """Return the model to save for from_pretrained, with torch's layers of the whole network.
 
         It still contains modules of partnets.hyper, which from_pretrained does not know. Override this to return
@@ -314,9 +314,9 @@ class PartitionedTrainer(transformers.Trainer):
         estimate_statistics(self.model, chunks, forward=lambda model, batch: (model(**batch), None))
 
     def _save(self, output_dir: str | None = None, state_dict: dict | None = None) -> None:
-        """Save ordinary_model() for from_pretrained, and the partitioned model, to resume from."""
+        """Save dense_model() for from_pretrained, and the partitioned model, to resume from."""
         self._estimate_statistics()
-        partitioned, self.model = self.model, self.ordinary_model()
+        partitioned, self.model = self.model, self.dense_model()
         try:
             super()._save(output_dir)
         finally:

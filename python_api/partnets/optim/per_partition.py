@@ -46,8 +46,8 @@ class PerPartition(PartitionedOptimizer):
     def __init__(
         self, optimizer: type[torch.optim.Optimizer], model: nn.Module, *, groups: Iterable[dict] = (), **settings
     ) -> None:
-        ordinary = isinstance(optimizer, type) and issubclass(optimizer, torch.optim.Optimizer)
-        if not ordinary or issubclass(optimizer, PartitionedOptimizer):
+        is_torchs = isinstance(optimizer, type) and issubclass(optimizer, torch.optim.Optimizer)
+        if not is_torchs or issubclass(optimizer, PartitionedOptimizer):
             raise TypeError(
                 f"PerPartition got {optimizer!r}; pass a class of torch.optim, such as torch.optim.RMSprop."
             )

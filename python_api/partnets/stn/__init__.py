@@ -3,7 +3,7 @@
 stn.convert(network, hyper=dropout)
 trainer = stn.Trainer(*partnets.held_out(network, data, validation=0.2), hyper=dropout)
 trainer.fit(3000)
-ordinary = stn.freeze(network)
+dense = stn.freeze(network)
 """
 
 from partnets.stn import attention, layers, norm, recurrent  # noqa: F401 - each registers its layers

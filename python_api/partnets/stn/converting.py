@@ -137,7 +137,7 @@ def freeze(model: nn.Module, values: Mapping[str, float] | None = None) -> nn.Mo
     """Return a model of torch modules only that computes the same function at fixed hyperparameters.
 
     Layers have the weights W + (V λ) ⊙ W_hyper; tied weights become separate ones. Modules of partnets.hyper are
-    replaced by the result of their to_ordinary(), such as torch's dropout. The new model is in evaluation mode.
+    replaced by the result of their to_torch(), such as torch's dropout. The new model is in evaluation mode.
 
     Args:
         model: a model converted by `convert`, left unchanged. For a partitioned model, subnetwork C is frozen.
@@ -145,7 +145,7 @@ def freeze(model: nn.Module, values: Mapping[str, float] | None = None) -> nn.Mo
 
     Raises:
         ValueError: no layer responds; a name is unknown, or a value is outside of its range; or a hyperparameter has no
-            to_ordinary().
+            to_torch().
 
     Example:
         >>> from partnets import hyper

@@ -58,23 +58,23 @@ class HyperLayer(nn.Module):
     `responded`. stn.convert then converts torch's layer to it, and partnets.partition derives its rule from torch's.
 
     Attributes:
-        ordinary: torch's layer.
+        dense: torch's layer.
         NAME: the parameter itself, W_elem or b_elem, under torch's name.
         hyper_NAME: W_hyper or b_hyper, of the same shape.
         NAME_scale: V or C, [rows, n].
         vector: the HyperVector.
     """
 
-    ordinary: type[nn.Module]
+    dense: type[nn.Module]
     responding: tuple[str, ...] = ("weight", "bias")
     # Named in errors of partnets.finalize and partnets.Trainer, which do not support these layers.
-    made_ordinary_by, trained_by = "partnets.stn.freeze", "partnets.stn.Trainer"
+    made_dense_by, trained_by = "partnets.stn.freeze", "partnets.stn.Trainer"
 
     def __init_subclass__(cls, **kwargs) -> None:
         super().__init_subclass__(**kwargs)
         last = cls.__bases__[-1]
         if not issubclass(last, HyperLayer):
-            cls.ordinary, RULES[last] = last, cls
+            cls.dense, RULES[last] = last, cls
             register(cls, ResponseRule.of(rule_of(last)))
 
     @classmethod
@@ -116,7 +116,7 @@ class HyperLayer(nn.Module):
         W_hyper is rescaled to the root mean square of W if the two differ by a factor of 2 or more. Parameters that
         torch sets to 0, such as the bias of a norm, are 1: 0 times a scale of 0 would never learn.
         """
-        new = self.ordinary.__new__(self.ordinary)
+        new = self.dense.__new__(self.dense)
         # torch's norms also reset their running statistics, and its recurrent layers their submodules, such as a
         # hyper.DropConnect.
         parts = {"_parameters": dict(self._parameters), "_buffers": copy.deepcopy(self._buffers), "_modules": {}}
@@ -148,7 +148,7 @@ class HyperLayer(nn.Module):
             del self._parameters[f"hyper_{name}"], self._parameters[f"{name}_scale"]
         del self.vector
         self._modules.pop("drop_connect", None)
-        self.__class__ = self.ordinary
+        self.__class__ = self.dense
 
     def rows(self, name: str) -> int:
         """Return the dimension of a parameter along which V λ scales it; entries with the same index share a scale."""

@@ -168,7 +168,7 @@ def test_mlp_is_the_papers():
     assert parameters(models.MLP, 30) == 30 * 256 + 256 * 256 + 256 * 2 + 256 + 256 + 2
 
 
-@pytest.mark.parametrize("partition", [False, True], ids=["ordinary", "partitioned from a seed"])
+@pytest.mark.parametrize("partition", [False, True], ids=["dense", "partitioned from a seed"])
 def test_mlp_starts_by_kaimings_scheme(partition):
     model = models.MLP(300, hidden=(400, 200), classes=30)
     if partition:

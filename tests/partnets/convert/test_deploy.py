@@ -113,7 +113,7 @@ def test_without_draws_the_network_sees_each_example_as_it_is():
     with pytest.raises(AssertionError, match="uint8"):
         deployed(x.int())
     with pytest.raises(AssertionError, match="channels"):
-        partnets.data.Normalise((0.5,) * 3, (0.2,) * 3).to_ordinary()(torch.rand(2, 1, 4, 4))
+        partnets.data.Normalise((0.5,) * 3, (0.2,) * 3).to_torch()(torch.rand(2, 1, 4, 4))
 
 
 def averaged(augmentation):
@@ -134,7 +134,7 @@ def test_draws_are_the_same_for_each_call_and_each_example(make):
 
 
 class Noise(hyper.Hyperparameter):
-    """A user-defined hyperparameter without to_ordinary."""
+    """A user-defined hyperparameter without to_torch."""
 
     def __init__(self):
         super().__init__()
@@ -145,7 +145,7 @@ class Noise(hyper.Hyperparameter):
 
 
 class Doubled(hyper.InputMask):
-    """A subclass for which the inherited to_ordinary would be wrong."""
+    """A subclass for which the inherited to_torch would be wrong."""
 
     def forward(self, x):
         return 2 * x * self.probability()
@@ -167,7 +167,7 @@ class Crop(nn.Module):
 
 
 class Silenced(Noise):
-    def to_ordinary(self):
+    def to_torch(self):
         return nn.Identity()
 
 
@@ -178,9 +178,9 @@ class Silenced(Noise):
             lambda: nn.ModuleList([Noise(), Doubled(4), hyper.Hyperparameter()]),
             0,
             [
-                "  0: this Noise has a forward() of its own, but no to_ordinary(); give its class a to_ordinary()",
+                "  0: this Noise has a forward() of its own, but no to_torch(); give its class a to_torch()",
                 "  1: this Doubled has a forward() of its own",
-                "  2: this Hyperparameter has no to_ordinary()",
+                "  2: this Hyperparameter has no to_torch()",
             ],
         ),
         (

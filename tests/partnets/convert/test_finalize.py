@@ -51,15 +51,15 @@ def same(first, second):
 
 @pytest.mark.full
 @pytest.mark.parametrize("mode", MODES)
-def test_the_model_is_ordinary_has_the_found_hyperparameters_and_shares_nothing(mode):
+def test_the_model_is_dense_has_the_found_hyperparameters_and_shares_nothing(mode):
     model = trained()
     before = copy.deepcopy(model)
-    ordinary = partnets.finalize(model, mode)
-    assert not partitioned_modules(ordinary)
-    assert ordinary.augmentation.values() == model.augmentation.values() != hyper.Affine(rotation=20.0).values()
-    assert not any(parameter.requires_grad for parameter in ordinary.augmentation.parameters())
-    assert all(parameter.requires_grad for parameter in ordinary.network.parameters())
-    for parameter in ordinary.parameters():
+    dense = partnets.finalize(model, mode)
+    assert not partitioned_modules(dense)
+    assert dense.augmentation.values() == model.augmentation.values() != hyper.Affine(rotation=20.0).values()
+    assert not any(parameter.requires_grad for parameter in dense.augmentation.parameters())
+    assert all(parameter.requires_grad for parameter in dense.network.parameters())
+    for parameter in dense.parameters():
         nn.init.zeros_(parameter)
     assert same(model, before) and all(p.requires_grad for p in model.parameters())
 
@@ -149,11 +149,11 @@ def test_layers_start_as_they_started(make, defaults):
 @pytest.mark.full
 @pytest.mark.parametrize("mode", ["finetune", "retrain"])
 def test_a_trainer_trains_it_on_all_of_the_data(mode):
-    ordinary = partnets.finalize(trained(), mode)
-    before = copy.deepcopy(ordinary)
-    partnets.Trainer(*partnets.single_chunk(ordinary, images()), batch_size=8).fit(3)
-    assert same(ordinary.augmentation, before.augmentation)
-    assert not any(map(torch.equal, ordinary.network.parameters(), before.network.parameters()))
+    dense = partnets.finalize(trained(), mode)
+    before = copy.deepcopy(dense)
+    partnets.Trainer(*partnets.single_chunk(dense, images()), batch_size=8).fit(3)
+    assert same(dense.augmentation, before.augmentation)
+    assert not any(map(torch.equal, dense.network.parameters(), before.network.parameters()))
 
 
 def test_a_fresh_network_depends_on_the_seed_and_not_on_what_was_learned():
@@ -196,7 +196,8 @@ def test_a_weight_with_given_defaults_is_drawn_from_their_distribution_by_anothe
     given = defaults.values((50, 40))
     assert not torch.equal(fresh.weight, given)
     assert fresh.weight.std().item() == pytest.approx(given.std().item(), rel=0.1)
-    assert fresh.weight.abs().max().item() == pytest.approx(given.abs().max().item(), rel=0.2)
+    found, expected = (weight.detach().abs().quantile(0.99).item() for weight in (fresh.weight, given))
+    assert found == pytest.approx(expected, rel=0.1)
     assert fresh.bias.abs().max() <= 1 / math.sqrt(40) and fresh.bias.any()
 
 
@@ -218,10 +219,10 @@ def test_what_was_frozen_keeps_its_values(mode):
     model = nn.Sequential(Backbone(), nn.Linear(64, 3))
     partnets.partition(model, PROPORTIONS, skip="0")
     model[1].bias.requires_grad_(False)
-    ordinary = partnets.finalize(model, mode)
-    assert same(ordinary[0], model[0]) and not any(p.requires_grad for p in ordinary[0].parameters())
-    torch.testing.assert_close(ordinary[1].bias, model[1].bias)
-    assert not ordinary[1].bias.requires_grad
+    dense = partnets.finalize(model, mode)
+    assert same(dense[0], model[0]) and not any(p.requires_grad for p in dense[0].parameters())
+    torch.testing.assert_close(dense[1].bias, model[1].bias)
+    assert not dense[1].bias.requires_grad
 
 
 def ensemble():
@@ -241,14 +242,14 @@ def test_of_whole_networks_it_is_the_last(mode):
     x = torch.randn(40, 4)
     chunks = partnets.chunk((x, (x[:, 0] > 0).long()), (0.5, 0.5))
     partnets.Trainer(model, chunks, hyper=mask, batch_size=8).fit(5)
-    ordinary = partnets.finalize(model, mode)
-    assert type(ordinary) is nn.Sequential and same(ordinary[0], mask)
+    dense = partnets.finalize(model, mode)
+    assert type(dense) is nn.Sequential and same(dense[0], mask)
     if mode == "retrain":
         for i in (2, 3):
-            assert same(ordinary[i], nn.BatchNorm1d(5, affine=i == 2))
-        assert not torch.equal(ordinary[1].weight, model.networks[1][1].weight)
+            assert same(dense[i], nn.BatchNorm1d(5, affine=i == 2))
+        assert not torch.equal(dense[1].weight, model.networks[1][1].weight)
     else:
-        assert same(ordinary, model.networks[1])
+        assert same(dense, model.networks[1])
 
 
 class Token(nn.Module):

@@ -310,7 +310,7 @@ def test_a_registered_rule_is_that_of_the_type_and_its_subclasses(make, rules):
 
 
 @pytest.mark.parametrize("active", [1, 2, 3, None])
-def test_a_merged_model_is_ordinary_and_computes_the_same(active):
+def test_a_merged_model_is_dense_and_computes_the_same(active):
     model = perturbed(partnets.partition(nested().double(), PROPORTIONS)[1:], 0.2)
     before = copy.deepcopy(model.state_dict())
     merged = partnets.merge(model, active)
@@ -409,10 +409,10 @@ def test_what_is_frozen_stays_as_it_is_in_every_subnetwork(defaults):
     optimizer = partnets.optim.Adam(model)
     for k in (1, 2, 3):
         partnets.step_weights(model, optimizer, k, x, lambda x: model(x).square().mean())
-    ordinary = partnets.merge(model).state_dict()
-    assert all(torch.equal(ordinary[name], before[name]) for name in before if name.startswith(("0.", "1.base")))
-    assert torch.equal(ordinary["2.weight"], before["2.weight"])
-    assert not torch.equal(ordinary["2.bias"], before["2.bias"])
+    dense = partnets.merge(model).state_dict()
+    assert all(torch.equal(dense[name], before[name]) for name in before if name.startswith(("0.", "1.base")))
+    assert torch.equal(dense["2.weight"], before["2.weight"])
+    assert not torch.equal(dense["2.bias"], before["2.bias"])
 
 
 def test_a_frozen_layer_without_a_rule_is_no_obstacle():

@@ -79,8 +79,8 @@ def test_layers_keep_their_function_with_torch_only():
     assert ToFloat()(x).flatten().tolist() == (torch.arange(48, dtype=torch.float32) / 255).tolist()
     assert torch.equal(ToFloat()(floats), floats)
     layer = Normalise((0.5, 0.4, 0.1), (0.2, 0.5, 2.0))
-    torch.testing.assert_close(ToFloat().to_ordinary()(x), ToFloat()(x))
-    torch.testing.assert_close(layer.to_ordinary().eval()(ToFloat()(x)), layer(ToFloat()(x)))
+    torch.testing.assert_close(ToFloat().to_torch()(x), ToFloat()(x))
+    torch.testing.assert_close(layer.to_torch().eval()(ToFloat()(x)), layer(ToFloat()(x)))
 
 
 def test_digits_are_scikit_learns_split_at_random():

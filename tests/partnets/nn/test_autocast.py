@@ -4,7 +4,7 @@ import copy
 
 import pytest
 import torch
-from small_network import CASES, PROPORTIONS, images, ordinary, partitioned, perturbed
+from small_network import CASES, PROPORTIONS, dense, images, partitioned, perturbed
 
 import partnets
 
@@ -25,10 +25,10 @@ def seen(model, x, dtype):
 @pytest.mark.parametrize("defaults", ["seed", "zero", "stored"])
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_outputs_and_gradients_have_torchs_dtypes(defaults, dtype):
-    ours, x = partnets.partition(ordinary(), PROPORTIONS, defaults=defaults), images()
+    ours, x = partnets.partition(dense(), PROPORTIONS, defaults=defaults), images()
     with partnets.subnetwork(ours, 2, 1):
         found = seen(ours, x, dtype)
-    assert found == seen(ordinary(), x, dtype)
+    assert found == seen(dense(), x, dtype)
 
 
 @pytest.mark.parametrize("defaults", ["seed", "stored"])

@@ -214,13 +214,13 @@ def test_a_file_restores_every_subnetwork_also_on_the_meta_device(name):
 @pytest.mark.cases(usual=15)
 @every_layer
 def test_class_dtype_mode_hooks_and_frozen_parameters_stay(name):
-    ordinary = CASES[name].make().double().eval()
-    for parameter in ordinary.parameters():
+    dense = CASES[name].make().double().eval()
+    for parameter in dense.parameters():
         parameter.requires_grad_(False)
-    calls, before = [], list(ordinary.parameters())
-    ordinary.register_forward_hook(lambda *_: calls.append(1))
-    layer = partnets.partition(ordinary, PROPORTIONS, defaults="seed", frozen=True)
-    assert layer is ordinary and all(one is other for one, other in zip(layer.parameters(), before, strict=True))
+    calls, before = [], list(dense.parameters())
+    dense.register_forward_hook(lambda *_: calls.append(1))
+    layer = partnets.partition(dense, PROPORTIONS, defaults="seed", frozen=True)
+    assert layer is dense and all(one is other for one, other in zip(layer.parameters(), before, strict=True))
     x = [x.detach().double() if x.is_floating_point() else x for x in CASES[name].arguments()]
     output = tree_leaves(layer(*x))[0]
     assert calls == [1] and output.dtype == torch.float64 and not output.requires_grad and not layer.training

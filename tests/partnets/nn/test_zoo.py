@@ -122,10 +122,10 @@ def test_a_model_is_trained_saved_resumed_and_merged(name, tmp_path):
     second.fit(5)
     assert all(torch.equal(a, b) for a, b in zip(*(one.model.parameters() for one in (first, second)), strict=True))
 
-    merged, ordinary = partnets.merge(first.model), ZOO[name][0]()
-    assert {type(module) for module in merged.modules()} == {type(module) for module in ordinary.modules()}
+    merged, dense = partnets.merge(first.model), ZOO[name][0]()
+    assert {type(module) for module in merged.modules()} == {type(module) for module in dense.modules()}
     torch.testing.assert_close(evaluated(name, merged)[0], outputs, rtol=1e-4, atol=1e-5)
-    ordinary.load_state_dict(merged.state_dict())
+    dense.load_state_dict(merged.state_dict())
 
 
 def test_tied_layers_keep_one_parameter_and_one_partition():

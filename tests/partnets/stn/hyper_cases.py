@@ -59,12 +59,12 @@ class Case:
 
     def pair(self, *, centred: bool = False, **options) -> tuple[Call, Call]:
         """Return the dense layer and its best-response version with perturbed parameters, in evaluation mode."""
-        ordinary = Call(self.make()).to(self.dtype).eval()
-        model = copy.deepcopy(ordinary)
+        dense = Call(self.make()).to(self.dtype).eval()
+        model = copy.deepcopy(dense)
         hypers = [model.dropout, model.mask]
         stn.convert(model, hypers, centred=centred, batch_dim=self.batch_dim, **options)
         shift(model)
-        return ordinary, model
+        return dense, model
 
 
 @torch.no_grad()
@@ -118,7 +118,7 @@ CASES = {
 }
 
 
-def by_definition(ordinary: Call, model: Call, x: Tensor, value: Tensor, *others: Tensor) -> Tensor:
+def by_definition(dense: Call, model: Call, x: Tensor, value: Tensor, *others: Tensor) -> Tensor:
     """Compute each example of the inputs with the dense layer and the parameters p + (V λ_i) ⊙ p_hyper."""
     vector = vector_of(model)
     read = value - vector.present().detach() if vector.centred else value
@@ -126,7 +126,7 @@ def by_definition(ordinary: Call, model: Call, x: Tensor, value: Tensor, *others
     for i in range(len(read)):
         own = dict(_parameters_at(model, read[i]))
         inputs = tuple(each.narrow(vector.batch_dim, i, 1) for each in (x, *others))
-        outputs.append(functional_call(ordinary, own, inputs))
+        outputs.append(functional_call(dense, own, inputs))
     return torch.cat(outputs, vector.batch_dim)
 
 

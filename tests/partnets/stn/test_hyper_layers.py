@@ -33,14 +33,14 @@ def close(first, second):
 @each_case
 @pytest.mark.parametrize("centred", [False, True])
 def test_each_example_has_the_weights_of_its_own_hyperparameters(case, centred):
-    ordinary, model = case.pair(centred=centred)
+    dense, model = case.pair(centred=centred)
     x, value = case.input(), drawn(model)
     inputs = [value, *(p for p in model.layer.parameters())]
     if x.is_floating_point():
         inputs.append(x.requires_grad_())
     with vector_of(model).at(value):
         y = model(x)
-    expected, weights = by_definition(ordinary, model, x, value), torch.randn_like(y)
+    expected, weights = by_definition(dense, model, x, value), torch.randn_like(y)
     close(y, expected)
     close(gradients(y, weights, inputs), gradients(expected, weights, inputs))
     with vector_of(model).at(value[0].detach()):
@@ -51,7 +51,7 @@ def test_each_example_has_the_weights_of_its_own_hyperparameters(case, centred):
 
 @each_partitioned_case
 def test_partitioned_ones_are_those_of_the_subnetwork(case):
-    ordinary, model = case.pair()
+    dense, model = case.pair()
     partnets.partition(model, PROPORTIONS, defaults="stored")
     shift(model)
     x, value = case.input(), drawn(model)
@@ -60,7 +60,7 @@ def test_partitioned_ones_are_those_of_the_subnetwork(case):
     with partnets.subnetwork(model, 1, 1), vector_of(model).at(value):
         y = model(x)
         y.backward(torch.randn_like(y))
-    close(y, by_definition(ordinary, merged, x, value))
+    close(y, by_definition(dense, merged, x, value))
     owned = partitioned_parameters(model)
     assert {one.parameter for one in owned} == set(model.layer.parameters())
     for one in owned:
@@ -120,12 +120,12 @@ def test_conversion_and_freezing_change_no_output(case):
 
 @pytest.mark.parametrize("is_shared", [False, True])
 def test_attention_to_other_inputs(is_shared):
-    ordinary, model = CASES["attention"].pair()
+    dense, model = CASES["attention"].pair()
     query, key = torch.randn(BATCH, 4, 8).double(), torch.randn(BATCH, 3, 8).double()
     others = key, key if is_shared else torch.randn_like(key), torch.arange(3) > torch.tensor([[1], [2], [0], [2], [1]])
     value = drawn(model)
     with vector_of(model).at(value):
-        close(model(query, *others), by_definition(ordinary, model, query, value, *others))
+        close(model(query, *others), by_definition(dense, model, query, value, *others))
 
 
 @pytest.mark.parametrize(
@@ -168,7 +168,7 @@ def test_gradcheck(name):
 @each_case
 def test_what_is_kept_for_the_backward_pass_is_the_input(case):
     """Check that at most 1.1 times the memory of torch's layer is saved, besides parameters and hyperparameters."""
-    ordinary, model = case.pair()
+    dense, model = case.pair()
     x = case.input()
     value = drawn(model).detach()
     given = torch.cat([x] * 8, case.batch_dim)
@@ -194,7 +194,7 @@ def test_what_is_kept_for_the_backward_pass_is_the_input(case):
 
     hypers = torch.cat([value] * 8)
     own = hypers.untyped_storage().nbytes() + 8 * sum(p.numel() for p in model.parameters() if p.shape[-1:] == (3,))
-    assert kept(model, hypers) <= 1.1 * kept(ordinary) + 2 * own
+    assert kept(model, hypers) <= 1.1 * kept(dense) + 2 * own
 
 
 @pytest.mark.full
@@ -213,10 +213,10 @@ def test_compiles_as_one_graph(name):
 @pytest.mark.parametrize("name", ["linear", "linear of sequences", "conv2d", "conv2d of few positions"])
 def test_autocast(name):
     case = CASES[name]
-    ordinary, model = case.pair()
-    ordinary, model = ordinary.float(), model.float()
+    dense, model = case.pair()
+    dense, model = dense.float(), model.float()
     x, value = case.input().float(), drawn(model).detach()
-    exact = by_definition(ordinary.double(), copy.deepcopy(model).double(), x.double(), value.double())
+    exact = by_definition(dense.double(), copy.deepcopy(model).double(), x.double(), value.double())
     with torch.autocast("cpu", torch.bfloat16), vector_of(model).at(value):
         y = model(x)
         y.float().sum().backward()
