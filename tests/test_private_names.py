@@ -46,6 +46,8 @@ def _definitions(node):
         names = [node.id]
     elif isinstance(node, ast.Call) and getattr(node.func, "attr", "") == "setdefault":
         names = [part.value for part in node.args if isinstance(part, ast.Constant)]
+    elif isinstance(node, ast.Dict):  # of attributes to set
+        names = [key.value for key in node.keys if isinstance(key, ast.Constant)]
     else:
         return []
     return [name for name in names if name not in vars(nn.Module())]
