@@ -130,7 +130,7 @@ def normalised(folder, given=None, **options):
     return PartitionedTrainer(args=arguments, **given)
 
 
-def test_what_partition_left_out_keeps_its_statistics(tmp_path):
+def test_skipped_modules_keep_their_statistics(tmp_path):
     trainer = normalised(tmp_path)
     trainer.train()
     assert not trainer.model.still.running_mean.any() and trainer.model.own.running_mean.any()
@@ -165,12 +165,12 @@ SGD = torch.optim.SGD, {"lr": 1.0}
         ),
     ],
 )
-def test_what_it_does_not_do_is_refused(tmp_path, given, options, message):
+def test_unsupported_training_arguments_raise(tmp_path, given, options, message):
     with pytest.raises(ValueError, match=message):
         normalised(tmp_path, given, **options).evaluate()
 
 
-def test_the_seed_of_the_data_decides_what_is_drawn(tmp_path):
+def test_data_seed_determines_the_draws(tmp_path):
     def draws(**seeds):
         return [(k, batch["x"]) for k, batch, *_ in normalised(tmp_path, **seeds).get_train_dataloader()]
 
@@ -180,7 +180,7 @@ def test_the_seed_of_the_data_decides_what_is_drawn(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["classes", "tokens"])
-def test_smoothed_labels_are_the_weights_alone(name, tmp_path):
+def test_label_smoothing_does_not_change_eval_lml(name, tmp_path):
     torch.manual_seed(0)
     config = {"vocab_size": 12, "n_positions": 8, "n_embd": 8, "n_layer": 1, "n_head": 1, "pad_token_id": 0}
     config = transformers.GPT2Config(**config, resid_pdrop=0, embd_pdrop=0, attn_pdrop=0, num_labels=3)
@@ -241,7 +241,7 @@ def regularised():
 
 
 @pytest.mark.full
-def test_psi_that_acts_on_training_alone_looks_ahead(tmp_path):
+def test_psi_that_acts_only_in_training_learns_by_lookahead(tmp_path):
     """Compare with a manual loop of partnets' steps on the batches of the same Loader."""
     chunks = partnets.chunk(Rows([{"x": torch.randn(6), "labels": i % 2} for i in range(60)]), (0.8, 0.1, 0.1))
     rates, ahead, clip = {"lr": 0.05}, partnets.Lookahead(steps=2), 0.1
@@ -303,7 +303,7 @@ def test_a_checkpoint_of_other_chunks_is_refused(example, trained):
         trainer.train_dataset = kept
 
 
-def test_what_is_evaluated_has_the_statistics_of_the_present_weights(tmp_path):
+def test_evaluation_estimates_stale_statistics(tmp_path):
     trainer = normalised(tmp_path)
     trainer.train()
     assert statistics.is_stale(trainer.model.own)

@@ -38,13 +38,13 @@ PUBLIC = {
 
 
 @pytest.mark.parametrize("module", PUBLIC)
-def test_what_users_import_is_there(module):
+def test_public_names_are_importable(module):
     found = importlib.import_module(module)
     assert [name for name in PUBLIC[module].split() if not hasattr(found, name)] == []
 
 
 @pytest.mark.parametrize("package", [partkernels, partnets])
-def test_nothing_hides_the_module_that_it_lives_in(package):
+def test_no_attribute_hides_a_submodule(package):
     for path, prefix in [(package.__path__, f"{package.__name__}.")]:
         for found in pkgutil.walk_packages(path, prefix):
             parent, _, leaf = found.name.rpartition(".")

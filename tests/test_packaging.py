@@ -79,7 +79,7 @@ def test_a_backend_that_is_built_is_known_before_another_one_fails(tmp_path):
 
 
 @pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++")
-def test_the_binding_needs_no_equality_of_sizes_which_headers_of_pytorch_2_11_lack(tmp_path):
+def test_the_binding_compiles_with_headers_without_array_comparison(tmp_path):
     header = Path("torch", "headeronly", "util", "HeaderOnlyArrayRef.h")
     include = Path(torch.__file__).parent / "include"
     without = re.sub(r"  friend bool operator[!=]=\(.*?\n  }\n", "", (include / header).read_text(), flags=re.DOTALL)

@@ -19,7 +19,7 @@ def module(tmp_path):
 
 
 @pytest.mark.parametrize("how", ["-c", "-m", "path"])
-def test_a_program_runs_as_by_subprocess(how, module):
+def test_a_program_gives_the_output_and_status_of_subprocess(how, module):
     command = {"-c": ["-c", PROGRAM], "-m": ["-m", "some"], "path": [module]}[how]
     environment = os.environ | {"GIVEN": "a value", "PYTHONPATH": str(module.parent)}
     found = run_python(*command, "one", "two", environment=environment)
@@ -27,7 +27,7 @@ def test_a_program_runs_as_by_subprocess(how, module):
     assert (found.returncode, found.stdout, found.stderr) == (3, expected.stdout, expected.stderr)
 
 
-def test_torch_is_there_and_what_is_tested_is_not():
+def test_forked_processes_have_imported_torch_and_not_the_tested_packages():
     code = "import sys; print('torch' in sys.modules, {'partkernels', 'partnets', 'triton'} & {*sys.modules})"
     assert run_python("-c", code).stdout.split() == ["True", "set()"]
 
@@ -53,7 +53,7 @@ def test_a_program_that_does_not_end_is_ended():
     assert error.value.output == "begun\n"
 
 
-def test_what_python_reads_at_its_start_is_refused(monkeypatch):
+def test_environment_variables_that_python_reads_at_startup_are_refused(monkeypatch):
     with pytest.raises(ValueError, match="PYTHONHASHSEED cannot change in a process that is forked"):
         run_python("-c", "", environment=os.environ | {"PYTHONHASHSEED": "3"})
     with monkeypatch.context() as patch, pytest.raises(ValueError, match="PYTHONWARNINGS cannot change"):

@@ -50,7 +50,7 @@ def test_bars_depend_on_the_rows(shape, ours, where, is_met):
     assert only(layer(shape, 1, ours=ours, where=where)).is_met == is_met
 
 
-def test_what_is_held_to_nothing_is_no_row():
+def test_cases_without_a_bar_have_no_row():
     assert not cpu.measured(layer("8×64×64", 1, ours=9.0, where=1.0, work="grad input"))
     assert not cpu.measured(layer("2×3×8×8, 4×3×3×3", 1, ours=9.0, where=1.0, dtype="bfloat16"))
 
@@ -80,7 +80,7 @@ def test_steps_are_compared_with_dense_steps_of_their_kind_and_the_slowest_subne
     }
 
 
-def test_the_table_shows_runs_side_by_side_and_marks_what_is_missed():
+def test_the_table_shows_runs_side_by_side_and_marks_missed_bars():
     runs = [BARE, BARE]
     for i, ours in enumerate((0.5, 1.5)):
         runs[i] = type(BARE)(**{**vars(BARE), "records": layer("256×64×64", 1, ours=ours, where=4.0)})

@@ -23,7 +23,7 @@ def measured(tmp_path_factory) -> Path:
 
 
 @pytest.mark.full
-def test_every_suite_leaves_figures_in_one_file_with_what_it_takes_to_repeat_them(measured):
+def test_all_suites_save_figures_machine_and_versions_in_one_file(measured):
     results = Results.load(measured)
     assert {record.suite for record in results.records} == set(SUITES)
     assert all(record.samples for record in results.records)
@@ -114,7 +114,7 @@ def test_users_measure_their_own_model(suite, tmp_path, monkeypatch):
         ([], "COMMAND"),
     ],
 )
-def test_mistakes_are_told_with_the_cure(arguments, message, capsys, tmp_path):
+def test_invalid_arguments_exit_with_status_2_and_name_the_cure(arguments, message, capsys, tmp_path):
     if arguments:
         arguments = [*arguments, "--out", str(tmp_path / "x.json")]
     with pytest.raises(SystemExit) as exit:

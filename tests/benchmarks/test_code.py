@@ -19,7 +19,7 @@ def names(loop) -> list[str]:
     return [each.name for each in loop]
 
 
-def test_an_instruction_is_read_without_its_guard_and_what_fills_the_last_line_is_not():
+def test_instructions_are_read_without_guards_and_padding_nops_are_dropped():
     first, second = code("@!P0 LOP3.LUT R1, R2.reuse, 0xff, RZ, 0xc0, !PT", "EXIT", "NOP", "NOP")
     assert (first.name, first.operands[0], second.name) == ("LOP3.LUT", "R1", "EXIT")
 
@@ -39,7 +39,7 @@ def test_the_main_loop_is_the_smallest_that_multiplies():
     assert main_loop(code("MOV R1, R2", "@P0 BRA 0x0", "EXIT")) is None
 
 
-def test_unrolled_products_tell_how_many_entries_an_iteration_has():
+def test_entries_of_an_iteration_are_counted_from_unrolled_products():
     loop = main_loop(
         code(
             "LOP3.LUT R20, R1, R2, R3, 0xca, !PT",

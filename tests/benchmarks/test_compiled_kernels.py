@@ -134,7 +134,7 @@ def sections(table: str) -> dict[str, str]:
     return dict(re.findall(r"(?ms)^## (.*?)\n(.*?)(?=^## |\Z)", table))
 
 
-def test_the_committed_table_is_what_is_made(made):
+def test_the_committed_table_equals_the_generated_one(made):
     committed, found = sections(COMMITTED.read_text()), sections(made[1])
     same = {heading: rest for heading, rest in found.items() if heading in committed}
     if not same:

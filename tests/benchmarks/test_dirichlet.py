@@ -19,6 +19,6 @@ def test_the_smaller_alpha_the_fewer_labels_a_client_sees(alpha, labels_seen):
 
 
 @pytest.mark.parametrize("arguments", [([0, 1], 3, 1.0), ([0, 1], 1, 0.0), ([0, 1], 1, float("inf")), ([0], 0, 1.0)])
-def test_what_cannot_be_split_is_an_error(arguments):
+def test_invalid_arguments_of_a_dirichlet_split_raise(arguments):
     with pytest.raises(ValueError):
         dirichlet(*arguments)

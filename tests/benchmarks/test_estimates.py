@@ -16,7 +16,7 @@ def draws(generator: random.Random, count: int, centre: float = 1.0, noise: floa
 
 @pytest.mark.cases(usual=4)
 @pytest.mark.parametrize("count", [6, 8, 9, 15, 30])
-def test_intervals_hold_the_true_median_as_often_as_they_say(count):
+def test_intervals_contain_the_true_median_at_their_stated_confidence(count):
     generator = random.Random(count)
     estimates = [draws(generator, count) for _ in range(4000)]
     assert estimates[0].confidence >= 0.95
@@ -25,7 +25,7 @@ def test_intervals_hold_the_true_median_as_often_as_they_say(count):
 
 
 @pytest.mark.parametrize(("count", "confidence"), [(1, 0.0), (2, 0.5), (5, 0.9375)])
-def test_few_passes_say_how_little_they_promise(count, confidence):
+def test_the_interval_of_few_passes_is_their_range_with_its_confidence(count, confidence):
     estimate = Estimate.of(range(count))
     assert (estimate.low, estimate.high, estimate.confidence) == (0, count - 1, confidence)
 
@@ -42,7 +42,7 @@ def test_small_changes_are_not_reported_however_sure():
     assert change(before, after, smallest=0.03) == 0.04
 
 
-def test_ratios_of_samples_taken_side_by_side_cancel_what_slows_both():
+def test_ratios_of_interleaved_samples_cancel_common_slowdowns():
     mood = [1.0, 10.0, 3.0]
     mine, theirs = [[2 * m for m in mood]], [mood]
     assert ratios(mine, theirs) == [2.0]

@@ -45,7 +45,7 @@ def test_an_interrupted_training_goes_on(method, tmp_path):
     assert bool(whole["psi"]) == (method != "fedavg")
 
 
-def test_what_partitions_cost_is_measured_with_the_augmentation_of_the_data():
+def test_methods_of_the_cost_experiment_share_a_fixed_augmentation():
     experiment, found = federated_cost.FederatedCost(), {}
     for each in experiment.settings("digits", (1,), quick=True):
         own = federated_cost.Known({**each, "examples": 200})
@@ -95,7 +95,7 @@ def test_the_papers_settings_train(dataset, image, monkeypatch, tmp_path):
 
 
 @pytest.mark.full
-def test_what_rounds_cost(monkeypatch):
+def test_uploads_are_proportional_to_the_partitions(monkeypatch):
     """Check bytes of 10 clients: the upload is proportional to the partitions, and replies are larger than arrays."""
     monkeypatch.setattr(costs, "ROUNDS", 1)
     found = pd.DataFrame([costs.measured(method, 10) for method in costs.METHODS])

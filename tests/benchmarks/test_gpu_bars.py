@@ -92,7 +92,7 @@ def test_few_rows_are_held_to_the_bandwidth_with_the_map_counted(active, seconds
     assert (bar.is_met, bar.least) == (is_met, 2.5)
 
 
-def test_what_was_refused_is_missed_though_another_subnetwork_was_measured():
+def test_a_bar_with_a_refused_subnetwork_is_missed():
     records = layer("4096×4096×4096", 1, automatic=None, fused=None, rebuild=None, where=2.0)
     records += layer("4096×4096×4096", 3, automatic=1.0, where=2.0)
     found = rows(records)

@@ -43,7 +43,7 @@ def test_plans_are_peers_where_there_is_something_to_plan():
     assert not peers("forward", 1, "cpu") & PEERS
 
 
-def test_the_zeros_row_is_measured_for_linear_forward_alone():
+def test_the_zeros_row_is_measured_only_for_linear_forward():
     preset = dataclasses.replace(PRESETS["tiny"], forward_defaults=("zeros",))
     cases = [workload.case for workload in SUITES["speed"].batch(Options(preset)).workloads]
     zeros = {(case["operator"], case["work"]) for case in cases if case["defaults"] == "zeros"}
@@ -55,7 +55,7 @@ def test_the_zeros_row_is_measured_for_linear_forward_alone():
 
 
 @interpreted
-def test_plans_are_checked_and_measured_and_told_apart(tmp_path, monkeypatch):
+def test_every_plan_is_measured_and_has_its_own_row(tmp_path, monkeypatch):
     monkeypatch.setitem(PRESETS, "tiny", dataclasses.replace(PRESETS["tiny"], forward_defaults=("zeros",)))
     path = tmp_path / "speed.json"
     command = ["speed", "--preset", "tiny", "--device", "cpu", "--backends", "triton", "--linear", "4x32x48"]
@@ -99,7 +99,7 @@ COMMAND = ["--preset", "tiny", "--device", "cpu"]
 
 @pytest.mark.full
 @interpreted
-def test_tuning_leaves_plans_by_which_the_suites_run(tuned, capsys):
+def test_the_suites_run_with_the_plans_that_tuning_saved(tuned, capsys):
     assert tune.main([*COMMAND, "--out", str(tuned)]) == 0
     assert "1 of 1 products are tuned" in capsys.readouterr().out
     (path,) = tuned.iterdir()

@@ -107,7 +107,7 @@ def test_a_step_that_hangs_is_killed_with_its_children_and_all_others_run(hangs,
 
 @pytest.mark.full
 @pairwise(strength=1, end=[signal.SIGKILL, signal.SIGTERM], last=[NAMES[0], NAMES[-1]])
-def test_a_run_that_is_killed_leaves_what_it_found_and_a_summary_that_says_how_far_it_came(end, last, tmp_path):
+def test_a_killed_run_leaves_its_log_and_a_summary_of_its_steps(end, last, tmp_path):
     program = f"""
 import dataclasses, sys
 from partbench.cli import _parser
@@ -135,7 +135,7 @@ sys.exit(__main__.main(["--out", {str(tmp_path)!r}]))
     assert not list(tmp_path.glob("*.partial"))
 
 
-def test_what_comes_back_is_few_files_of_bounded_size(played, tmp_path):
+def test_the_number_and_size_of_result_files_are_bounded(played, tmp_path):
     played("smoke", f"yes {'x' * 999} | head -c {4 * running.KEPT}")
     assert (tmp_path / "log.txt").stat().st_size < (len(NAMES) * 2 * running.KEPT) + BYTES // 4 < BYTES
     assert "... left out ..." in (tmp_path / "log.txt").read_text()

@@ -35,7 +35,7 @@ def test_every_case_holds_where_there_is_no_gpu(case):
 
 
 @pytest.mark.parametrize("case", [CASES[0], next(case for case in CASES if case.work in EXACT)], ids=str)
-def test_a_wrong_result_is_told(case, monkeypatch):
+def test_a_wrong_result_raises_with_its_error(case, monkeypatch):
     result = Case._result
 
     def wrong(self, backend, device, dtype):
@@ -79,7 +79,7 @@ def test_a_crash_a_hang_and_a_lost_gpu_cost_one_case_each(processes, tmp_path, m
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="for machines without a GPU")
-def test_without_a_gpu_it_says_so_and_fails():
+def test_the_smoke_test_fails_without_a_gpu_and_names_each_target():
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     done = run_python("-m", "partbench.gpu.smoke", cwd=ROOT, environment=environment)
     assert done.returncode == 1

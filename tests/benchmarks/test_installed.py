@@ -36,7 +36,7 @@ def test_the_commit_of_another_project_around_an_installation_is_not_taken_for_o
         (compiled_kernels.main, ["--out", "table.md"], "compiling csrc needs a checkout"),
     ],
 )
-def test_what_needs_a_checkout_says_so(main, arguments, message, tmp_path, monkeypatch, capsys):
+def test_commands_that_need_a_checkout_exit_with_a_message(main, arguments, message, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(compiled_kernels.cuda, "ROOT", tmp_path)
     with pytest.raises(SystemExit) as end:

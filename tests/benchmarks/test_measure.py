@@ -41,7 +41,7 @@ def test_every_pass_draws_fresh_data():
     assert [len(rounds) for rounds in record.samples] == [2] * 4
 
 
-def test_what_is_measured_is_saved_before_the_first_pass_ends(monkeypatch):
+def test_records_are_saved_before_the_first_pass_ends(monkeypatch):
     monkeypatch.setattr(timing, "SAVING", -1.0)
     saved, both = [], [workload(case={"number": n}, a=1.0, b=2.0) for n in (1, 2)]
     measure([Batch(both, SimulatedClock(0), Plan(passes=1, rounds=2))], save=saved.append)
@@ -49,7 +49,7 @@ def test_what_is_measured_is_saved_before_the_first_pass_ends(monkeypatch):
     assert all(record.samples for records in saved for record in records)
 
 
-def test_a_peer_that_is_missing_fails_or_is_wrong_loses_its_figure_and_no_other_does():
+def test_a_missing_failing_or_wrong_peer_loses_only_its_own_figure():
     def missing(_):
         raise Missing("no such device")
 
@@ -89,7 +89,7 @@ def test_a_peer_that_is_missing_fails_or_is_wrong_loses_its_figure_and_no_other_
 @pytest.mark.parametrize("layer", LAYERS, ids=lambda layer: layer.operator)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("defaults", ["zeros", "uniform", "normal", "stored"])
-def test_all_peers_compute_what_the_reference_computes(layer, dtype, defaults):
+def test_all_peers_agree_with_the_reference(layer, dtype, defaults):
     layer, division = dataclasses.replace(layer, dtype=dtype), dataclasses.replace(THREE, defaults=defaults)
     workloads = speed.workloads([layer], [division], [1, 2, 3], ["cpu", "reference"], compiled=())
     records = measure([Batch(workloads, SimulatedClockOfNothing(), Plan(passes=1, rounds=2))])

@@ -31,7 +31,7 @@ BACKEND = "cpu" if backends()["cpu"] == READY else "reference"
     model=["mnist-cnn", "resnet-8", "resnet-9", "vit-tiny"],
     division=[THREE, Division((0.5, 0.5), "zeros"), Division((0.2,) * 5, "stored")],
 )
-def test_arithmetic_gives_what_is_counted(scheme, model, division):
+def test_computed_bytes_equal_counted_bytes(scheme, model, division):
     job = Job(model, scheme, BACKEND, batch=1, division=division)
     with torch.device("meta"):
         expected = computed(scheme, NAMED[model].make(), division, NAMED[model].optimizer)
@@ -51,7 +51,7 @@ def test_the_billion_parameter_transformer_takes_a_sixteenth_of_its_weights_for_
 
 @pytest.mark.parametrize("model", [name for name in NAMED if name != "transformer-1b"])
 @pytest.mark.parametrize("count", [2, 3, 4])
-def test_maps_take_at_most_two_bits_a_weight_and_what_aligns_their_rows(model, count):
+def test_maps_take_at_most_two_bits_a_weight_and_their_row_padding(model, count):
     division = Division((1 / count,) * count)
     with torch.device("meta"):
         made = NAMED[model].make()
@@ -73,7 +73,7 @@ def test_entropy_is_the_logarithm_of_the_number_of_assignments():
 
 @pytest.mark.full
 @pytest.mark.parametrize("model", ["resnet-14"])
-def test_training_takes_at_most_the_dense_models_peak_what_is_exchanged_and_2_percent(model):
+def test_training_peaks_within_2_percent_of_dense_plus_map_and_defaults(model):
     dense = Job(model, "dense", batch=dict(PRESETS["full"].memory)[model])
     ours = dataclasses.replace(dense, scheme="partkernels", backend=BACKEND)
     with torch.device("meta"):

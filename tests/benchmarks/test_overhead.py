@@ -19,7 +19,7 @@ def test_every_work_of_every_layer_has_a_row():
     assert rows[2].startswith("| linear 1×64×64 | 2 of 3 | without autograd |")
 
 
-def test_what_is_beyond_torchs_is_taken_side_by_side():
+def test_overhead_is_the_median_difference_of_interleaved_samples():
     dense = Record("overhead", CASE, "dense", samples=[[1e-6, 2e-6, 4e-6]])
     ours = Record("overhead", CASE, "partkernels", samples=[[2e-6, 5e-6, 6e-6]])
     one = overhead.overhead(dense, ours)

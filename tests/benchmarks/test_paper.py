@@ -44,7 +44,7 @@ def claims(made):
 
 @pytest.mark.full  # trains for ten seconds to a minute
 @pytest.mark.parametrize("name", ["validation", "moving"])
-def test_the_other_experiments_learn_and_tell(name, quick):
+def test_other_experiments_learn_and_check_every_claim(name, quick):
     made = quick(name)
     for record in made.records:
         assert 20 < record["accuracy"] <= 100 and math.isfinite(record["loss"])
@@ -54,7 +54,7 @@ def test_the_other_experiments_learn_and_tell(name, quick):
 @pytest.mark.full  # trains for ten seconds to a minute
 @pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")  # peft reads it
 @pytest.mark.filterwarnings("ignore:dropout .ConcreteDropout. learns directly:UserWarning")  # as in the paper
-def test_adapters_learn_and_tell(quick):
+def test_adapters_learn_and_check_every_claim(quick):
     pytest.importorskip("peft", reason="an experiment of its own extra")
     made = quick("adapters")
     for record in made.records:
@@ -96,7 +96,7 @@ def test_a_part_of_the_results_has_a_table_claims_and_a_figure(name, tmp_path):
         assert dataclasses.replace(made, records=fewer_seeds).claims()
 
 
-def test_other_experiments_say_what_they_lack(tmp_path, monkeypatch):
+def test_an_incomplete_experiment_exits_and_counts_finished_trainings(tmp_path, monkeypatch):
     monkeypatch.setattr(EXPERIMENTS["stn-ridge"], "train", lambda *_: {"seconds": 1.0})
     with pytest.raises(SystemExit, match="5 of 96 trainings are finished; the table and the picture need all"):
         main(["stn-ridge", "--out", str(tmp_path), "--only", "method=stn", "--only", "seed=0"])

@@ -71,7 +71,7 @@ def whole(optimizer):
 @pytest.mark.parametrize("make", OPTIMIZERS)
 @pytest.mark.parametrize("by", ["random", "magnitude"])
 @pytest.mark.parametrize("shares", SHARES)
-def test_entries_keep_what_they_may_and_start_anew_where_they_may_not(shares, by, make):
+def test_entries_moved_to_earlier_partitions_restart_at_their_defaults(shares, by, make):
     model, optimizer = trained("weight", OPTIMIZERS[make])
     before = [(partition.ids(), weight.detach().clone()) for weight, partition in weights(model)]
     states = copy.deepcopy(list(whole(optimizer).values()))
@@ -140,7 +140,7 @@ def test_outputs_that_have_one_owner_move_as_a_whole():
     assert torch.bincount(ids_of(model)[:, 0].long(), minlength=4)[1:].tolist() == [4, 4, 12]
 
 
-def test_it_is_saved_merged_and_trained_on_as_before(tmp_path):
+def test_a_reassigned_model_can_be_saved_merged_and_trained_further(tmp_path):
     model, optimizer = trained("weight")
     reassign(model, (0.2, 0.2, 0.6), optimizer)
     again = partnets.partition(network(), BEFORE, seed=1)

@@ -222,7 +222,7 @@ def test_words_from_a_file_cannot_become_markup():
         assert document.misplaced == [] and not [name for _, name, _ in document.attributes if name == "onload"]
 
 
-def test_a_comparison_marks_exactly_what_changed():
+def test_a_comparison_marks_exactly_the_changed_figures():
     before = results(speed(), speed("training"), memory(), optim())
     after = results(
         speed(**{"partkernels cpu": 3.6e-3}),  # 20 % slower

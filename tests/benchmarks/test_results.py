@@ -39,7 +39,7 @@ def test_writing_leaves_no_half_file(tmp_path, monkeypatch):
         ('{"format": 1, "records": [{"suit": "speed"}]}', "pass a file that `python -m partbench` wrote"),
     ],
 )
-def test_other_files_are_told_apart(text, message, tmp_path):
+def test_files_of_other_formats_raise(text, message, tmp_path):
     path = tmp_path / "x.json"
     path.write_text(text)
     with pytest.raises(ValueError, match=message):

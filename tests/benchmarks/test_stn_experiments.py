@@ -94,7 +94,7 @@ def test_alexnet_is_the_published_one():
 
 @pytest.mark.cases(usual=2)
 @pairwise(strength=1, method=tuning.METHODS, name=["digits", "documentation"])
-def test_every_method_tells_what_it_found(name, method, tmp_path):
+def test_every_tuning_method_reports_losses_and_accuracy(name, method, tmp_path):
     if name == "digits":
         task = stn_cnn.digits_task(0, steps=3, examples=60)
     else:
@@ -122,7 +122,7 @@ def test_experiments_at_quick_size(name, tmp_path, capsys):
 @pytest.mark.cases(usual=2, full=3)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("peer", PEERS)
-def test_what_is_timed_is_the_same_layer(peer, dtype):
+def test_timed_peers_compute_the_same_layer(peer, dtype):
     setup = Setup(CASES[-1], "cpu", dtype, 0)
     setup.check(peer)
     for work in WORKS:
@@ -139,7 +139,7 @@ def test_time_is_counted_to_the_lowest_loss_of_the_other():
 @pytest.mark.cases(usual=1, full=4)
 @pytest.mark.parametrize("dataset", stn_lml.StnLml.datasets)
 @pytest.mark.parametrize("method", stn_lml.LABELS)
-def test_tuning_without_a_validation_set_tells_what_it_found(dataset, method, tmp_path, monkeypatch):
+def test_tuning_without_a_validation_set_reports_the_test_loss(dataset, method, tmp_path, monkeypatch):
     small = {"digits": lambda *_: stn_cnn.digits_task(0, 3, 60)}
     small["documentation"] = lambda *_: stn_lstm.documentation_task(0, 3, 2000)
     monkeypatch.setattr(stn_lml, f"{dataset}_task", small[dataset])

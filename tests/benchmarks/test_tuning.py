@@ -33,7 +33,7 @@ def test_a_problem_is_measured_once_and_tabulated(tmp_path, monkeypatch, capsys)
     assert torch.tensor(1e-45) * 1 != 0, "a command that was called left subnormal numbers flushed to 0"
 
 
-def test_the_table_divides_by_what_tuning_gains():
+def test_the_table_normalises_losses_by_the_gain_of_tuning():
     def record(method, loss):
         return {"problem": "wine", "seed": 0, "method": method, "loss": loss}
 
@@ -56,7 +56,7 @@ def test_a_problem_is_the_same_for_the_same_seed(name):
 
 
 @pytest.mark.parametrize("instrument", command.INSTRUMENTS)
-def test_one_instrument_alone_gives_positions(instrument):
+def test_a_single_instrument_gives_positions_between_0_and_1(instrument):
     case = tiny(0, None)
     positions, examples = command.learned(case, command.problem_of(case, 0), instrument, seed=0)
     assert positions.shape == (3,) and ((positions >= 0) & (positions <= 1)).all() and examples == 18 * 16

@@ -30,7 +30,7 @@ def _pytorch(request, monkeypatch):
 
 
 @pytest.mark.usefixtures("_pytorch")
-def test_what_is_handed_on_is_held_once():
+def test_a_handed_on_value_is_referenced_once():
     value = object()
     before = sys.getrefcount(value)
     for _ in range(ROUNDS):
@@ -41,6 +41,6 @@ def test_what_is_handed_on_is_held_once():
     assert sys.getrefcount(value) == before
 
 
-def test_what_nobody_left_is_what_the_caller_says():
+def test_a_missing_value_is_the_callers_default():
     assert handed_on("what nobody left") is None
     assert handed_on("what nobody left", 3) == 3

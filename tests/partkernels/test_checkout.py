@@ -70,7 +70,7 @@ def test_a_checkout_takes_the_library_of_an_installed_copy_of_the_same_sources(c
     assert f"build of {installed / 'partkernels'}, of the same C++ sources\n" in said
 
 
-def test_one_of_other_sources_is_not_taken_and_the_first_call_names_both_places_and_the_cure(checkout, installed):
+def test_a_library_of_other_sources_is_not_used_and_the_first_call_warns(checkout, installed):
     (checkout / "csrc" / "include" / "partkernels" / "cpu.h").write_text("// changed\n")
     done = run(checkout, installed, "-c", CALL)
     assert str(checkout) in done.stdout and "linear: reference" in done.stdout
@@ -91,13 +91,13 @@ def imported(checkout, monkeypatch):
     build_info._found.cache_clear()
 
 
-def test_its_own_build_wins(checkout, installed, imported, monkeypatch):
+def test_a_checkouts_own_build_takes_precedence(checkout, installed, imported, monkeypatch):
     monkeypatch.setattr(sys, "path", [str(checkout), str(installed)])
     (checkout / "partkernels" / "build_info.json").write_text('{"cpu": "not built: interrupted"}')
     assert build_info.folder() == checkout / "partkernels" and build_info.library("cpu") is None
 
 
-def test_an_editable_installation_of_another_checkout_is_found_too(installed, imported, monkeypatch):
+def test_an_editable_installation_of_another_checkout_is_found(installed, imported, monkeypatch):
     class Finder:
         @staticmethod
         def find_spec(name, path):
@@ -107,7 +107,7 @@ def test_an_editable_installation_of_another_checkout_is_found_too(installed, im
     assert build_info.library("cpu") == installed / "partkernels" / "_cpu.so"
 
 
-def test_where_nothing_is_installed_the_cure_is_to_build_here(checkout, imported):
+def test_without_an_installation_the_facts_name_the_build_command(checkout, imported):
     assert build_info.facts()["cpu"].endswith(f"run `pip install --no-build-isolation --editable .` in {checkout}")
 
 
@@ -123,7 +123,7 @@ def test_a_digest_knows_names_and_contents(tmp_path):
 
 
 @pytest.mark.parametrize("layout", ["installed", "checkout"])
-def test_another_partkernels_than_partnets_came_with_is_warned_of_if_it_differs(layout, tmp_path, installed):
+def test_a_partkernels_that_differs_from_the_one_beside_partnets_warns(layout, tmp_path, installed):
     folder = tmp_path / "theirs"
     partnets = folder / {"installed": "partnets", "checkout": "python_api/partnets"}[layout]
     partnets.mkdir(parents=True)
@@ -146,7 +146,7 @@ def test_another_partkernels_than_partnets_came_with_is_warned_of_if_it_differs(
         ("build_info.json", '{"cpu": 3}', "build_info.json is damaged"),
     ],
 )
-def test_what_is_missing_of_a_build_or_damaged_is_named(name, content, message, tmp_path):
+def test_missing_or_damaged_build_files_are_named(name, content, message, tmp_path):
     package = copy_package(tmp_path)
     build(package, "any")
     if content is None:

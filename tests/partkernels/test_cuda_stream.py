@@ -76,5 +76,5 @@ def test_a_pytorch_without_cuda_is_an_error_and_no_crash(libraries):
     assert streams(libraries, cuda="") == [-1]
 
 
-def test_what_pytorch_refuses_is_an_error(libraries):
+def test_an_error_of_pytorch_raises_and_later_calls_succeed(libraries):
     assert streams(libraries, cuda="RTLD_LOCAL", devices=(9, 1)) == [-1, 1001]

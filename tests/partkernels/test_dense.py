@@ -43,7 +43,7 @@ def test_any_strides(ours):
     torch.testing.assert_close(dense.linear_grad_weight(grad, x), torch.einsum("abi,abj->ij", grad, x))
 
 
-def test_another_backend_is_obeyed(ours):
+def test_products_on_the_reference_backend_are_torchs(ours):
     x, weight = torch.randn(5, 7), torch.randn(3, 7)
     with partkernels.use_backend("reference"):
         assert torch.equal(dense.linear(x, weight), F.linear(x, weight))
@@ -56,7 +56,7 @@ def test_second_derivatives(ours):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("groups", [1, 2])
-def test_convolutions_of_whole_weights(dtype, groups):
+def test_dense_convolutions_and_gradients_agree_with_float64(dtype, groups):
     """Include dilated convolutions, in which PyTorch's bfloat16 kernels fail (docs/torch-faults.md)."""
     generator = torch.Generator().manual_seed(0)
     x, weight = (torch.randn(size, generator=generator) for size in ((2, 6, 9, 8), (4, 6 // groups, 3, 2)))
@@ -89,5 +89,5 @@ def test_products_are_ours_where_the_vendors_leave_half_of_the_processor_unused(
     assert dense.leaves_half_unused(cpuinfo) is is_faster
 
 
-def test_products_are_not_ours_on_a_processor_that_tells_nothing():
+def test_products_are_not_ours_on_an_unknown_processor():
     assert not dense.leaves_half_unused("processor\t: 0\nFeatures\t: fp asimd\n")

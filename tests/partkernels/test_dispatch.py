@@ -43,7 +43,7 @@ def test_the_cpp_backend_was_built():
 
 
 @pytest.mark.parametrize("facts", [None, '{"torch": "2.13.0"}'])
-def test_what_an_interrupted_build_left_is_not_loaded_and_hinders_no_other_backend(facts, without_library):
+def test_libraries_of_an_interrupted_build_are_not_loaded(facts, without_library):
     for backend in ("cpu", "cuda"):
         (without_library / f"_{backend}.so").write_text("half a library")
     if facts is not None:
@@ -204,7 +204,7 @@ def test_the_module_prints_versions_build_facts_and_backends():
         ("sm_80, PTX 80", (7, 5), "has compute capability 7.5; if that is 8.0"),
     ],
 )
-def test_the_cuda_library_serves_what_it_was_built_for(built, capability, status, monkeypatch):
+def test_the_cuda_library_runs_only_on_gpus_that_it_was_built_for(built, capability, status, monkeypatch):
     monkeypatch.setattr(cuda, "load_library", lambda backend: dispatch.READY)
     monkeypatch.setattr(build_info, "facts", lambda: {"cuda": f"built for {built}"})
     monkeypatch.setattr(torch.version, "cuda", "13.0")

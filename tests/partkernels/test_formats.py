@@ -145,7 +145,7 @@ def test_uniform_and_normal_have_the_moments_they_promise():
 @pytest.mark.full
 @given(count=st.integers(1, 256), rows=st.integers(1, 4), cols=st.integers(1, 70), data=st.data())
 @settings(max_examples=60, deadline=None)
-def test_a_map_reads_back_what_was_packed(count, rows, cols, data):
+def test_packed_maps_unpack_to_the_same_ids(count, rows, cols, data):
     bits = bits_for(count)
     assert count <= 2**bits
     assert bits == 1 or count > 2 ** (bits // 2)

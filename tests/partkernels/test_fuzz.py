@@ -484,6 +484,6 @@ RUNS = [
 
 
 @pytest.mark.parametrize(("name", "target"), RUNS, ids=str)
-def test_random_calls_compute_what_dense_pytorch_computes(name, target):
+def test_random_calls_agree_with_dense_pytorch(name, target):
     count = number_of(40 if target.backend in ("cpu", "cuda") else 6)
     run_cases(CASES[name], count, functools.partial(Random, target=target))

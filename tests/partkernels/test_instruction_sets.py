@@ -26,7 +26,7 @@ INSTRUCTION_SET = (
 )
 
 
-def test_the_report_says_which_is_taken_and_why_the_others_are_not():
+def test_the_report_names_the_instruction_set_in_use_and_why_others_are_not():
     told = in_a_process("portable", "-m", "partkernels").stdout.partition("instruction sets of the cpu backend\n")[2]
     said = dict(line.split(maxsplit=1) for line in told.splitlines())
     assert sorted(said) == sorted(NAMES) or list(said) in (ARMS, ["portable"])

@@ -123,7 +123,7 @@ sys.exit(os.waitstatus_to_exitcode(status))
 
 @pytest.mark.full
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
-def test_a_child_of_a_fork_does_small_work_alone():
+def test_a_forked_child_finishes_small_operations():
     environment = {**os.environ, "PARTKERNELS_BACKEND": "cpu", "OMP_NUM_THREADS": "4"}
     environment["PYTHONPATH"] = os.pathsep.join(sys.path)
     command = [sys.executable, "-W", "ignore", "-c", FORK]

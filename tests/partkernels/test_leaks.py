@@ -61,7 +61,7 @@ def in_use():
 @pytest.mark.full
 @pytest.mark.skipif("cpu" not in BACKENDS, reason="only the cpu backend allocates memory")
 @pytest.mark.parametrize("work", WORKS)
-def test_a_call_leaves_nothing(work):
+def test_repeated_calls_do_not_leak_memory(work):
     with pk.use_backend("cpu"):
         for _ in range(CALLS):
             WORKS[work]()

@@ -79,7 +79,7 @@ def computed(operator, x, weight, bias, partition, active, update, **options):
 
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("active, update", LIVE)
-def test_it_computes_what_the_equal_map_does(case, active, update):
+def test_nested_partitions_agree_with_their_explicit_maps(case, active, update):
     operator, x, weight, bias, partition, options = inputs(case)
     for own_bias in (bias, bias[0]):
         with pk.use_backend("reference"):
@@ -96,7 +96,7 @@ def test_it_computes_what_the_equal_map_does(case, active, update):
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_what_is_narrow_is_the_live_part(case):
+def test_sliced_channels_give_the_active_part_of_the_full_output(case):
     operator, x, weight, bias, partition, options = inputs(case)
     kind = options.get("groups", 1), "transpose" in case
     taken, made = products.inputs(partition, *kind), products.outputs(partition, *kind)
@@ -112,7 +112,7 @@ def test_what_is_narrow_is_the_live_part(case):
 
 
 @pytest.mark.parametrize("case", [case for case in CASES if "groups" not in case])
-def test_nothing_is_read_but_what_is_live(case):
+def test_weights_of_inactive_partitions_are_not_read(case):
     operator, x, weight, bias, partition, options = inputs(case)
     weight[partition.ids() > 2] = torch.nan
     with poisoned_memory():
@@ -159,7 +159,7 @@ def test_transforms_compilers_and_autocast():
 
 @pytest.mark.parametrize("update", [1, 2, 3])
 @pytest.mark.parametrize("strided", [False, True])
-def test_steps_change_the_bits_of_one_partition_alone(update, strided):
+def test_steps_change_only_the_bits_of_one_partition(update, strided):
     partition = nested((7, 9), (3, 5, 7), (2, 6, 9))
     tensors = [torch.rand(9, 7).t() if strided else torch.rand(7, 9) for _ in range(4)]
     outside = ~partition.mask(update)
@@ -201,7 +201,7 @@ def test_weights_and_rows_of_a_table(active, update):
 @pytest.mark.full
 @given(rows=SEGMENTS, cols=SEGMENTS, kernel=st.sampled_from([(), (2,)]))
 @settings(max_examples=80)
-def test_who_owns_an_entry(rows, cols, kernel):
+def test_an_entry_belongs_to_the_later_partition_of_its_row_and_column(rows, cols, kernel):
     count = max(len(ends) for ends in (*rows, *cols))
     rows, cols = ([[*ends, *[ends[-1]] * (count - len(ends))] for ends in segments] for segments in (rows, cols))
     partition = nested((*(sum(ends[-1] for ends in segments) for segments in (rows, cols)), *kernel), rows, cols)
@@ -244,6 +244,6 @@ def test_copies_and_files():
     assert repr(partition) == "NestedPartition(shape=(5, 9), rows=(1, 3, 5), cols=(2, 6, 9), row=2, col=0)"
 
 
-def test_it_says_what_computes_it():
+def test_explain_names_the_nested_implementation():
     partition = nested((7, 9), (3, 5, 7), (2, 6, 9))
     assert pk.explain(pk.linear, torch.ones(4, 9), torch.ones(7, 9), partition, 2).startswith("linear: nested")

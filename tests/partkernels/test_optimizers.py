@@ -131,7 +131,7 @@ def test_a_partition_moves_as_torchs_optimiser_moves_it(step, shape, dtype, targ
     dtype=DTYPES,
     target=EVERY,
 )
-def test_other_partitions_keep_every_bit_whatever_it_means(step, shape, layout, dtype, target):
+def test_other_partitions_keep_every_bit_of_nans_and_infinities(step, shape, layout, dtype, target):
     partition = pk.Partition.random(shape, (0.5, 0.4, 0.1), seed=5).to(target.device)
     mask = partition.mask(3)
     limits = torch.iinfo(BITS[dtype])
@@ -174,7 +174,7 @@ SHAPES = [(), (7,), (5, 300), (6, 5, 3), (3, 4, 2, 5), (2, 3, 4, 2, 2), (0, 3)]
 
 
 @pairwise(step=STEPS, layout=LAYOUTS[:3], target=EVERY)
-def test_several_parameters_in_one_call_are_those_of_a_call_each(step, layout, target):
+def test_stepping_several_parameters_at_once_equals_separate_calls(step, layout, target):
     dtypes = [torch.float32, torch.bfloat16] if target.device == "cpu" else DTYPES
     each, partitions = [], []
     for i, shape in enumerate(SHAPES):
@@ -195,7 +195,7 @@ def test_several_parameters_in_one_call_are_those_of_a_call_each(step, layout, t
 
 
 @every_step
-def test_nothing_changes_where_one_of_several_does_not_fit(step):
+def test_invalid_tensors_among_several_raise_before_any_change(step):
     each = [step.tensors(Target("cpu", "cpu"), (4, 5), torch.float32) for _ in range(3)]
     before = [[tensor.clone() for tensor in tensors] for tensors in each]
     spoilt = [[*tensors] for tensors in each]
@@ -212,7 +212,7 @@ def test_nothing_changes_where_one_of_several_does_not_fit(step):
 
 @pytest.mark.parametrize("backend", ["reference", *BACKENDS])
 @every_step
-def test_autograd_sees_that_what_it_saved_has_changed(step, backend):
+def test_autograd_raises_if_a_step_changed_a_saved_tensor(step, backend):
     tensors = step.tensors(Target(backend, "cpu"), (3, 4), torch.float32)
     parameter = tensors[0].requires_grad_()
     y = (parameter * parameter).sum()
@@ -255,7 +255,7 @@ def test_a_compiled_adam_is_not_compiled_again_for_every_step():
     assert compilations <= 3  # for step=1, for step=2, and one with a symbolic step
 
 
-def test_tensors_may_lie_between_each_other_on_one_memory():
+def test_interleaved_tensors_in_one_memory_are_stepped():
     tensors = torch.rand(3, 4, 4).unbind(-1)
     twins = [tensor.clone() for tensor in tensors]
     STEPS["adam"].ours(twins, None, None)

@@ -48,7 +48,7 @@ def is_worth_it(case: Case, dtype: torch.dtype, target: Target, *_) -> bool:
 
 @pytest.mark.cases(full=90)
 @pairwise(is_worth_it, case=CASES, dtype=DTYPES, target=TARGETS, has_rows=[False, True], layout=LAYOUTS)
-def test_backends_compute_what_dense_pytorch_computes(case, dtype, target, has_rows, layout):
+def test_backends_agree_with_dense_pytorch(case, dtype, target, has_rows, layout):
     check(case, target, dtype=dtype, has_rows=has_rows, layout=layout)
 
 

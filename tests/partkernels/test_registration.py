@@ -129,7 +129,7 @@ def test_nothing_but_x_weight_and_map_is_saved(case, update):
     assert set(saved) == expected
 
 
-def test_of_an_embedding_only_ids_and_map_are_saved():
+def test_an_embedding_saves_only_ids_and_map_for_backward():
     partition, ids, saved = pk.Partition.random((15, 70), (0.5, 0.5), seed=0), torch.tensor([3, 1]), []
     with torch.autograd.graph.saved_tensors_hooks(lambda t: saved.append(t.data_ptr()) or t, lambda t: t):
         pk.embedding(ids, torch.ones(15, 70, requires_grad=True), partition, 2, update=2)

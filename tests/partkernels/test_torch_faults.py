@@ -40,7 +40,7 @@ def pair(value):
 @pytest.mark.skipif("cpu" not in BACKENDS, reason="the other backends use PyTorch's convolutions or a GPU")
 @pytest.mark.parametrize("channels_last", [False, True])
 @pytest.mark.parametrize(("dtype", "of_x", "of_weight", "stride", "padding", "dilation", "groups"), CASES)
-def test_they_are_right(dtype, of_x, of_weight, stride, padding, dilation, groups, channels_last):
+def test_convolutions_agree_with_float64(dtype, of_x, of_weight, stride, padding, dilation, groups, channels_last):
     partition = pk.Partition.random(of_weight, (0.6, 0.4), seed=0, defaults=pk.Uniform(0.1, seed=1))
     x, weight = torch.randn(of_x).to(dtype), torch.randn(of_weight).to(dtype)
     if channels_last:

@@ -306,7 +306,7 @@ def test_an_unknown_plan_is_refused(unknown):
         pass
 
 
-def test_what_was_measured_is_kept_and_serves_sizes_within_a_factor_of_two(own_measurements):
+def test_measurements_are_saved_and_used_for_sizes_within_a_factor_of_two(own_measurements):
     measured.remember(product(), (128, 256, 8, 3), {"fused": 200.0, "rebuild": 220.0})
     measured.remember(product(across=1024), None, {"fused": 70.0, "rebuild": 60.0})
     near = plans.choose(product(across=5000))
@@ -321,7 +321,7 @@ def test_what_was_measured_is_kept_and_serves_sizes_within_a_factor_of_two(own_m
 
 
 @pytest.mark.parametrize("text", ['[{"product":', "3", '[{"product": {}}]', "[[]]"])
-def test_a_damaged_file_counts_as_none_and_is_replaced(text, own_measurements):
+def test_a_damaged_measurement_file_is_ignored_and_replaced(text, own_measurements):
     (own_measurements / "nvidia-h200.json").write_text(text)
     measured.read_again()
     assert "estimated" in plans.choose(product()).reason
@@ -357,7 +357,7 @@ def test_few_tiles_are_worth_a_measurement_and_all_fit(changes):
         assert bytes_ <= HOPPER.shared_memory
 
 
-def test_explain_says_which_backend_and_plan_and_why():
+def test_explain_names_backend_plan_and_reason():
     partition, weight = layer((6, 70), pk.Uniform(0.1, 0), torch.float32)
     x = torch.randn(3, 70, device=DEVICE, requires_grad=True)
     weight.requires_grad_()
@@ -370,7 +370,7 @@ def test_explain_says_which_backend_and_plan_and_why():
         assert "rebuild, then the vendor's kernel (asked for)" in pk.explain(pk.linear, x, weight, partition, 1)
 
 
-def test_all_partitions_live_is_the_dense_operator_and_reads_no_map(monkeypatch):
+def test_with_all_partitions_active_the_dense_operator_runs_without_the_map(monkeypatch):
     partition, weight = layer((6, 4, 3, 3), pk.Uniform(0.1, 0), torch.float32)
     monkeypatch.setattr(plans, "run", lambda *_: pytest.fail("a plan was made"))
     x = torch.randn(2, 4, 5, 5, device=DEVICE, requires_grad=True)
@@ -481,6 +481,6 @@ def test_kernels_run_on_the_tensors_gpu_whichever_is_current(plan):
     assert there.device.index == 1 and torch.equal((there.sin() ** 2).sum().cpu(), here.cpu())
 
 
-def test_what_was_measured_on_an_h200_serves_one(own_measurements):
+def test_an_h200_uses_the_measurements_of_an_h200(own_measurements):
     plan = plans.choose(product(gpu=launch.Gpu("NVIDIA H200", 132, 227 << 10, is_hopper=True)))
     assert plan.config is None and "measured on a NVIDIA H200 at 4096x4096x4096: " in plan.reason

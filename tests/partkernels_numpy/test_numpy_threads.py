@@ -140,6 +140,6 @@ def test_a_program_ends_while_others_of_its_threads_compute():
 
 
 @pytest.mark.parametrize("threads", [0, -1, 1.5, True, None, 10**12])
-def test_a_number_of_threads_that_is_none(threads):
+def test_an_invalid_number_of_threads_raises(threads):
     with pytest.raises(ValueError, match=r"pass an int in 1\.\.1024"):
         pkn.set_threads(threads)

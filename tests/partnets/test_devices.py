@@ -73,7 +73,7 @@ def trained(model: nn.Module, scheme: str, x: Tensor, y: Tensor) -> list[Tensor]
 
 @pytest.mark.full
 @pairwise(strength=1, name=[*MODELS], scheme=["weight", "nested", *(["node"] if is_full() else [])])
-def test_everything_is_where_the_model_is_and_as_on_the_cpu(name, scheme):
+def test_training_on_a_device_gives_the_results_of_the_cpu(name, scheme):
     make, shape = MODELS[name]
     x, y = torch.randn(4, *shape), torch.tensor([0, 1, 2, 1])
     with pk.use_backend("reference"):
@@ -102,7 +102,7 @@ def looking_ahead(how, place) -> list[Tensor]:
 
 @pytest.mark.full
 @pytest.mark.parametrize("how", [partnets.Lookahead(), partnets.Lookahead(exact=False), partnets.Implicit()], ids=str)
-def test_what_looks_ahead_does_so_there(how):
+def test_lookahead_and_implicit_training_agree_on_device_and_cpu(how):
     with pk.use_backend("reference"):
         expected = looking_ahead(how, lambda model: model)
         with elsewhere():
@@ -111,7 +111,7 @@ def test_what_looks_ahead_does_so_there(how):
         torch.testing.assert_close(one, other)
 
 
-def test_tensors_of_two_devices_do_not_meet():
+def test_operations_on_tensors_of_two_devices_raise():
     with elsewhere():
         x = torch.ones(3, device=DEVICE)
         assert isinstance(x + 1, Elsewhere) and (x + torch.tensor(1.0)).device == DEVICE
@@ -135,7 +135,7 @@ def without_a_model_there() -> list[Tensor]:
 
 
 @pytest.mark.full
-def test_the_default_device_is_for_what_users_make():
+def test_batches_and_searches_do_not_depend_on_the_default_device():
     expected = without_a_model_there()
     with elsewhere(), torch.device(DEVICE):
         found = without_a_model_there()

@@ -59,9 +59,7 @@ def bonus_gradient(raw, regularisation):
     ("rotation", "safe", "given"),
     [(15.0, True, True), (15.0, False, True), (NARROW, True, True), (WIDE, True, False), (WIDE, False, True)],
 )
-def test_the_bonus_has_the_gradient_by_hand_and_the_safe_one_none_while_a_width_is_10(
-    rotation, safe, given, regularisation
-):
+def test_the_bonus_has_the_derived_gradient_and_the_safe_bonus_stops_at_10(rotation, safe, given, regularisation):
     one = augerino(rotation, still=True, safe=safe, regularisation=regularisation)
     before = raw(one).detach().clone()
     one.step()
@@ -71,7 +69,7 @@ def test_the_bonus_has_the_gradient_by_hand_and_the_safe_one_none_while_a_width_
 
 
 @pytest.mark.parametrize("safe", [True, False])
-def test_a_step_is_one_of_both_on_one_batch_and_its_record_is_without_the_bonus(safe):
+def test_a_step_updates_weights_and_widths_and_records_the_plain_loss(safe):
     one = augerino(safe=safe, regularisation=0.3, seed=2)
     network, generator = copy.deepcopy(one.model.networks[0]), torch.Generator().manual_seed(2)
     x, y = one.chunks.dataset.tensors
@@ -116,6 +114,6 @@ def construct(hyperparameters, data=single_chunk):
         (lambda: augerino(batch_size=0), "batch_size=0"),
     ],
 )
-def test_what_augerino_has_no_bonus_or_no_data_for_raises(refused, message):
+def test_arguments_that_augerino_does_not_support_raise(refused, message):
     with pytest.raises(ValueError, match=message):
         refused()

@@ -54,7 +54,7 @@ def library():
 @pytest.mark.cases(usual=1)
 @pytest.mark.usefixtures("library")
 @pytest.mark.parametrize("batch_size", [7, 256])
-def test_it_is_the_evidence_by_hand(batch_size):
+def test_the_evidence_agrees_with_a_direct_computation(batch_size):
     x, y = examples()
     model = trained(x, y)
     for data in ((x, y), TensorDataset(x, y)):
@@ -62,7 +62,7 @@ def test_it_is_the_evidence_by_hand(batch_size):
 
 
 @pytest.mark.usefixtures("library")
-def test_psi_is_no_weight_and_everything_is_left_as_it_was():
+def test_the_evidence_excludes_psi_and_the_model_stays_unchanged():
     x, y = examples()
     mask, linear = hyper.InputMask(2, probability=0.25), trained(x / 4, y)
     model = nn.Sequential(mask, linear).train()

@@ -91,7 +91,7 @@ class Turn(hyper.Hyperparameter):
         )
 
 
-def test_phases_alternate_and_what_waits_stays():
+def test_phases_alternate_and_parameters_of_the_other_phase_stay():
     torch.manual_seed(0)
     turn, network = Turn(0.5), nn.Sequential(nn.Linear(2, 4), nn.Tanh(), nn.Linear(4, 2))
     seen = []
@@ -111,7 +111,7 @@ def test_phases_alternate_and_what_waits_stays():
     assert isinstance(network[2], nn.Identity)
 
 
-def test_losses_and_features_that_are_no_numbers_are_refused():
+def test_a_nan_loss_and_equal_features_raise():
     data = torch.full((20, 2), float("nan")), torch.randint(2, (20,))
     with pytest.raises(FloatingPointError, match="step 1 of pretraining is nan"):
         baselines.last_layer(nn.Identity(), nn.Sequential(nn.Linear(2, 2)), data, steps=1, inducing=5)

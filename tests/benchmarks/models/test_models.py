@@ -116,7 +116,7 @@ def test_models_have_as_many_parameters_as_published(name):
 
 
 @pytest.mark.parametrize("defaults", ["seed", "stored", "zero"])
-def test_fixup_keeps_its_start_when_it_is_partitioned(defaults):
+def test_partitioning_keeps_the_initialization_of_fixup(defaults):
     model = partnets.partition(models.FixupResNet(14, width=2), (0.8, 0.1, 0.1), defaults=defaults)
     for active in (1, 2, 3):
         with partnets.subnetwork(model, active):
@@ -148,7 +148,7 @@ WHOLE = {
 @pytest.mark.cases(usual=5)
 @pytest.mark.parametrize("defaults", ["seed", "zero"])
 @pytest.mark.parametrize("name", WHOLE)
-def test_whole_architectures_are_partitioned_without_skip(name, defaults):
+def test_models_of_the_benchmarks_are_partitioned_without_skip(name, defaults):
     model, shape = WHOLE[name]()
     partnets.partition(model, (0.8, 0.1, 0.1), defaults=defaults)
     assert {*partnets.optim.SGD(model).parameters()} == {*model.parameters()}
@@ -161,7 +161,7 @@ def test_whole_architectures_are_partitioned_without_skip(name, defaults):
     assert all(parameter.grad is not None for parameter in model.parameters())
 
 
-def test_mlp_is_the_papers():
+def test_mlp_has_the_layers_of_the_paper():
     layers = [*models.MLP(30)]
     widths = [(layer.in_features, layer.out_features) for layer in layers[::2]]
     assert widths == [(30, 256), (256, 256), (256, 2)] and [type(layer) for layer in layers[1::2]] == [nn.GELU] * 2

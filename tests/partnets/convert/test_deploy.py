@@ -17,7 +17,7 @@ def named(model):
 
 
 @pytest.mark.parametrize("name", ["images", "masked", "features"])
-def test_it_is_of_torch_alone_and_gives_the_same_bits_each_time(name):
+def test_a_deployed_network_has_only_torch_modules_and_is_deterministic(name):
     network, (x, _) = deployed(name)
     modules = {type(module).__module__.split(".")[0] for module in network.modules()}
     assert modules == {"torch"} and not any(module.training for module in network.modules())
@@ -27,7 +27,7 @@ def test_it_is_of_torch_alone_and_gives_the_same_bits_each_time(name):
     torch.testing.assert_close(pickle.loads(pickled)(x), network(x))
 
 
-def test_dropout_has_its_rate_a_mask_its_mean_and_an_extractor_is_itself():
+def test_deployed_dropout_has_its_rate_and_masks_have_their_mean():
     mask, dropout = hyper.InputMask(4), hyper.ConcreteDropout(0.3)
     nn.init.normal_(mask.logits)
     features = hyper.Submodule(nn.Sequential(nn.Linear(4, 4), dropout))
@@ -47,7 +47,7 @@ def test_dropout_has_its_rate_a_mask_its_mean_and_an_extractor_is_itself():
         assert parameter.requires_grad
 
 
-def test_a_module_that_code_keeps_in_a_list_is_without_randomness_too():
+def test_modules_kept_in_a_python_list_are_deployed_without_randomness():
     class Kept(nn.Module):
         def __init__(self):
             super().__init__()
@@ -62,7 +62,7 @@ def test_a_module_that_code_keeps_in_a_list_is_without_randomness_too():
     torch.testing.assert_close(partnets.finalize(model, "deploy")(x), model.eval()(x))
 
 
-def test_no_optimiser_moves_what_was_learned():
+def test_an_optimiser_does_not_change_deployed_hyperparameters():
     model = nn.Sequential(hyper.InputMask(4), hyper.Temperature(2.0), hyper.Submodule(nn.Linear(4, 4)), nn.Linear(4, 3))
     network = partnets.finalize(partnets.partition(model, PROPORTIONS), "deploy").train()
     before = copy.deepcopy(network.state_dict())
@@ -75,7 +75,7 @@ def test_no_optimiser_moves_what_was_learned():
     assert moved == {"3.weight", "3.bias"}
 
 
-def test_its_state_dict_loads_into_the_plain_network():
+def test_a_deployed_state_dict_loads_into_the_dense_network():
     def network():
         return nn.Sequential(
             partnets.data.Normalise((0.5,), (0.2,)), nn.Conv2d(1, 2, 3), nn.Flatten(), nn.Linear(72, 3)
@@ -95,7 +95,7 @@ def test_its_state_dict_loads_into_the_plain_network():
         hyper.Mixup,
     ],
 )  # fmt: skip
-def test_what_takes_targets_as_well_is_deployed_as_what_it_does_without(make):
+def test_modules_that_take_targets_are_deployed_as_without_targets(make):
     model = partnets.partition(nn.Sequential(nn.Linear(4, 3), make()), (0.5, 0.5))
     network, x = partnets.finalize(model, "deploy"), torch.randn(2, 4)
     torch.testing.assert_close(network(x), model.eval()(x))
@@ -200,7 +200,7 @@ class Silenced(Noise):
         (lambda: partnets.finalize(averaged(hyper.Affine()), "deploy", draws=2), 2, ["is deployed already"]),
     ],
 )
-def test_what_cannot_be_deployed_is_named(model, draws, messages):
+def test_modules_that_cannot_be_deployed_are_named(model, draws, messages):
     model = model()
     before = copy.deepcopy(model)
     with pytest.raises(ValueError) as raised:
@@ -209,6 +209,6 @@ def test_what_cannot_be_deployed_is_named(model, draws, messages):
     assert repr(model) == repr(before)
 
 
-def test_the_users_own_to_ordinary_decides():
+def test_a_users_to_torch_method_takes_precedence():
     network = partnets.finalize(nn.Sequential(Silenced(), nn.Linear(4, 3)), "deploy")
     assert named(network) == ["Identity", "Linear"]

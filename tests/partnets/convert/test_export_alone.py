@@ -103,7 +103,7 @@ FORMATS = ["pt2", "traced.jit", "scripted.jit", "pickle", "state", "onnx"]
 
 @pytest.mark.full  # the usual run tests the code of docs/export.md
 @pytest.mark.parametrize("suffix", FORMATS)
-def test_without_partnets_its_files_give_the_same(ran, suffix):
+def test_exported_files_give_the_same_outputs_without_partnets(ran, suffix):
     if "onnx" in suffix and not ONNX:
         pytest.skip("needs onnx, onnxscript and onnxruntime")
     expected, outputs = ran

@@ -132,7 +132,7 @@ def small_biases():
 @pytest.mark.parametrize("make", [forgetting, one_logit, identity, small_biases])
 @pytest.mark.parametrize("defaults", ["zero", "seed"])
 @pytest.mark.filterwarnings("ignore:partition draws the weights")
-def test_layers_start_as_they_started(make, defaults):
+def test_fresh_layers_have_the_distribution_of_their_initialization(make, defaults):
     torch.manual_seed(0)
     model = nn.ModuleList([make()])
     start = copy.deepcopy(model)
@@ -156,7 +156,7 @@ def test_a_trainer_trains_it_on_all_of_the_data(mode):
     assert not any(map(torch.equal, dense.network.parameters(), before.network.parameters()))
 
 
-def test_a_fresh_network_depends_on_the_seed_and_not_on_what_was_learned():
+def test_a_fresh_network_depends_on_the_seed_and_not_on_learned_weights():
     few, many = trained(steps=2), trained(steps=6)
     many.augmentation.load_state_dict(few.augmentation.state_dict())
     assert same(partnets.finalize(few, "retrain", seed=4), partnets.finalize(many, "retrain", seed=4))
@@ -215,7 +215,7 @@ class Backbone(nn.Module):
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_what_was_frozen_keeps_its_values(mode):
+def test_frozen_parameters_keep_their_values(mode):
     model = nn.Sequential(Backbone(), nn.Linear(64, 3))
     partnets.partition(model, PROPORTIONS, skip="0")
     model[1].bias.requires_grad_(False)
@@ -237,7 +237,7 @@ def ensemble():
 
 @pytest.mark.full
 @pytest.mark.parametrize("mode", MODES)
-def test_of_whole_networks_it_is_the_last(mode):
+def test_finalizing_an_ensemble_uses_its_last_network(mode):
     mask, model = ensemble()
     x = torch.randn(40, 4)
     chunks = partnets.chunk((x, (x[:, 0] > 0).long()), (0.5, 0.5))
@@ -330,7 +330,7 @@ class LowRank(nn.Linear):
         return super().forward(x) + x @ self.down @ self.up
 
 
-def test_a_frozen_base_in_a_module_of_ones_own_keeps_its_values():
+def test_a_frozen_base_in_a_custom_module_keeps_its_values():
     model = partnets.partition(nn.Sequential(LowRank(6, 5), nn.Linear(5, 3)), PROPORTIONS)
     base = model[0].weight.clone()
     fresh = partnets.finalize(model, "retrain", seed=1)
@@ -395,7 +395,7 @@ class Centred(nn.Module):
         return (x - self.mean) * self.gain
 
 
-def test_statistics_of_a_rule_start_as_they_started(monkeypatch):
+def test_statistics_of_a_rule_restart_at_their_initial_values(monkeypatch):
     monkeypatch.setitem(RULES, Centred, partnets.Rule(scales=("gain",), statistics=("mean",)))
     model = partnets.partition(Centred(), PROPORTIONS)
     with partnets.subnetwork(model, 3, 3):

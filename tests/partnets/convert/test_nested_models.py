@@ -239,7 +239,7 @@ def test_a_subnetwork_computes_and_learns_as_its_smaller_merged_network(name):
     assert [p.shape for p in dense.parameters()] == [p.shape for p in MODELS[name][0]().parameters()]
 
 
-def test_channels_follow_what_a_layer_computes_with():
+def test_channels_follow_the_activations_between_layers():
     model, _ = made("residual")
     assert tuple(widths(16, PROPORTIONS)) == (8, 12, 16)
     assert channels(model.norm1) == channels(model.norm2) == channels(model.by_depth) == (8, 12, 16)
@@ -370,7 +370,7 @@ CODES = {
 
 @pytest.mark.cases(usual=10)
 @pytest.mark.parametrize("name", CODES)
-def test_code_between_layers_leaves_channels_narrow_or_whole(name):
+def test_code_between_layers_keeps_channels_sliced_or_full(name):
     code, layers, options, shape, expected = CODES[name]
     torch.manual_seed(0)
     model, x = Code(code, *map(copy.deepcopy, layers), **options), torch.randn(shape)
@@ -385,7 +385,7 @@ def test_code_between_layers_leaves_channels_narrow_or_whole(name):
 
 
 @pytest.mark.full
-def test_the_model_is_as_it_was_and_random_states_and_examples_too():
+def test_partitioning_keeps_model_example_and_random_state():
     model, x = Residual().train(), images()
     before, given, state = copy.deepcopy(model.state_dict()), x.clone(), torch.get_rng_state()
     model.register_forward_pre_hook(lambda module, arguments: arguments[0].mul_(2))
@@ -463,7 +463,7 @@ def compiled():
         pytest.param(compiled, None, "no channels of this Sequential can be divided", marks=pytest.mark.full),
     ],
 )
-def test_models_whose_channels_cannot_be_divided_are_refused(make, groups, message):
+def test_models_without_channels_to_partition_are_refused(make, groups, message):
     with pytest.raises(ValueError, match=message):
         partnets.partition(make(), PROPORTIONS, scheme="nested", example=torch.randn(4, 5), channels=groups)
 
@@ -516,7 +516,7 @@ OUTPUTS = {
 @pytest.mark.cases(usual=4)
 @pytest.mark.parametrize("examples", [1, 4])
 @pytest.mark.parametrize("how", OUTPUTS)
-def test_outputs_are_whole_however_they_are_returned(how, examples):
+def test_output_layers_keep_all_channels_in_any_output_structure(how, examples):
     """Include a batch of one example, for which batch norm fails in training."""
     model = partnets.partition(Cascade(OUTPUTS[how]), PROPORTIONS, scheme="nested", example=torch.randn(examples, 5))
     assert width(model.b, 1) is None and width(model.auxiliary, 1) is None
@@ -533,7 +533,7 @@ class Branching(nn.Module):
         return self.last(h + self.long(h) if is_long else h)
 
 
-def test_layers_that_an_example_does_not_use_are_told_of_and_raise():
+def test_layers_that_the_example_does_not_use_warn_and_raise_if_called():
     x = torch.randn(4, 5)
     with warnings.catch_warnings(action="error"):
         model = partnets.partition(Branching(), PROPORTIONS, scheme="nested", example=(x, True))
@@ -545,7 +545,7 @@ def test_layers_that_an_example_does_not_use_are_told_of_and_raise():
         model(x, True)
 
 
-def test_partitions_without_a_channel_are_told_of():
+def test_partitions_without_a_channel_warn():
     network = nn.Sequential(nn.Linear(5, 32), nn.ReLU(), nn.Linear(32, 3))
     with pytest.warns(UserWarning, match=r"partition 3 of proportions \(0.98, 0.01, 0.01\) has no channel"):
         partnets.partition(network, (0.98, 0.01, 0.01), scheme="nested", example=torch.randn(2, 5))
@@ -580,7 +580,7 @@ def test_heads_that_compute_in_training_only_nest_too(mode):
         torch.testing.assert_close(merged, y)
 
 
-def test_tied_layers_of_other_channels_are_divided_at_random():
+def test_tied_layers_with_different_channels_are_not_sliced():
     class TiedSquares(nn.Module):
         def __init__(self):
             super().__init__()
@@ -600,7 +600,7 @@ def test_tied_layers_of_other_channels_are_divided_at_random():
 
 @pytest.mark.cases(usual=1)
 @pytest.mark.parametrize("kind", [nn.Linear, type("OwnLinear", (nn.Linear,), {})])
-def test_weights_that_have_learned_are_told_of(kind):
+def test_keeping_trained_weights_warns(kind):
     torch.manual_seed(0)
     model = nn.Sequential(kind(12, 64), nn.ReLU(), kind(64, 64), nn.ReLU(), kind(64, 10))
     x, y = torch.randn(64, 12), torch.randint(10, (64,))

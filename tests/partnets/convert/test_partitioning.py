@@ -97,7 +97,7 @@ def test_a_second_model_with_a_partitioned_layer_is_refused_unchanged():
 
 
 @pytest.mark.parametrize("skip", [["1"], ["1.body", "1.shortcut"], "1", lambda model: [model[1]]])
-def test_skip_leaves_subtrees_alone(skip):
+def test_skipped_subtrees_are_not_partitioned(skip):
     model = nested()
     partnets.partition(model, torch.tensor(PROPORTIONS), skip=skip(model) if callable(skip) else skip)
     assert paths(model) == {"4", "5"}
@@ -189,7 +189,7 @@ def test_modules_of_any_kind_are_partitioned(make):
     partnets.optim.SGD(model, lr=0.1)
 
 
-def test_skipping_what_has_no_rule_leaves_the_rest_to_be_partitioned():
+def test_skipping_modules_without_a_rule_partitions_the_rest():
     model = nn.Sequential(nn.Conv2d(1, 4, 3), Centred(), nn.Flatten(), nn.Linear(16, 3))
     obstacles = partnets.without_rule(model)
     assert list(obstacles) == ["1"] and "a Centred whose running statistics" in obstacles["1"]
@@ -258,7 +258,7 @@ def tables(**options):
         *tables(max_norm=1.0), *tables(scale_grad_by_freq=True), *tables(sparse=True),
     ],
 )  # fmt: skip
-def test_what_cannot_be_partitioned_is_refused_unchanged(make, options, message):
+def test_models_that_cannot_be_partitioned_raise_and_stay_unchanged(make, options, message):
     model = make()
     unchanged(model, lambda: partnets.partition(model, **{"proportions": PROPORTIONS} | options), message)
 
@@ -333,7 +333,7 @@ def test_a_merged_model_is_dense_and_computes_the_same(active):
         (lambda: partnets.Linear(3, 2, proportions=PROPORTIONS), 4, "pass an int from 1"),
     ],
 )
-def test_merging_what_is_not_there_raises(make, active, message):
+def test_merging_without_partitions_or_with_invalid_active_raises(make, active, message):
     with pytest.raises(ValueError, match=message):
         partnets.merge(make(), active)
 
@@ -344,7 +344,7 @@ def changed(layer):
     return layer
 
 
-def test_weights_that_may_be_pretrained_are_not_redrawn_without_a_word():
+def test_redrawing_possibly_pretrained_weights_warns():
     model = nn.Sequential(nn.Linear(40, 30), nn.ReLU(), changed(nn.Linear(30, 20)), nn.LSTM(20, 10))
     before = copy.deepcopy(model.state_dict())
     with warnings.catch_warnings():
@@ -364,7 +364,7 @@ def test_fresh_layers_are_redrawn_without_a_warning(name):
         partnets.partition(nn.Sequential(CASES[name].make()), (0.5, 0.5))
 
 
-def test_a_tied_weight_is_as_fresh_as_the_layer_that_drew_it_and_rows_of_padding_are_no_sign_of_training():
+def test_tied_weights_and_padding_rows_do_not_count_as_trained():
     table, head = nn.Embedding(50, 8), nn.Linear(8, 50, bias=False)
     head.weight = table.weight
     partnets.partition(nn.Sequential(table, head), (0.5, 0.5))
@@ -387,7 +387,7 @@ class LowRank(nn.Module):
 
 
 @pytest.mark.parametrize("defaults", [None, "seed", "stored"])
-def test_what_is_frozen_stays_as_it_is_in_every_subnetwork(defaults):
+def test_frozen_parameters_stay_unchanged_in_every_subnetwork(defaults):
     torch.manual_seed(0)
     backbone = nn.Sequential(nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.Flatten(), nn.Linear(64, 9)).requires_grad_(
         False

@@ -47,7 +47,7 @@ def test_the_chunks_are_drawn_by_their_sizes():
         assert {k: count / steps for k, count in found.items()} == pytest.approx(expected, abs=0.05)
 
 
-def test_draws_for_steps_ahead_are_of_what_the_subnetwork_has_seen_and_change_no_other_draw():
+def test_lookahead_draws_use_seen_chunks_and_change_no_other_draw():
     parts, plain = chunks(), listed(loader())
     for (k, (x, _), hyper_k, ((hyper_x, _), seen)), expected in zip(loader(steps_ahead=2), plain, strict=True):
         assert (k, x.tolist(), hyper_k, hyper_x.tolist()) == expected and len(seen) == 2
@@ -96,7 +96,7 @@ def test_accelerates_copy_of_a_loader_gives_the_same_draws_and_skips_some():
 
 
 @pytest.mark.parametrize("data", [(torch.arange(EXAMPLES),), [(i,) for i in range(EXAMPLES)]], ids=["tensors", "list"])
-def test_examples_are_collated_as_it_is_said(data):
+def test_the_collate_function_of_loader_or_chunks_is_used(data):
     def collate(examples):
         return {"numbers": [int(number) for (number,) in examples]}
 
@@ -116,7 +116,7 @@ class Random(torch.utils.data.Dataset):
 
 
 @pytest.mark.full
-def test_what_examples_draw_does_not_depend_on_the_number_of_workers():
+def test_random_examples_do_not_depend_on_the_number_of_workers():
     parts = partnets.chunk(Random(), PROPORTIONS)
     found = [[batch.tolist() for _, batch, *_ in partnets.Loader(parts, 2, steps=6, num_workers=n)] for n in (1, 2)]
     resumed = partnets.Loader(parts, 2, steps=6, num_workers=2)

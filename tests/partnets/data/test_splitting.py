@@ -87,7 +87,7 @@ def test_a_split_follows_the_seed_and_not_the_kind_of_the_labels():
         assert not torch.equal(split(30, **{name: numbers}, seed=1).order, orders[0])
 
 
-def test_a_group_that_is_too_large_is_told():
+def test_a_group_that_is_too_large_warns():
     with pytest.warns(UserWarning, match=r"\[90, 5, 5\] examples where .* \[60, 30, 10\].* largest has 90"):
         partnets.chunk((torch.arange(100),), PROPORTIONS, groups=[0] * 90 + [1] * 5 + [2] * 5)
 
@@ -123,7 +123,7 @@ WRONG = {
 
 
 @pytest.mark.parametrize("name", WRONG)
-def test_what_is_no_split_is_named(name):
+def test_invalid_splits_raise(name):
     options, error, message = WRONG[name]
     if "indices" not in options:
         options = {"proportions": PROPORTIONS} | options

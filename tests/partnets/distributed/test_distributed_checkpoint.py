@@ -46,9 +46,7 @@ def half(name, sharded, scheme, folder, saves):
     ("name", "sharded", "scheme"),
     [("SGD", False, "weight"), ("Adam", True, "weight"), ("Adam", True, "nested"), ("NAdam", True, "nested")],
 )
-def test_model_and_optimiser_go_on_from_two_ranks_in_one_process_and_the_other_way_round(
-    name, sharded, scheme, two_ranks, tmp_path
-):
+def test_model_and_optimiser_resume_from_two_ranks_in_one_and_vice_versa(name, sharded, scheme, two_ranks, tmp_path):
     model = network(scheme)
     expected = learn(model, model, OPTIMIZERS[name](model))
     two_ranks(half, name, sharded, scheme, tmp_path / "two", True)
@@ -74,7 +72,7 @@ def fit(folder, before, after, sharded):
 
 @pytest.mark.full
 @pytest.mark.parametrize(("before", "sharded"), [(3, True), (6, True), (6, False)])  # L_ML is evaluated after 4 steps
-def test_a_trainer_goes_on_from_two_ranks_in_one_process_and_the_other_way_round(before, sharded, two_ranks, tmp_path):
+def test_a_trainer_resumes_from_two_ranks_in_one_and_vice_versa(before, sharded, two_ranks, tmp_path):
     expected = fit(tmp_path / "one", before, 12 - before, sharded)
     found = two_ranks(fit, tmp_path / "two", before, 12 - before, sharded)
     found += [fit(tmp_path / "two", 0, 12 - before, sharded)]
@@ -111,7 +109,7 @@ def run(checkpoint):
 
 
 @pytest.mark.full  # starts torchrun and two processes, twice
-def test_a_run_of_which_a_process_was_killed_ends_with_the_same_bits(two_ranks, tmp_path):
+def test_a_run_resumed_after_a_killed_process_ends_with_the_same_bits(two_ranks, tmp_path):
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "--max-restarts=1"]
     options = ["--steps=30", "--save-every=10", "--kill-at=25", f"--checkpoint={tmp_path / 'killed.pt'}"]
     killed = subprocess.run([*torchrun, str(EXAMPLE), *options], capture_output=True, text=True, timeout=120)
@@ -177,7 +175,7 @@ def with_norm(seed=0):
 
 
 @pytest.mark.full
-def test_a_model_alone_keeps_its_partitions_its_chunks_and_that_its_statistics_are_fresh(alone, tmp_path):
+def test_a_saved_model_keeps_partitions_chunks_and_fresh_statistics(alone, tmp_path):
     x, model = torch.randn(60, 4), with_norm()
     chunks, others = (partnets.chunk((x, torch.arange(60) % 3), (0.6, 0.4), seed=seed) for seed in (0, 1))
     partnets.Trainer(model, chunks, batch_size=8).fit(2)
@@ -303,7 +301,7 @@ def saved_over(folder):
     torch.testing.assert_close(learned(one), before, rtol=0, atol=0)
 
 
-def test_weights_of_which_one_rank_alone_wrote_its_part_are_not_loaded(two_ranks, tmp_path):
+def test_loading_after_an_incomplete_save_gives_the_previous_weights(two_ranks, tmp_path):
     two_ranks(saved_over, tmp_path)
 
 

@@ -294,7 +294,7 @@ CASES = {
 
 @pytest.mark.cases(usual=16)
 @pytest.mark.parametrize("case", CASES)
-def test_two_ranks_learn_what_one_process_learns_from_the_joint_batches(case, two_ranks):
+def test_two_ranks_learn_the_same_as_one_process_from_joint_batches(case, two_ranks):
     function, *arguments = CASES[case]
     expected, (first, second) = function(*arguments), two_ranks(function, *arguments)
     rough = {"rtol": 1e-7, "atol": 1e-9} if function is looking_ahead else {"rtol": 1e-9, "atol": 1e-11}
@@ -307,7 +307,7 @@ def test_two_ranks_learn_what_one_process_learns_from_the_joint_batches(case, tw
 
 
 @pytest.mark.full
-def test_ranks_whose_number_divides_no_16_share_what_the_audit_takes(three_ranks):
+def test_three_ranks_learn_the_same_as_one_process_with_an_audit(three_ranks):
     expected = trained(4, {"batch_size": 24})
     for found in three_ranks(trained, 4, {"batch_size": 24}):
         torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-11)

@@ -254,6 +254,6 @@ def leak_on_one_rank():
     distributed.Trainer(model, partnets.chunk(examples(), (0.6, 0.2, 0.2)), batch_size=16).fit(1)
 
 
-def test_a_leak_that_one_rank_alone_finds_is_raised_on_all(two_ranks):
+def test_a_leak_found_by_only_one_rank_raises_on_all(two_ranks):
     first, last = two_ranks(error_of, leak_on_one_rank, ())
     assert "0.mean follows the data" in last and first.startswith("rank 1 raised ValueError: this model carries")

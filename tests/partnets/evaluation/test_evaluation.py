@@ -95,7 +95,7 @@ def test_means_are_over_examples_whatever_the_batches_and_the_dataset(kind, batc
     assert accuracy(model, data, batch_size=batch_size) == pytest.approx(share, rel=1e-5)
 
 
-def test_accuracy_is_nan_where_a_logit_is_unless_its_label_is_ignored():
+def test_a_nan_logit_makes_accuracy_nan_unless_its_label_is_ignored():
     logits, y = torch.eye(4), torch.arange(4)
     logits[2, 0] = torch.nan
     assert math.isnan(accuracy(nn.Identity(), (logits, y)))
@@ -104,7 +104,7 @@ def test_accuracy_is_nan_where_a_logit_is_unless_its_label_is_ignored():
 
 @pytest.mark.parametrize("evaluate", [mean_loss, accuracy])
 @pytest.mark.parametrize("fails", [False, True])
-def test_modes_gradients_and_statistics_are_left_alone_also_by_an_exception(evaluate, fails):
+def test_evaluation_and_its_errors_keep_modes_gradients_and_statistics(evaluate, fails):
     model, (x, y) = network().train(), examples()
     model[1].eval()
     modes = [module.training for module in model.modules()]
@@ -119,7 +119,7 @@ def test_modes_gradients_and_statistics_are_left_alone_also_by_an_exception(eval
     assert all(parameter.grad is None for parameter in model.parameters())
 
 
-def test_a_metric_of_each_subnetwork_is_that_of_the_merged_ones_in_turn():
+def test_metrics_of_subnetworks_equal_those_of_merged_models():
     model, data = partitioned(), examples()
     expected = [by_numpy(partnets.merge(model, k), *data)[1] for k in (1, 2, 3)]
     assert len(set(expected)) > 1
@@ -128,7 +128,7 @@ def test_a_metric_of_each_subnetwork_is_that_of_the_merged_ones_in_turn():
     assert state_of(model[0]).active == state_of(model[0]).update == 3
 
 
-def test_afterwards_the_subnetwork_is_the_one_before_also_by_an_exception():
+def test_metrics_restore_the_subnetwork_also_after_an_exception():
     model = partitioned()
 
     def metric(model):
@@ -168,7 +168,7 @@ def test_a_loss_that_draws_is_tried_without_a_trace():
     assert [drawn[0], *drawn[2:]] == own  # the second call tests a batch with every example twice
 
 
-def test_lml_sums_what_stands_right_of_the_diagonal():
+def test_lml_sums_the_losses_right_of_the_diagonal():
     model, chunks = partitioned(), partnets.chunk(examples(), PROPORTIONS)
     matrix = loss_matrix(model, chunks)
     expected = -sum(chunks.sizes[k - 1] * matrix[k - 2, k - 1] for k in (2, 3))

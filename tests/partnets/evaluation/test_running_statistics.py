@@ -48,7 +48,7 @@ def trained(steps=12, **options):
     return one.model, chunks
 
 
-def test_an_estimate_is_the_mean_over_batches_of_what_a_subnetwork_may_see():
+def test_estimated_statistics_are_means_over_batches_of_seen_chunks():
     model, chunks = trained()
     weights = [parameter.clone() for parameter in model.parameters()]
     assert is_stale(model[2]) and model.training
@@ -143,7 +143,7 @@ def test_evaluations_take_fresh_statistics_and_leave_the_model_as_it_was():
 
 @pytest.mark.full
 @pytest.mark.parametrize("judge", [partnets.merge, lambda model: partnets.accuracy(model, examples())])
-def test_stale_statistics_are_not_deployed_without_a_word(judge):
+def test_merging_or_evaluating_with_stale_statistics_warns(judge):
     model, chunks = trained()
     with pytest.warns(UserWarning, match=r"1 BatchNorm layers \(2 is the first\) are older"):
         judge(model)

@@ -37,7 +37,7 @@ def test_every_kind_of_tensor_is_restored_beside_others(kind):
     assert before.changed(Snapshot(model)) == [] and not model.running_mean.any()
 
 
-def test_tensors_that_differ_are_told_apart():
+def test_different_tensors_compare_unequal():
     one, other = DENSE.to_sparse(), (2 * DENSE).to_sparse()
     assert same(one, one.clone()) and not same(one, other) and not same(one, DENSE)
     assert same(torch.nan, torch.nan) and not same(DENSE, DENSE.double())

@@ -68,7 +68,7 @@ def test_nodes_are_drawn_from_seed_and_round():
 
 @pytest.mark.full
 @pytest.mark.parametrize("proportions, expected", [((0.7, 0.2, 0.1), 0.77), ((0.9, 0.1), 0.91)])
-def test_what_is_uploaded_beside_plain_averaging(proportions, expected):
+def test_upload_sizes_relative_to_federated_averaging_match_the_paper(proportions, expected):
     """Check Appendix J.1 for 10 clients, in serialised bytes; the biases of the partitions are a thousandth here."""
 
     def network():
@@ -133,7 +133,7 @@ def test_arrays_are_vectors_to_the_bit(dtype):
     assert found.dtype == dtype and torch.equal(found.view(torch.uint8), vector.view(torch.uint8))
 
 
-def test_who_a_node_is_comes_from_its_configuration():
+def test_a_nodes_client_number_comes_from_its_configuration():
     made = []
 
     def make():
@@ -177,7 +177,7 @@ def other_seed():
          "must have"),
     ],
 )  # fmt: skip
-def test_what_cannot_begin_says_so(begin, error, message):
+def test_invalid_configurations_raise(begin, error, message):
     with pytest.raises(error, match=message):
         begin()
 
@@ -216,7 +216,7 @@ class Doubled(Strategy):
 
 
 @pytest.mark.full
-def test_strategies_around_ours_decide_what_the_model_is_and_go_on_from_the_checkpoint(tmp_path):
+def test_a_wrapping_strategy_sets_the_model_and_resumes_from_a_checkpoint(tmp_path):
     own = server()
     for _ in range(3):
         own.load_values({name: 2 * vector for name, vector in own.values().items()})
@@ -244,7 +244,7 @@ def test_the_servers_own_evaluation_counts_rounds_on(tmp_path):
 
 
 @pytest.mark.full
-def test_initial_arrays_are_where_it_starts():
+def test_training_starts_from_the_initial_arrays():
     own, other, seen = server(), PartitionedFedAvg(server()), []
     own.load_values({name: vector + 0.1 for name, vector in own.values().items()})
     arrays, first = to_record(own.values()), own.values()
@@ -278,7 +278,7 @@ def test_any_app_runs_in_a_local_grid():
     assert sorted(seen) == [1, 1, 2, 2, 3, 3]
 
 
-def test_one_unreadable_reply_takes_no_other_with_it():
+def test_an_unreadable_reply_does_not_affect_other_replies():
     class Broken(LocalGrid):
         """A grid that, like a network's, parses pulled messages, and cannot parse those of node 2."""
 

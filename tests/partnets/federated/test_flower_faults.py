@@ -148,7 +148,7 @@ def failing(node, what):
     return call
 
 
-def test_what_comes_after_the_timeout_is_not_heard(expected):
+def test_replies_after_the_timeout_are_ignored(expected):
     """Check that a late reply is ignored, also in the next round."""
 
     def late(reply):
@@ -257,7 +257,7 @@ def test_a_killed_server_goes_on_with_the_same_bits(tmp_path):
     assert [found.number for found in strategy.history] == [1, 2, 3]
 
 
-def test_rounds_to_which_nobody_contributes_are_not_written(tmp_path):
+def test_rounds_without_contributors_are_not_saved(tmp_path):
     """Check that such a run stops early, and that the same call trains all rounds once the error is fixed."""
     with pytest.raises(RuntimeError, match="no node has contributed in 3 rounds"):
         start(grid(all_fail), 200, checkpoint=tmp_path / "server.pt")
@@ -272,7 +272,7 @@ def test_rounds_to_which_nobody_contributes_are_not_written(tmp_path):
 
 
 @pytest.mark.full
-def test_a_client_that_changes_its_message_changes_nobody_elses(expected):
+def test_a_client_that_changes_its_message_affects_no_other_client(expected):
     honest = app()
 
     def call(message, context):
@@ -325,7 +325,7 @@ class Network(LocalGrid):
 
 
 @pytest.mark.full
-def test_whose_a_reply_is_follows_from_what_it_answers():
+def test_a_reply_belongs_to_the_node_of_its_request():
     def forge(reply):
         if reply.metadata.src_node_id == NODE:
             reply.metadata.__dict__["_src_node_id"] = 1
@@ -358,7 +358,7 @@ def test_reasons_are_short_and_of_one_line(caplog):
 
 
 @pytest.mark.full
-def test_threads_that_make_models_disturb_nobody():
+def test_servers_in_parallel_threads_do_not_interfere():
     """Check that threads do not interfere, although make_model seeds the process's random states."""
     expected = state(start(grid(app(make_noisy)), 2, server(make_noisy)).server)
     servers = [server(make_noisy) for _ in range(4)]

@@ -21,7 +21,7 @@ from partnets.utils import sealed
 
 @pytest.mark.full
 @pytest.mark.parametrize("number", [0, 1, 2])
-def test_each_partition_learns_alone_from_what_the_server_has_sent(number):
+def test_each_partition_learns_separately_from_the_servers_values(number):
     """Compare with an explicit Eq. 25: SGD on w_j through subnetwork j, each from the server's values."""
     one = client(number, optimizer=lambda model: optim.SGD(model, lr=0.1), epochs=2)
     values = {name: vector + 0.01 for name, vector in one.vectors.read().items()}
@@ -255,7 +255,7 @@ def test_an_update_that_is_refused_has_no_effect(what, number, second_round):
     assert same(state(honest), state(hurt)) and not same(state(own), state(hurt))
 
 
-def test_a_client_number_keeps_its_chunk_whoever_sends_it(second_round):
+def test_a_client_number_keeps_its_chunk_from_any_sender(second_round):
     own, updates = copy.deepcopy(second_round[0]), second_round[1]
     moved = client(1, chunk=1).train(own.values(), 2)
     found = own.step([updates[2], moved], senders=[10, 11])  # node 10 is client 2 restarted
@@ -284,7 +284,7 @@ def test_a_partition_without_contributors_keeps_weights_and_moments(second_round
     assert found.norms == {2: pytest.approx(change.item())}
 
 
-def test_clients_that_compute_with_the_servers_own_model_are_found_out():
+def test_clients_that_share_the_servers_model_raise():
     own = server(max_norm=1e-9)
     before, moments = own.values(), state(own)
     same_model = Client(own.model, load_data(0), 1, hyper=own.model[0], batch_size=8)
@@ -313,7 +313,7 @@ def counting():
     return partnets.partition(model, (0.5, 0.3, 0.2), seed=0), psi
 
 
-def test_what_modules_count_starts_anew_for_each_partition_and_round():
+def test_module_counters_restart_for_each_partition_and_round():
     """Compare with a separate process for each partition and round: earlier clients leave no state."""
     base, fresh = client(0, make=counting, audit=False), client(2, make=counting, audit=False)
     values = base.vectors.read()
@@ -323,7 +323,7 @@ def test_what_modules_count_starts_anew_for_each_partition_and_round():
     assert same(turn.values, own.values) and same(turn.gradients, own.gradients)
 
 
-def test_hooks_of_ones_own_on_parameters_change_nothing():
+def test_users_hooks_on_parameters_change_nothing():
     """Check that gradients stay masked after a client has restored the hooks that it was constructed with."""
     model, psi = make_model()
     for parameter in model.parameters():
@@ -333,7 +333,7 @@ def test_hooks_of_ones_own_on_parameters_change_nothing():
     assert same(plain.train(values, 1).values, hooked.train(values, 1).values)
 
 
-def test_what_is_frozen_or_unfrozen_later_is_an_error():
+def test_freezing_a_parameter_after_construction_raises():
     one, own = client(1), server()
     values = own.values()
     for each in (one, own):
@@ -377,7 +377,7 @@ def test_losses_of_tokens_are_those_of_l_ml_whatever_the_batches():
         torch.testing.assert_close(update.gradients["hyper.float32"], expected, rtol=1e-4, atol=1e-7)
 
 
-def test_settings_that_a_file_changes_are_told(tmp_path):
+def test_loading_other_optimiser_settings_warns(tmp_path):
     own = server()
     run(own, [client(i) for i in range(4)], 1)
     own.save(tmp_path / "server.pt")

@@ -33,7 +33,7 @@ def test_each_entry_that_learns_is_in_one_vector():
 
 
 @pytest.mark.parametrize("k", [1, 2, 3])
-def test_a_partitions_vector_changes_that_partition_alone(k):
+def test_a_partitions_vector_changes_only_that_partition(k):
     model, psi = make_model()
     vectors, before = Vectors(model, psi), {name: one.clone() for name, one in learned(model, psi).items()}
     vectors.write({name: torch.full((vectors.lengths[name],), 7.0) for name in vectors.of_partition(k)})
@@ -49,7 +49,7 @@ def test_a_partitions_vector_changes_that_partition_alone(k):
             assert not changed.any()
 
 
-def test_what_is_written_is_what_subnetworks_compute_with():
+def test_subnetworks_compute_with_the_written_vectors():
     """Check that biases and gains are made of the vectors that were written, outside and in each subnetwork."""
     model, psi = make_model()
     vectors = Vectors(model, psi)
@@ -202,7 +202,7 @@ def test_the_vectors_of_a_bias_that_two_layers_share_do_not_count():
     assert sum(found[0].lengths.values()) == 16 + 2 * 4
 
 
-def test_a_pretrained_norm_that_is_left_as_it_is_may_stay():
+def test_a_frozen_skipped_norm_is_accepted():
     network = nn.Sequential(nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2), nn.Flatten(), nn.Linear(18, 2))
     network[1].requires_grad_(False)
     assert Vectors(partnets.partition(network, (0.5, 0.5), skip="1")).count == 2

@@ -139,7 +139,7 @@ def test_parameters_of_nested_hyperparameters_count_once():
     assert len(hyper.hyperparameters(model)) == 3
 
 
-def test_a_hyperparameter_without_values_says_what_is_missing():
+def test_a_hyperparameter_without_a_values_method_raises():
     nothing = hyper.Hyperparameter()
     nothing.shift = nn.Parameter(torch.zeros(4))
     model = partnets.partition(nn.ModuleList([nothing, nn.Linear(4, 2)]), (0.5, 0.5))

@@ -12,7 +12,7 @@ from torch.utils.checkpoint import checkpoint
 from partnets import hyper, stn
 
 
-def test_a_mask_is_nearly_binary_and_as_probable_as_it_says():
+def test_a_mask_is_nearly_binary_with_its_stated_probability():
     torch.manual_seed(0)
     mask = hyper.InputMask(3, probability=0.8)
     drawn = mask(torch.ones(5000, 3)).detach()
@@ -103,7 +103,7 @@ def test_dropout_rates_and_masks():
     assert not module.rate.raw.grad.any()
 
 
-def test_a_word_is_dropped_in_all_its_places_and_the_number_of_draws_depends_on_no_word():
+def test_word_dropout_drops_a_word_everywhere_with_a_fixed_number_of_draws():
     dropout, left = hyper.EmbeddingDropout(0.5), []
     for words in (torch.randint(5, (50, 3)), torch.randint(900, (50, 3)), torch.zeros(50, 3, dtype=torch.long)):
         torch.manual_seed(0)
@@ -117,7 +117,7 @@ def test_a_word_is_dropped_in_all_its_places_and_the_number_of_draws_depends_on_
     assert dropout.eval()(torch.ones(1, 2, 8), torch.zeros(1, 2, dtype=torch.long)).eq(1).all()
 
 
-def test_cutout_blanks_whole_squares():
+def test_cutout_blanks_squares_of_an_integer_size():
     x = torch.ones(500, 2, 16, 16)
     blank = hyper.Cutout(1.9, 3.2)(x) == 0
     assert torch.equal(blank[:, 0], blank[:, 1])
@@ -167,7 +167,7 @@ def test_no_mask_is_kept_for_the_gradient_of_the_rate():
         assert all(map(torch.equal, gradients(call), expected))
 
 
-def test_its_second_derivatives_are_right():
+def test_concrete_dropout_passes_gradgradcheck():
     dropout = hyper.ConcreteDropout(0.3).double()
     raw, x = dropout.rate.raw.detach().clone().requires_grad_(), torch.randn(3, 4, dtype=torch.float64).requires_grad_()
 

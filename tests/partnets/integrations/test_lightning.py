@@ -184,7 +184,7 @@ class StartsAlone(Classifier):
 
 
 @pytest.mark.full
-def test_a_module_that_was_loaded_to_be_trained_anew_has_noise_of_its_own(tmp_path):
+def test_loaded_modules_train_with_the_noise_of_the_current_seed(tmp_path):
     chunks = data()
     fit(module(chunks), loader(chunks), tmp_path).save_checkpoint(tmp_path / "trained.ckpt")
     loaded = [Classifier.load_from_checkpoint(tmp_path / "trained.ckpt", chunks=chunks) for _ in range(2)]
@@ -239,7 +239,7 @@ class OfTorchs(Regularised):
 
 @pytest.mark.full
 @pytest.mark.parametrize("kind", [Regularised, OfTorchs])
-def test_psi_that_acts_on_training_alone_looks_ahead(kind, tmp_path):
+def test_psi_that_acts_only_in_training_learns_by_lookahead(kind, tmp_path):
     chunks, draws = data(), {"steps": STEPS, "hyper_batch_size": 8}
     one, expected = module(chunks, kind), module(chunks, kind)
     torch.manual_seed(2)
@@ -261,7 +261,7 @@ class WithoutPsi(Classifier):
         return partnets.optim.PerPartition(torch.optim.RMSprop, self)
 
 
-def test_without_psi_there_are_steps_of_w_alone(tmp_path):
+def test_without_psi_only_weights_are_stepped(tmp_path):
     one = module(data(), WithoutPsi)
     trainer = fit(one, partnets.Loader(one.chunks, 8, steps=STEPS), tmp_path)
     assert trainer.global_step == EPOCHS * STEPS and one.network[2].values()["rate"] == pytest.approx(0.3)
@@ -323,7 +323,7 @@ class Plain(Classifier):
 
 
 @pytest.mark.full
-def test_otherwise_a_scaler_changes_no_step(tmp_path):
+def test_a_gradient_scaler_changes_no_step(tmp_path):
     pair = [module(data(), Plain) for _ in range(2)]
     for one, scale in zip(pair, (1.0, 1024.0), strict=True):
         torch.manual_seed(2)
@@ -333,7 +333,7 @@ def test_otherwise_a_scaler_changes_no_step(tmp_path):
         torch.testing.assert_close(a, b, rtol=1e-2, atol=1e-3)  # float16 represents small gradients only if scaled
 
 
-def test_a_module_without_a_loss_is_told_to_define_one():
+def test_a_module_without_training_loss_raises():
     with pytest.raises(NotImplementedError, match="PartitionedModule has no training_loss"):
         PartitionedModule().training_loss(None)
 

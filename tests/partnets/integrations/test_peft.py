@@ -85,7 +85,7 @@ def quantised_bert():
 @pytest.mark.cases(usual=2)
 @pytest.mark.parametrize("scheme", ["weight", "nested"])
 @pytest.mark.parametrize("make", [gpt2, bert, quantised_bert])
-def test_only_the_adapters_are_divided_and_learn_from_the_base_on(make, scheme, tmp_path):
+def test_only_adapters_are_partitioned_and_they_start_at_the_base_model(make, scheme, tmp_path):
     model, ids = adapted(make)
     with torch.no_grad():
         expected = model.eval()(input_ids=ids).logits
@@ -112,7 +112,7 @@ def test_only_the_adapters_are_divided_and_learn_from_the_base_on(make, scheme, 
 
 @pytest.mark.full
 @pytest.mark.parametrize("scheme", ["weight", "nested"])
-def test_they_are_merged_into_the_base_and_saved_as_peft_saves(scheme, tmp_path):
+def test_adapters_are_merged_into_the_base_and_saved_in_pefts_format(scheme, tmp_path):
     model, ids = adapted()
     divided(model, ids, scheme)
     optimizer = optim.Adam(model, lr=1e-2)
@@ -135,7 +135,7 @@ def test_they_are_merged_into_the_base_and_saved_as_peft_saves(scheme, tmp_path)
     assert not isinstance(whole, peft.PeftModel)
 
 
-def test_other_adapters_are_divided():
+def test_other_adapters_are_partitioned():
     model, ids = adapted(bert, "LoHa")
     divided(model, ids, "weight")
     learning = [parameter for parameter in model.parameters() if parameter.requires_grad]

@@ -32,7 +32,7 @@ def test_outputs_and_gradients_have_torchs_dtypes(defaults, dtype):
 
 
 @pytest.mark.parametrize("defaults", ["seed", "stored"])
-def test_a_layer_computes_what_it_does_in_the_lower_precision(defaults):
+def test_autocast_gives_the_outputs_of_a_bfloat16_layer(defaults):
     layer = perturbed(partnets.Linear(8, 4, proportions=PROPORTIONS, seed=0, defaults=defaults), 1.0)
     lowered, x = copy.deepcopy(layer).bfloat16(), torch.randn(3, 8)
     for active in (1, 2, 3):

@@ -87,7 +87,7 @@ def test_a_product_of_scales_has_a_gradient_where_one_is_zero(name):
 
 @pytest.mark.cases(usual=10)
 @every_layer
-def test_the_output_does_not_depend_on_what_is_updated(name):
+def test_the_output_does_not_depend_on_the_updated_partition(name):
     case = CASES[name]
     layer = case.partitioned()
     merged = partnets.merge(layer, 3)
@@ -135,7 +135,7 @@ def test_nothing_of_later_partitions_reaches_a_subnetwork(name, k):
 @pytest.mark.cases(usual=30)
 @every_layer
 @pytest.mark.parametrize(("active", "update"), [(1, 1), (2, 1), (3, 3)])
-def test_a_step_changes_what_its_partition_owns_and_nothing_else(name, active, update):
+def test_a_step_changes_only_entries_of_its_partition(name, active, update):
     case = CASES[name]
     layer = case.partitioned()
     optimizer = partnets.optim.SGD(layer, lr=0.1, momentum=0.9)

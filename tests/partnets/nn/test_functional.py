@@ -96,7 +96,7 @@ def average(averaged, current, count):
     return averaged + (current - averaged) / (count + 1) if averaged.is_floating_point() else current
 
 
-def test_averaged_models_average_what_partitions_own():
+def test_averaged_models_average_the_parameters_of_each_partition():
     models = [partitioned()]
     averaged = torch.optim.swa_utils.AveragedModel(models[0], avg_fn=average, use_buffers=True)
     averaged.update_parameters(models[0])

@@ -111,7 +111,7 @@ def test_a_subnetwork_is_the_module_with_its_parameters(make, active, update):
 
 
 @each
-def test_a_step_changes_what_its_partition_owns(make):
+def test_a_step_changes_only_entries_of_its_partition(make):
     model, x = partitioned(make), inputs(make)
     before = {k: owned(model, k) for k in (1, 2, 3)}
     optimizer = partnets.optim.SGD(model, lr=0.1)
@@ -135,7 +135,7 @@ def test_weights_of_any_module_start_as_they_are_and_so_do_their_defaults():
 
 @pytest.mark.filterwarnings("ignore:the running statistics of 1 BatchNorm")  # which are not estimated
 @pytest.mark.parametrize("stateful", [False, True])
-def test_layers_without_a_rule_whose_parameters_are_broadcast_are_partitioned(stateful):
+def test_layers_without_a_rule_and_with_broadcast_parameters_are_partitioned(stateful):
     torch.manual_seed(0)
     norm = nn.InstanceNorm2d(4, affine=True, track_running_stats=stateful)
     model = nn.Sequential(nn.Conv2d(1, 4, 3), nn.PReLU(4), norm).double()
@@ -167,7 +167,7 @@ def test_a_parameter_that_was_replaced_is_taken_over_if_it_fits():
         pass
 
 
-def test_writes_as_those_of_clip_are_refused():
+def test_in_place_writes_to_summed_parameters_are_refused():
     """Check `with torch.no_grad(): model.logit_scale.clamp_(0, 4.6)`, as in CLIP's training."""
     model = partnets.partition(Embedded(), PROPORTIONS)
     before = copy.deepcopy(model.state_dict())

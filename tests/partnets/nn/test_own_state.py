@@ -124,7 +124,7 @@ def train(model):
 
 
 @each
-def test_each_subnetwork_keeps_what_its_dense_module_does(kind):
+def test_each_subnetwork_gives_the_outputs_of_its_dense_module(kind):
     model = network(kind)
     expected = {k: partnets.merge(model, k) for k in (1, 2, 3)}
     for k, x in batches():
@@ -147,7 +147,7 @@ def test_each_subnetwork_keeps_what_its_dense_module_does(kind):
 
 
 @each
-def test_merged_and_finalized_it_is_the_module_of_that_subnetwork(kind):
+def test_merging_and_finalizing_give_the_dense_module_of_a_subnetwork(kind):
     model, start, x = train(network(kind)), dense(kind)[1], torch.randn(6, 4)
     for k in (1, 2, 3):
         merged = partnets.merge(model, k)
@@ -161,7 +161,7 @@ def test_merged_and_finalized_it_is_the_module_of_that_subnetwork(kind):
 
 
 @each
-def test_copies_pickles_and_state_dicts_have_all_of_it(kind):
+def test_copies_pickles_and_state_dicts_keep_all_buffers(kind):
     model = train(network(kind))
     others = [copy.deepcopy(model), pickle.loads(pickle.dumps(model)), network(kind)]
     file = io.BytesIO()
@@ -175,7 +175,7 @@ def test_copies_pickles_and_state_dicts_have_all_of_it(kind):
 
 
 @each
-def test_a_number_for_each_example_reads_and_changes_that_of_its_subnetwork(kind):
+def test_each_example_reads_and_updates_the_buffers_of_its_subnetwork(kind):
     model, other, x = network(kind), network(kind), torch.randn(12, 4)
     ks = torch.tensor([1, 2, 3]).repeat_interleave(4)
     for update in (None, ks, None):
@@ -187,14 +187,14 @@ def test_a_number_for_each_example_reads_and_changes_that_of_its_subnetwork(kind
 
 
 @each
-def test_audits_find_nothing_and_change_nothing(kind):
+def test_an_audit_finds_leaks_only_without_stateful_and_changes_nothing(kind):
     model = network(kind)
     before = Snapshot(model)
     assert partnets.audit(model, (torch.randn(8, 4), None)) == [] and not before.changed(Snapshot(model))
     assert partnets.audit(network(kind, ()), (torch.randn(8, 4), None))
 
 
-def test_outside_it_is_that_of_subnetwork_c():
+def test_outside_subnetworks_buffers_are_those_of_subnetwork_c():
     model = network(Codebook)
     model(torch.randn(6, 4))
     assert model[1].uses.sum() == 6
@@ -204,7 +204,7 @@ def test_outside_it_is_that_of_subnetwork_c():
     assert model.double()[1].codes.dtype == model[1].codes_rows.dtype == torch.float64
 
 
-def test_evaluations_leave_the_same_objects():
+def test_subnetworks_without_an_update_restore_buffer_objects():
     model = network(Assigned)
     before = model[1].mean
     with partnets.subnetwork(model, 3):
@@ -224,7 +224,7 @@ def test_statistics_of_a_last_subnetwork_that_is_not_c_are_no_leak(make):
 
 
 @pytest.mark.full
-def test_a_trainer_trains_it(tmp_path):
+def test_a_trainer_updates_and_restores_buffers(tmp_path):
     x = torch.randn(60, 4)
     chunks = partnets.chunk((x, (x.sum(1) > 0).long()), PROPORTIONS)
     mask = partnets.hyper.InputMask(4)
@@ -267,7 +267,7 @@ class Removing(Assigned):
 
 @pytest.mark.parametrize("is_inside", [False, True])
 @pytest.mark.parametrize("kind", [Growing, Counting])
-def test_a_buffer_that_changes_its_shape_or_dtype_is_refused_and_put_back(kind, is_inside):
+def test_buffers_that_change_shape_or_dtype_are_refused_and_restored(kind, is_inside):
     model = network(kind)
     if not is_inside:
         model(torch.randn(6, 4))
@@ -284,7 +284,7 @@ def test_a_buffer_that_changes_its_shape_or_dtype_is_refused_and_put_back(kind, 
             assert torch.equal(model[1].mean, torch.zeros(4))
 
 
-def test_a_buffer_that_is_removed_is_refused_and_put_back():
+def test_a_removed_buffer_is_refused_and_restored():
     model = network(Removing)
     with pytest.raises(RuntimeError, match=r"mean of Removing has .* or was removed"), partnets.subnetwork(model, 2, 2):
         model(torch.randn(6, 4))
@@ -305,7 +305,7 @@ class Largest(Assigned):
         return x - self.mean - self.best
 
 
-def test_buffers_that_become_one_tensor_stay_those_of_each_subnetwork():
+def test_buffers_assigned_one_tensor_stay_separate_in_each_subnetwork():
     model, x = network(Largest), torch.randn(6, 4)
     with partnets.subnetwork(model, 1, 1):
         model(x)
@@ -361,7 +361,7 @@ class Scripted(nn.Module):
     (["nowhere"], Assigned, "stateful names 'nowhere'"),
     ([], Norm, "name it in stateful=, or register a rule"),
 ])  # fmt: skip
-def test_what_cannot_be_kept_apart_is_refused(stateful, module, message):
+def test_buffers_that_cannot_be_separated_are_refused(stateful, module, message):
     model = nn.Sequential(nn.Linear(4, 4), module())
     before = list(model.state_dict())
     with pytest.raises(ValueError, match=message):
@@ -369,7 +369,7 @@ def test_what_cannot_be_kept_apart_is_refused(stateful, module, message):
     assert before == list(model.state_dict()) and not partitioned_modules(model)
 
 
-def test_of_one_partition_it_stays_as_it_is():
+def test_one_partition_keeps_the_keys_of_the_dense_state_dict():
     model = partnets.partition(nn.Sequential(nn.Linear(4, 4), Codebook()), (1.0,), stateful="1")
     model(torch.randn(6, 4))
     assert list(model.state_dict()) == ["0.weight", "0.bias", "1.codes"]

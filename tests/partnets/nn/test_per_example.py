@@ -81,7 +81,7 @@ def forget(model):
 @pytest.mark.cases(usual=2)
 @pytest.mark.parametrize("scheme", ["weight", "node"])
 @pytest.mark.parametrize("order", [slice(None), ACTIVE.argsort(stable=True)], ids=["mixed", "sorted"])
-def test_a_mixed_batch_has_the_outputs_and_the_gradients_of_passes_apart(scheme, order):
+def test_a_mixed_batch_has_the_outputs_and_gradients_of_separate_passes(scheme, order):
     model, active, update, x = network(scheme), ACTIVE[order], UPDATE[order], images()
     expected = [None] * len(x)
     for k in range(1, 4):
@@ -106,7 +106,7 @@ def test_a_mixed_batch_has_the_outputs_and_the_gradients_of_passes_apart(scheme,
 
 
 @pytest.mark.parametrize("scheme", ["weight", "nested"])
-def test_statistics_of_a_mixed_batch_are_those_of_passes_apart(scheme):
+def test_statistics_of_a_mixed_batch_equal_those_of_separate_passes(scheme):
     torch.manual_seed(0)
     model = nn.Sequential(nn.Conv2d(1, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Flatten(), nn.Linear(128, 2)).double()
     x, options = images(), {"example": images()} if scheme == "nested" else {}
@@ -162,7 +162,7 @@ def of_first(model):
         (torch.tensor([1, 2]), True, "update is True"),
     ],
 )
-def test_what_is_wrong_is_told_before_anything_changes(active, update, message):
+def test_invalid_active_and_update_raise_before_any_change(active, update, message):
     model = network()
     with pytest.raises(ValueError, match=message), partnets.subnetwork(model, active=active, update=update):
         pass
@@ -243,7 +243,7 @@ def test_a_layer_called_by_itself_raises():
 
 
 @pytest.mark.full
-def test_contexts_within_each_other_and_errors_leave_all_as_it_was():
+def test_nested_contexts_and_errors_restore_the_model():
     model, x = network(), images()
     with partnets.subnetwork(model, active=1), torch.no_grad():
         expected = model(x)

@@ -50,7 +50,7 @@ def test_a_checkpoint_recomputes_its_subnetwork(active, update, reentrant):
 
 @pytest.mark.cases(usual=2)
 @pytest.mark.parametrize("norm", [nn.BatchNorm2d, functools.partial(nn.GroupNorm, 2), nn.Identity])
-def test_what_a_layer_gives_is_changed_in_place_inside_of_a_checkpoint(norm):
+def test_checkpoints_allow_in_place_changes_of_layer_outputs(norm):
     first = nn.Sequential(nn.Conv2d(2, 8, 3), norm(8), nn.ReLU(inplace=True), nn.Conv2d(8, 8, 3), nn.SiLU(inplace=True))
     model, x = nn.Sequential(first, nn.Flatten(), nn.Linear(8, 3)), inputs()
     partnets.partition(model, PROPORTIONS)

@@ -177,7 +177,7 @@ def test_a_damaged_entry_raises(change, message):
         loaded.load_state_dict(state)
 
 
-def test_what_would_leave_weights_without_their_partitions_is_refused_without_strictness_too():
+def test_weights_without_their_partitions_are_refused_with_strict_false():
     loaded, stored = layer(seed=1), layer("stored")
     with pytest.raises(RuntimeError, match="weight comes without"):
         loaded.load_state_dict({"weight": loaded.weight}, strict=False)
@@ -195,7 +195,7 @@ def test_a_partitioned_state_dict_does_not_fit_a_dense_layer():
         nn.Conv2d(3, 5, 3).load_state_dict(layer().state_dict())
 
 
-def test_a_merged_model_loads_and_saves_as_torch_does_again():
+def test_a_merged_model_has_torchs_keys_and_no_hooks():
     model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.MultiheadAttention(4, 2), nn.PReLU(4))
     keys = list(model.state_dict())
     merged = partnets.merge(partnets.partition(model, SHARES))
@@ -205,7 +205,7 @@ def test_a_merged_model_loads_and_saves_as_torch_does_again():
         assert all(not parameter._backward_hooks for parameter in module.parameters())
 
 
-def test_what_fits_is_loaded_where_keys_may_be_missing():
+def test_loading_with_strict_false_loads_the_given_keys():
     saved, loaded = layer(seed=0), layer(seed=1)
     expected = outputs(loaded)
     loaded.load_state_dict({}, strict=False)
@@ -242,7 +242,7 @@ class Cropping(nn.Module):
         super()._load_from_state_dict(state_dict, prefix, *rest)
 
 
-def test_modules_that_change_what_they_are_given_go_on_doing_so():
+def test_modules_that_crop_loaded_tensors_do_so_when_partitioned():
     model, table = partnets.partition(nn.Sequential(Cropping()), (0.5, 0.5)), torch.randn(6, 4)
     model.load_state_dict(model.state_dict() | {"0.table": table})
     assert torch.equal(model[0].table, table[:4])

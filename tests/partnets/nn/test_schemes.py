@@ -36,7 +36,7 @@ def test_an_outputs_weights_belong_to_one_partition(name):
     assert torch.bincount(ids[:, 0].int() - 1).tolist() == [outputs // 2, outputs // 4, outputs // 4]
 
 
-def test_both_weights_of_a_recurrent_layer_are_divided_alike():
+def test_both_weights_of_a_recurrent_layer_have_the_same_partitions():
     layer = partnets.partition(nn.LSTM(3, 8, num_layers=2, bidirectional=True), PROPORTIONS, scheme="node")
     owners = {name: partition.ids()[:8, 0] for name, partition in partnets.partitions(layer).items()}
     for suffix in ("l0", "l0_reverse", "l1", "l1_reverse"):

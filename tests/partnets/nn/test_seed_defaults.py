@@ -34,7 +34,7 @@ def expected(declared, layer):
 
 @every_declaration
 @pytest.mark.parametrize("copied", [lambda m: m, copy.deepcopy, lambda m: pickle.loads(pickle.dumps(m))])
-def test_the_weight_starts_at_its_defaults_which_are_the_declared_ones(declared, copied):
+def test_the_weight_starts_at_its_declared_defaults(declared, copied):
     network = copied(model(declared))
     bias = network[0].bias.detach().clone()
     layer, other = partnets.partition(network, (0.5, 0.5), seed=3)
@@ -52,7 +52,7 @@ def test_a_merged_layer_starts_in_the_same_way_again():
 
 
 @pytest.mark.parametrize("declared", [0.1, "normal", lambda seed: torch.zeros(4, 5)], ids=["float", "str", "tensor"])
-def test_what_makes_no_defaults_raises_and_changes_nothing(declared):
+def test_invalid_seed_defaults_raise_and_change_nothing(declared):
     network = model(declared)
     before = copy.deepcopy(network.state_dict())
     with pytest.raises(ValueError, match=r"seed_defaults of a Linear .* set it to partkernels\.Zeros"):

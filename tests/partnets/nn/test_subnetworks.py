@@ -52,7 +52,7 @@ def test_a_subnetwork_is_the_network_with_the_other_weights_at_their_defaults(de
     assert_learns(model, twin, active, update)
 
 
-def test_outside_any_subnetwork_the_model_is_the_whole_network_and_only_the_last_partition_learns():
+def test_outside_subnetworks_all_partitions_are_active_and_the_last_learns():
     model, x = network(), inputs()
     twin = dense(model, 3)
     partnets.optim.SGD(model, lr=0.1)  # from which on gradients are masked
@@ -124,7 +124,7 @@ def test_contexts_nest_and_are_undone_by_exceptions():
     assert states == [{(2, 1)}, {(1, None)}, {(2, 1)}, {(3, 2)}, {(3, 3)}]
 
 
-def test_a_part_of_a_model_is_in_another_subnetwork_within():
+def test_a_submodule_can_be_in_another_subnetwork_than_its_model():
     model, x = network().eval(), inputs()
     first, second, whole = (dense(model, k) for k in (1, 2, 3))
     with partnets.subnetwork(model, 1):
@@ -404,7 +404,7 @@ def is_an_average(model):
     ],
     ids=lambda value: getattr(value, "__name__", None),
 )
-def test_what_does_not_fit_its_partitions_any_more_is_refused(change, error, message, is_entered):
+def test_parameters_that_no_longer_fit_their_partitions_are_refused(change, error, message, is_entered):
     model = network()
     if is_entered:
         with partnets.subnetwork(model, 1):

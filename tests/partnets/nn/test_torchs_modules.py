@@ -86,7 +86,7 @@ def test_a_subnetwork_is_the_dense_layer(name, training, one, active, update):
 
 
 @pytest.mark.parametrize("name", LAYERS)
-def test_every_drop_in_layer_says_what_it_takes(name):
+def test_every_drop_in_layer_has_torchs_signature_and_four_more_arguments(name):
     cls, theirs = getattr(partnets, name), inspect.signature(getattr(nn, name))
     taken = list(inspect.signature(cls).parameters.values())
     expected = [one for one in theirs.parameters.values() if one.kind is not one.VAR_KEYWORD]

@@ -60,7 +60,7 @@ def trainer(network, **arguments):
 
 @pytest.mark.parametrize("network", NETWORKS)
 @pytest.mark.parametrize("k", [1, 2, 3])
-def test_the_norm_that_torch_clips_is_that_of_the_live_partition(network, k):
+def test_torch_clips_the_gradient_norm_of_the_updated_partition(network, k):
     model = trainer(network).model
     x, y = examples()
     with partnets.subnetwork(model, active=k, update=k):

@@ -196,13 +196,13 @@ def tied(**options):
 
 @pytest.mark.parametrize("scheme", ["weight", "node"])
 @pytest.mark.parametrize("make", [optim.Adam, partial(optim.PerPartition, torch.optim.Adam)])
-def test_a_weight_that_two_layers_divide_otherwise_is_refused(make, scheme):
+def test_a_tied_weight_with_two_different_partitions_is_refused(make, scheme):
     with pytest.raises(ValueError, match=r"1\.weight is another layer's parameter too.*before partnets.partition"):
         make(tied(scheme=scheme), lr=0.1)
     make(tied(scheme=scheme, before=True), lr=0.1)
 
 
-def test_what_a_loop_sets_in_a_group_is_checked_before_anything_moves():
+def test_invalid_values_in_a_parameter_group_raise_before_any_change():
     model = network()
     optimizer = optim.Adam(model)
     with partnets.subnetwork(model, 1, 1):
@@ -226,7 +226,7 @@ def test_a_gradient_of_another_dtype_is_named():
         optim.SGD(layer).step(update=1)
 
 
-def test_a_parameter_whose_entries_share_memory_cannot_be_divided():
+def test_a_parameter_with_entries_that_share_memory_is_refused():
     layer = partnets.Linear(4, 3, proportions=(0.5, 0.5), seed=0)
     layer.weight = nn.Parameter(torch.zeros(1, 4).expand(3, 4))
     with pytest.raises(ValueError, match="weight has entries that share memory"):

@@ -119,7 +119,7 @@ def check_close(case, found, expected):
 
 @pytest.mark.cases(usual=12)
 @every_case
-def test_each_partition_moves_as_torchs_optimiser_would_move_it_alone(case):
+def test_each_partition_moves_as_if_torchs_optimiser_had_only_its_entries(case):
     (ours, theirs, settings), model = CASES[case], network()
     alone = [entries(model, stored(model), k) for k in (1, 2, 3)]
     references = [theirs(part, **decayed(theirs, settings, decay)) for part, decay in zip(alone, DECAYS, strict=True)]
@@ -139,7 +139,7 @@ def test_each_partition_moves_as_torchs_optimiser_would_move_it_alone(case):
 
 @pytest.mark.cases(usual=8)
 @every_case
-def test_with_one_partition_it_is_torchs_optimiser_with_its_groups(case):
+def test_one_partition_moves_as_torchs_optimiser_with_groups(case):
     (ours, theirs, settings), model = CASES[case], network((1.0,)).to(memory_format=torch.channels_last)
     twin, own = copy.deepcopy(model), decayed(theirs, {"lr": 0.003}, 0.2)
     settings = decayed(theirs, settings, 0.1)
@@ -174,7 +174,7 @@ def test_a_step_leaves_every_bit_of_the_other_partitions(case):
 @pytest.mark.cases(usual=6, full=20)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
 @every_case
-def test_it_resumes_from_its_state_dict_and_as_a_copy_with_the_same_bits(case, dtype):
+def test_an_optimiser_resumes_from_its_state_dict_or_a_copy_bit_for_bit(case, dtype):
     ours, theirs, settings = CASES[case]
     model = network().to(dtype)
     optimizer = ours(model, **decayed(theirs, settings, DECAYS))
@@ -268,7 +268,7 @@ def cleared_state(model, optimizer):
 
 
 @pytest.mark.parametrize("change", [moved_tensors, replaced_buffers, loaded_state, cleared_state])
-def test_a_step_finds_what_has_moved_since_the_last_one(change):
+def test_a_step_uses_tensors_moved_or_replaced_since_the_last_step(change):
     stepped = []
     for is_remade in (False, True):
         model = network()
@@ -427,7 +427,7 @@ class KeepsFloat32(OfTheWholeTensor):
     ],
 )
 @pytest.mark.parametrize("lr", [1e-3, 1e-30])
-def test_an_optimiser_in_which_entries_act_on_one_another_is_refused(theirs, reason, lr):
+def test_an_optimiser_that_does_not_step_each_entry_by_itself_is_refused(theirs, reason, lr):
     with pytest.raises(ValueError, match=f"^{theirs.__name__} {reason}.*; pass one that steps each entry by itself"):
         optim.PerPartition(theirs, network(), lr=lr)
 
@@ -463,7 +463,7 @@ def test_the_state_of_another_optimiser_or_model_raises_and_changes_nothing(own,
     torch.testing.assert_close(optimizer.state_dict(), before, rtol=0, atol=0)
 
 
-def test_whole_networks_are_partitions_too():
+def test_a_step_of_an_ensemble_changes_only_one_network():
     model = partnets.Ensemble([nn.Linear(3, 2), nn.Linear(3, 2)])
     before, optimizer = copy.deepcopy(model.state_dict()), rmsprop(model)
     gradients(model, 0)

@@ -50,7 +50,7 @@ def test_each_example_has_the_weights_of_its_own_hyperparameters(case, centred):
 
 
 @each_partitioned_case
-def test_partitioned_ones_are_those_of_the_subnetwork(case):
+def test_partitioned_layers_have_outputs_and_gradients_of_the_subnetwork(case):
     dense, model = case.pair()
     partnets.partition(model, PROPORTIONS, defaults="stored")
     shift(model)
@@ -166,7 +166,7 @@ def test_gradcheck(name):
 
 
 @each_case
-def test_what_is_kept_for_the_backward_pass_is_the_input(case):
+def test_the_backward_pass_saves_little_more_than_the_input(case):
     """Check that at most 1.1 times the memory of torch's layer is saved, besides parameters and hyperparameters."""
     dense, model = case.pair()
     x = case.input()
@@ -241,7 +241,7 @@ def test_states_copies_and_pickles(case):
     close(torch.load(file, weights_only=False)(x), expected)
 
 
-def test_twice_the_parameters():
+def test_conversion_takes_at_most_2_02_times_the_parameters():
     for layer in (nn.Linear(256, 256), nn.Conv2d(64, 64, 3), nn.Embedding(1000, 64), nn.LSTM(128, 128)):
         before = sum(p.numel() for p in layer.parameters())
         model = Call(layer)
@@ -286,7 +286,7 @@ def test_padded_words_learn_nothing():
     assert not model.layer.weight.grad.any() and not model.layer.hyper_weight.grad.any()
 
 
-def test_packed_sequences_are_refused_where_each_has_its_own():
+def test_packed_sequences_with_per_example_hyperparameters_are_refused():
     _, model = CASES["lstm"].pair()
     packed = nn.utils.rnn.pack_padded_sequence(torch.randn(BATCH, 4, 4, dtype=torch.float64), [4] * BATCH, True)
     model.layer(packed)

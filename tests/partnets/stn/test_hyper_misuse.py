@@ -71,7 +71,7 @@ def of(model, data=DATA, **options):
         (lambda: of(weight_elsewhere()).fit(1), ValueError, "is of a Linear that is not in the model"),
     ],
 )
-def test_wrong_use(make, error, message):
+def test_invalid_uses_raise(make, error, message):
     with pytest.raises(error, match=message):
         make()
 
@@ -135,7 +135,7 @@ class Distances(nn.Module):
         return self.head(self.dropout(x + self.bias((places[:, None] - places).abs()).mean(0)).mean(1))
 
 
-def test_a_table_whose_size_is_that_of_the_batch_is_found_before_training():
+def test_an_embedding_without_a_batch_dimension_raises_before_training():
     data = torch.randn(40, 8, 4), torch.randint(2, (40,))
     made = [of(Distances(), data, skip=skip) for skip in ((), ("bias",))]  # with batches of 8
     with pytest.raises(ValueError, match=r"HyperEmbedding\(9, 4, hyper=1\) is \[8, 8\], but each of 2 examples"):

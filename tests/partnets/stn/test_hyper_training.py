@@ -109,7 +109,7 @@ def test_a_linearised_response_learns_by_outputs_that_are_linear_in_it(per_examp
         torch.testing.assert_close(network.get_parameter(name), moved)
 
 
-def test_penalties_of_a_linearised_response_are_whole():
+def test_penalties_of_a_linearised_response_are_exact():
     """Check that the linearised loss of a linear model with quadratic penalties is exact."""
     found = []
     for linearised in (False, True):
@@ -168,7 +168,7 @@ def test_a_step_of_the_hyperparameters_is_algorithm_1():
 
 @pytest.mark.cases(usual=1)
 @each_made
-def test_training_learns_everything(make):
+def test_training_changes_all_learned_parameters_and_records_them(make):
     model, chunks = make()
     before = copied(model)
     training = trainer(model, chunks)
@@ -223,7 +223,7 @@ def test_later_chunks_reach_no_earlier_partition(centred):
     assert any(not torch.equal(p, found[3].get_parameter(name)) for name, p in found[None].named_parameters())
 
 
-def test_label_smoothing_is_a_loss_of_training_alone():
+def test_label_smoothing_applies_only_to_the_training_loss():
     smoothing = hyper.LabelSmoothing(0.3)
     model = stn.convert(nn.Sequential(nn.Linear(4, 2), smoothing), smoothing)
     training = trainer(*partnets.held_out(model, DATA, validation=0.25), loss=smoothing)
@@ -233,7 +233,7 @@ def test_label_smoothing_is_a_loss_of_training_alone():
 
 
 @pytest.mark.full
-def test_it_tunes():
+def test_training_on_noisy_labels_increases_weight_decay_and_lml():
     """Flip 40 % of the labels, so that the network must not fit them and the decay has to grow."""
     torch.manual_seed(0)
     generator = torch.Generator().manual_seed(1)
@@ -280,7 +280,7 @@ def test_a_batch_counts_once_in_running_statistics_at_the_present_hyperparameter
         assert not torch.equal(network[1].bias_rows[0], before.bias_rows[0])  # which learned
 
 
-def test_names_of_a_history_are_those_of_its_network_too():
+def test_names_in_the_history_are_accepted_by_freeze():
     dropout, noise = hyper.Dropout(0.3), hyper.InTraining(hyper.InputNoise(0.1))
     network = stn.convert(nn.Sequential(noise, nn.Linear(4, 8), dropout, nn.Linear(8, 2)), [dropout, noise])
     made = trainer(*partnets.held_out(network, DATA, validation=0.25))

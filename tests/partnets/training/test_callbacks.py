@@ -24,7 +24,7 @@ def trainer(**arguments):
     return partnets.Trainer(model, chunks, hyper=mask, batch_size=16, **arguments)
 
 
-def test_each_is_called_after_each_step_and_its_record_in_their_order():
+def test_callbacks_are_called_in_order_after_each_recorded_step():
     calls = []
 
     def callback(name):
@@ -34,7 +34,7 @@ def test_each_is_called_after_each_step_and_its_record_in_their_order():
     assert calls == [(name, step, step, step) for step in (1, 2, 3) for name in ("first", "second")]
 
 
-def test_what_they_return_is_recorded_under_the_step():
+def test_values_that_callbacks_return_are_recorded_with_their_step():
     squares = every(2, lambda one: {"square": one.steps**2, "half": torch.tensor(one.steps / 2)})
     history = trainer(callbacks=[squares, every(3, lambda one: {"cube": one.steps**3}), lambda one: {}]).fit(6)
     assert history.metrics == {
@@ -62,7 +62,7 @@ def draws_elsewhere(one):
     "callback",
     [lambda one: {"draw": torch.randn(7).mean()}, reseeds, evaluates, draws_elsewhere],
 )
-def test_they_change_no_bit_of_the_training(callback):
+def test_callbacks_change_no_bit_of_the_training(callback):
     runs = []
     for callbacks in ([], [callback], [every(2, callback), callback]):
         torch.manual_seed(3)
@@ -77,12 +77,12 @@ def test_they_change_no_bit_of_the_training(callback):
 
 
 @pytest.mark.parametrize("returned", [0.9, {"a": "high"}])
-def test_what_is_no_dict_of_numbers_raises(returned):
+def test_callbacks_that_return_no_dict_of_numbers_raise(returned):
     with pytest.raises(TypeError, match=r"pass a (dict from names to floats|float for each name)"):
         trainer(callbacks=[lambda one: returned]).fit(1)
 
 
-def test_one_that_raises_ends_the_training_after_the_step_is_recorded():
+def test_a_callback_that_raises_ends_the_training_after_its_step():
     def fails(one):
         if one.steps == 2:
             torch.rand(3)

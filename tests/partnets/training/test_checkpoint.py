@@ -100,7 +100,7 @@ def test_a_resumed_run_has_the_bits_of_an_uninterrupted_one(options, tmp_path):
 
 
 @pytest.mark.full
-def test_one_that_a_callback_saves_after_drawing_noise_resumes_to_the_same_bits(tmp_path):
+def test_a_checkpoint_saved_by_a_callback_that_drew_noise_resumes_exactly(tmp_path):
     def draw_and_save(one):
         noise = torch.rand(3).mean()
         if one.steps == 5:
@@ -118,7 +118,7 @@ def test_one_that_a_callback_saves_after_drawing_noise_resumes_to_the_same_bits(
 
 
 @pytest.mark.full
-def test_one_saved_later_than_a_callback_that_raised_resumes_to_the_same_bits(tmp_path):
+def test_a_checkpoint_saved_after_a_callback_raised_resumes_exactly(tmp_path):
     def fails(one):
         raise RuntimeError("the disk is full")
 
@@ -281,7 +281,7 @@ def test_the_checkpoint_of_another_configuration_raises_and_changes_nothing(name
     assert same(bits(other), before) and other.steps == 0 and other.history == partnets.History()
 
 
-def test_settings_are_those_of_the_checkpoint_with_a_warning_if_they_were_others(tmp_path):
+def test_loading_restores_the_saved_settings_and_warns_if_they_differ(tmp_path):
     path = tmp_path / "checkpoint.pt"
 
     def made(lr, step_size, decay):
@@ -343,7 +343,7 @@ def test_a_damaged_file_is_refused_and_changes_nothing(name, tmp_path):
     assert same(bits(one), before) and one.steps == 0
 
 
-def test_a_file_of_another_version_of_torch_alone_or_that_is_missing_is_refused(tmp_path, monkeypatch):
+def test_a_missing_file_another_version_or_a_state_dict_is_refused(tmp_path, monkeypatch):
     path, one = tmp_path / "checkpoint.pt", trainer()
     with monkeypatch.context() as patch:
         patch.setattr(sealed, "VERSION", 4)

@@ -50,7 +50,7 @@ def test_subnetwork_k_is_network_k_and_the_last_from_there_on(networks, count):
 
 
 @pytest.mark.parametrize("k", range(1, COUNT + 1))
-def test_a_step_of_a_partition_changes_one_network_alone(k):
+def test_a_step_of_a_partition_changes_only_one_network(k):
     model, mask = ensemble()
     sampling = [float(j == k) for j in range(1, COUNT + 1)]
     one = partnets.Trainer(
@@ -80,7 +80,7 @@ def run(build, sampling=None, changed=None):
 
 
 @pytest.mark.full
-def test_what_is_learned_from_a_chunk_never_reaches_earlier_networks():
+def test_examples_of_a_chunk_do_not_change_earlier_networks():
     def build(data):
         return ensemble()[0], partnets.chunk(data, PROPORTIONS)
 
@@ -161,6 +161,6 @@ def test_standard_training_is_the_plain_pytorch_loop(norm):
         (lambda: held_out(nn.Linear(2, 2), examples(), validation=1.5), "proportions"),
     ],
 )
-def test_what_cannot_be_compared_raises(construct, message):
+def test_invalid_ensembles_and_splits_raise(construct, message):
     with pytest.raises(ValueError, match=message):
         construct()

@@ -27,7 +27,7 @@ def axes_of(figure, title):
     return axes
 
 
-def test_it_is_rebuilt_from_plain_values():
+def test_a_history_is_rebuilt_from_plain_values():
     history = recorded()
     assert History(**dataclasses.asdict(history)) == history
 
@@ -41,7 +41,7 @@ def test_the_table_is_nan_where_nothing_was_evaluated():
     assert [str(kind) for kind in frame.dtypes] == ["int64"] * 2 + ["float64"] * 6
 
 
-def test_of_two_evaluations_of_a_step_the_table_has_the_last():
+def test_the_table_keeps_the_last_of_two_evaluations_of_a_step():
     history = recorded(12)
     history.add_lml(12, -1.0)
     history.add_lml(12, -2.0)
@@ -63,7 +63,7 @@ def test_of_two_evaluations_of_a_step_the_table_has_the_last():
         lambda history: history.add_lml(39, -1.0),
     ],
 )
-def test_what_would_be_lost_or_hidden_raises_and_records_nothing(record):
+def test_invalid_records_raise_and_leave_the_history_unchanged(record):
     history = recorded()
     with pytest.raises((ValueError, TypeError), match=r"pass|give|choose"):
         record(history)
@@ -78,7 +78,7 @@ def test_a_hyperparameter_cannot_have_the_name_of_another_column(name):
     assert history == History()
 
 
-def test_what_is_recorded_is_plain_so_that_a_checkpoint_holds_it():
+def test_recorded_tensors_are_stored_as_floats():
     history = History()
     history.add_metrics(1, {"test accuracy": torch.tensor(0.5)})
     assert type(history.metrics["test accuracy"]["value"][0]) is float

@@ -102,7 +102,7 @@ def test_examples_of_a_later_chunk_never_reach_earlier_partitions(optimizer, k, 
     ("network", "optimizer"), [("norms", "sgd"), ("norms", "adam"), ("norms", "nadam"), ("FixUp", "sgd")]
 )
 @pytest.mark.parametrize("k", range(1, COUNT + 1))
-def test_nor_do_they_through_norms_and_fixups_scalars(network, optimizer, k, tmp_path):
+def test_later_chunks_do_not_reach_earlier_partitions_with_norms_or_scales(network, optimizer, k, tmp_path):
     check_invariant(optimizer, k, tmp_path, network, steps=12)
 
 
@@ -111,13 +111,13 @@ def test_nor_do_they_through_norms_and_fixups_scalars(network, optimizer, k, tmp
     ("network", "optimizer"), [("layers", "adamw"), ("norms", "sgd"), ("norms", "nadam"), ("FixUp", "adam")]
 )
 @pytest.mark.parametrize("k", [pytest.param(1, marks=pytest.mark.full), 2, pytest.param(3, marks=pytest.mark.full)])
-def test_nor_do_they_where_partitions_are_nested(network, optimizer, k, tmp_path):
+def test_later_chunks_do_not_reach_earlier_nested_partitions(network, optimizer, k, tmp_path):
     check_invariant(optimizer, k, tmp_path, network, steps=12, scheme="nested")
 
 
 @pytest.mark.full
 @pytest.mark.parametrize(("scheme", "network", "k"), [("nested", "norms", 3), ("weight", "layers", 2)])
-def test_nor_do_they_where_all_partitions_learn_from_one_batch(scheme, network, k, tmp_path):
+def test_later_chunks_do_not_reach_earlier_partitions_with_one_pass(scheme, network, k, tmp_path):
     check_invariant("adam", k, tmp_path, network, steps=8, scheme=scheme, one_pass=True)
 
 

@@ -210,7 +210,7 @@ def test_an_implicit_gradient_is_that_of_the_minimum():
             partnets.step_lookahead(model, optim.SGD(model), step_of_psi, batches, loss, loss, by=method)
 
 
-def test_direct_ones_stay_direct_beside_others():
+def test_direct_hyperparameters_have_direct_gradients_in_a_lookahead_step():
     model, own, batches = tuned("linear", "weight", "Adam")
     raws = model.psi()
     gradient = ahead(model, own, [batches[0], batches[-1]], 1, True, raws)[1]
@@ -225,7 +225,7 @@ def test_direct_ones_stay_direct_beside_others():
     torch.testing.assert_close(torch.stack([raw.grad for raw in raws[:2]]), gradient[:2])
 
 
-def test_several_chunks_are_weighed():
+def test_gradients_of_several_chunks_are_weighted():
     model, own, batches = tuned("linear", "nested", "SGD")
     raws = model.psi()[:2]
     found = [ahead(model, own, [batches[0], batches[-1]], k, True, raws) for k in (1, 2)]
@@ -253,7 +253,7 @@ def trained(steps=6, workers=0, **options):
 
 
 @pytest.mark.full
-def test_a_trainer_tunes_what_acts_on_training_alone_beside_what_acts_on_both():
+def test_a_trainer_uses_lookahead_only_for_training_only_hyperparameters():
     trainer = trained(30)
     assert trainer.hyper_gradient == {
         "smoothing": partnets.Lookahead(), "decay": partnets.Lookahead(), "temperature": None
@@ -283,12 +283,12 @@ def test_batches_that_are_fetched_ahead_are_the_same():
 
 
 @pytest.mark.full
-def test_all_at_once():
+def test_lookahead_trains_with_one_pass():
     trainer = trained(3, one_pass=True, batch_size=64)
     assert trainer.history.steps["hyper_loss"][-1] > 0
 
 
-def test_a_direct_step_does_not_judge_by_what_trains():
+def test_a_direct_step_refuses_label_smoothing():
     """Check that evaluation ignores the smoothing, which would otherwise just minimise its own loss."""
     smoothing = hyper.LabelSmoothing(0.2)
     model = partnets.partition(nn.Sequential(nn.Linear(4, 3), smoothing), (0.5, 0.5))
@@ -299,7 +299,7 @@ def test_a_direct_step_does_not_judge_by_what_trains():
     assert smoothing.training and smoothing.values()["smoothing"] == pytest.approx(0.2)
 
 
-def test_a_federation_refuses_it():
+def test_a_federation_refuses_hyperparameters_that_need_lookahead():
     smoothing = hyper.LabelSmoothing(0.2)
     model = partnets.partition(nn.Sequential(nn.Linear(4, 3), smoothing), (0.5, 0.5))
     chunks = partnets.chunk((torch.randn(20, 4), torch.randint(3, (20,))), (0.5, 0.5))
@@ -339,7 +339,7 @@ def test_activation_checkpoints_compute_with_the_weights_of_the_step(exact, step
     torch.testing.assert_close(*found, rtol=1e-9, atol=1e-12)
 
 
-def test_what_two_modules_share_counts_once():
+def test_a_hyperparameter_that_two_modules_share_is_counted_once():
     model, own, batches = tuned("linear", "weight", "SGD")
     expected = ahead(model, own, [batches[0], batches[-1]], 1, True, [model.decay.decay.raw])[1]
     model.also = hyper.LabelSmoothing(0.1)
@@ -429,7 +429,7 @@ def with_a_rate(make=optim.Adam):
 
 
 @pytest.mark.parametrize("make", [optim.Adam, lambda model: optim.PerPartition(torch.optim.NAdam, model)])
-def test_a_loaded_optimiser_knows_which_rates_are_learned(make):
+def test_a_loaded_optimiser_continues_with_learned_rates(make):
     x, y = torch.randn(9, 6), torch.randint(3, (9,))
     first, second = with_a_rate(make), with_a_rate(make)
 
@@ -492,7 +492,7 @@ def test_a_gradient_of_psi_that_is_not_finite_raises_before_psi_is_stepped():
     assert rooted.values()["share"] == pytest.approx(0.5)
 
 
-def test_differences_know_nothing_of_words_that_no_example_has():
+def test_finite_differences_ignore_embeddings_of_absent_words():
     """Check embeddings without gradients: Adam's step is steep for them and would dominate the finite difference."""
     torch.manual_seed(0)
     network, smoothing = (
@@ -543,7 +543,7 @@ def test_under_autocast_the_weights_of_the_step_are_those_that_are_judged():
 
 @pytest.mark.filterwarnings("ignore:The .grad attribute")  # torch shows it to nobody
 @pytest.mark.parametrize("whole", [True, False])
-def test_exact_steps_ahead_through_what_is_compiled_are_refused(whole):
+def test_exact_lookahead_through_compiled_modules_is_refused(whole):
     network = nn.Sequential(nn.Linear(4, 8), nn.Tanh())
     smoothing = hyper.LabelSmoothing(0.2)
     model = partnets.partition(nn.Sequential(network, nn.Linear(8, 3), smoothing), (0.5, 0.5))
@@ -605,7 +605,7 @@ differences = partnets.Lookahead(exact=False)
         ),
     ],
 )
-def test_what_a_step_cannot_take_is_refused_before_it(make, by, given, error, message):
+def test_invalid_lookahead_steps_raise_and_leave_psi_unchanged(make, by, given, error, message):
     model, psi, batch, loss = make()
     before = copy.deepcopy([*psi.parameters()])
     of_psi = torch.optim.SGD(psi.parameters(), lr=1.0)

@@ -55,7 +55,7 @@ def trainer(model, **options):
     return partnets.Trainer(model, chunks(), hyper=model[0], batch_size=16, **options)
 
 
-def test_psi_that_reaches_the_loss_alone_is_refused_before_anything_changes():
+def test_psi_that_reaches_only_the_loss_raises_before_any_change():
     model = partnets.partition(Smoothed(), PROPORTIONS)
     one = partnets.Trainer(model, chunks(), hyper=[model.mask, model.smoothing], loss=model.loss, batch_size=16)
     before = [tensor.clone() for tensor in (*model.parameters(), torch.get_rng_state(), one.generator.get_state())]
@@ -88,14 +88,14 @@ def test_a_sum_over_the_batch_is_refused():
             partnets.lml(network(), chunks(), loss)
 
 
-def test_a_sum_in_a_loss_of_ones_own_is_found_at_the_first_step():
+def test_a_custom_loss_that_sums_over_the_batch_raises_at_the_first_step():
     model = network()
     one = trainer(model, loss=lambda output, y: F.cross_entropy(output, y, reduction="sum"))
     with pytest.raises(ValueError, match="it is a sum; pass the mean"):
         one.fit(1)
 
 
-def test_weights_of_classes_are_no_judge_of_themselves():
+def test_the_loss_of_psi_has_no_class_weights():
     weighted = nn.CrossEntropyLoss(torch.tensor([1.0, 0.01, 1.0]))
     assert trainer(network(), loss=weighted).hyper_loss.weight is None and weighted.weight is not None
     given = functools.partial(F.cross_entropy, weight=torch.ones(3), ignore_index=2)
@@ -105,7 +105,7 @@ def test_weights_of_classes_are_no_judge_of_themselves():
 
 
 @pytest.mark.full
-def test_buffers_that_follow_the_data_are_refused_unless_they_are_still():
+def test_buffers_that_follow_the_data_are_refused_except_in_evaluation_mode():
     class Centred(nn.Module):
         def __init__(self):
             super().__init__()
@@ -130,7 +130,7 @@ def test_buffers_that_follow_the_data_are_refused_unless_they_are_still():
         trainer(model).fit(1)
 
 
-def test_a_loop_that_tells_no_chunks_is_taken_at_the_word_of_its_first_judgement():
+def test_a_manual_loop_is_tied_to_the_chunks_of_its_first_evaluation():
     model = network()
     optimizer = partnets.optim.Adam(model)
     batch = chunks().sample_upto(1, 16)
@@ -141,7 +141,7 @@ def test_a_loop_that_tells_no_chunks_is_taken_at_the_word_of_its_first_judgement
 
 
 @pytest.mark.parametrize(("loss", "cure"), [(nn.MSELoss(), "gaussian_nll"), (F.l1_loss, "your own loss")])
-def test_a_distance_is_no_likelihood(loss, cure):
+def test_losses_that_are_not_likelihoods_warn(loss, cure):
     with pytest.warns(UserWarning, match=f"is not a negative log-likelihood.*{cure}"):
         trainer(network(), loss=loss)
     model = network()
@@ -173,7 +173,7 @@ def trained_before(**options):
     return partnets.partition(model, PROPORTIONS, **options)
 
 
-def test_weights_that_know_later_chunks_are_warned_of():
+def test_weights_that_predict_labels_of_later_chunks_warn_once():
     model = trained_before(defaults="stored")
     one = partnets.Trainer(model, chunks(), hyper=model[0], batch_size=32)
     with pytest.warns(UserWarning, match="before its first step, subnetwork 1 predicts labels of chunk 2"):
@@ -182,7 +182,7 @@ def test_weights_that_know_later_chunks_are_warned_of():
         one.step()
 
 
-def test_shares_that_are_far_apart_are_warned_of():
+def test_proportions_far_from_those_of_the_chunks_warn():
     model = partnets.partition(nn.Sequential(hyper.InputMask(6), nn.Linear(6, 30)), (0.1, 0.1, 0.8))
     with pytest.warns(
         UserWarning, match="have 10, 10, 80 % of the weights, but the chunks 50, 30, 20 % of the examples"
@@ -227,7 +227,7 @@ def test_weights_that_come_after_the_trainer_was_made_bring_their_chunks():
     partnets.Trainer(fresh, chunks(seed=1), hyper=fresh[0], batch_size=16, other_chunks=True).fit(1)
 
 
-def test_what_a_loss_has_of_its_own_would_never_learn():
+def test_a_loss_with_trainable_parameters_is_refused():
     class Scaled(nn.Module):
         def __init__(self):
             super().__init__()
@@ -240,7 +240,7 @@ def test_what_a_loss_has_of_its_own_would_never_learn():
         trainer(network(), loss=Scaled())
 
 
-def test_chunks_that_do_not_fit_are_not_taken_for_those_of_a_loop_of_ones_own():
+def test_a_failed_evaluation_does_not_tie_a_manual_loop_to_its_chunks():
     model = partnets.partition(nn.Linear(4, 2), (0.5, 0.5))
     x, y = torch.randn(20, 4), torch.randint(2, (20,))
     optimizer = partnets.optim.SGD(model)
@@ -253,7 +253,7 @@ def test_chunks_that_do_not_fit_are_not_taken_for_those_of_a_loop_of_ones_own():
         partnets.lml(model, wrong)
 
 
-def test_a_state_dict_tells_nothing_learned_from_learned_from_unknown_chunks():
+def test_a_state_dict_distinguishes_untrained_from_unknown_chunks():
     def fresh():
         return partnets.partition(nn.Linear(4, 2), (0.5, 0.5))
 
@@ -274,7 +274,7 @@ def test_a_state_dict_tells_nothing_learned_from_learned_from_unknown_chunks():
         partnets.lml(loaded, second)
 
 
-def test_a_dropout_rate_that_learns_directly_is_warned_of():
+def test_a_dropout_rate_that_learns_directly_warns():
     """Check the warning: a rate that learns directly goes to 0 for any data; an unrolled step avoids that."""
     dropout = hyper.ConcreteDropout(0.5)
     model = partnets.partition(nn.Sequential(nn.Linear(6, 8), dropout, nn.Linear(8, 3)), PROPORTIONS)

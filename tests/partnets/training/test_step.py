@@ -66,7 +66,7 @@ def test_a_step_of_the_weights_changes_one_partition_and_its_own_statistics(mode
         assert rows.tolist() == [False, True, False]
 
 
-def test_a_step_of_psi_changes_psi_alone(model, batch):
+def test_a_step_of_psi_changes_only_psi(model, batch):
     before = state(model)
     optimizer = torch.optim.Adam(model.mask.parameters(), lr=0.1)
     partnets.step_hyper(model, optimizer, {2: batch, 3: batch}, loss_of(model), weights={2: 0.5, 3: 0.5})
@@ -168,7 +168,7 @@ def test_a_wrong_argument_is_named_before_anything_changes(model, batch, call, m
     assert all((parameter.grad == 1).all() for parameter in model.parameters())
 
 
-def test_an_optimiser_that_was_wrapped_is_to_be_passed_itself(model, batch):
+def test_a_wrapped_optimiser_is_refused(model, batch):
     accelerate = pytest.importorskip("accelerate")
     wrapped = accelerate.Accelerator(cpu=True).prepare(w(model))
     message = r"optimizer is a AcceleratedOptimizer around a Adam, .* pass optimizer\.optimizer"
@@ -186,7 +186,7 @@ def test_a_layer_that_was_replaced_since_the_optimiser_was_made_is_named():
 
 
 @pytest.mark.parametrize("ahead", [False, True])
-def test_psi_that_evaluation_mode_leaves_out_is_told_of(ahead):
+def test_psi_that_evaluation_mode_ignores_raises(ahead):
     model = partnets.partition(nn.Sequential(hyper.ConcreteDropout(0.3), nn.Linear(4, 2)), (0.5, 0.5)).eval()
     step_of_psi = torch.optim.SGD(model[0].parameters(), lr=0.1)
     batch = torch.randn(6, 4), torch.randint(2, (6,))

@@ -36,7 +36,7 @@ def trainer(**arguments):
     return partnets.Trainer(model, chunks, **{"hyper": mask, "batch_size": 16, "lml_every": 5} | arguments)
 
 
-def test_it_takes_the_steps_that_its_docstring_writes_by_hand():
+def test_the_trainer_takes_the_steps_of_the_manual_loop_in_its_docstring():
     one = trainer(lml_every=None, seed=7)
     torch.manual_seed(3)
     one.fit(12)
@@ -105,7 +105,7 @@ class Running(nn.Module):
         return x - self.mean
 
 
-def test_what_was_in_evaluation_mode_before_stays_so():
+def test_modules_in_evaluation_mode_stay_in_it():
     norm = Running().eval()
     model = partnets.partition(nn.Sequential(norm, nn.Linear(6, 2)), PROPORTIONS, skip=[norm])
     one = partnets.Trainer(model, partnets.chunk(examples(), PROPORTIONS))
@@ -227,7 +227,7 @@ def other_schedule():
         ),
     ],
 )
-def test_what_does_not_fit_raises(construct, message):
+def test_invalid_trainer_arguments_raise(construct, message):
     with pytest.raises(ValueError, match=message):
         construct()
 
@@ -256,7 +256,7 @@ def test_importing_partnets_imports_no_plotting_library():
     run_python("-c", code, check=True)
 
 
-def test_parts_of_a_batch_follow_what_a_callback_sets():
+def test_batch_parts_follow_settings_changed_by_a_callback():
     model, parts = partnets.partition(nn.Linear(4, 2), (0.8, 0.1, 0.1)), []
 
     def change(one):
@@ -269,7 +269,7 @@ def test_parts_of_a_batch_follow_what_a_callback_sets():
     assert parts == [{1: 24, 2: 3, 3: 3}, {1: 20, 2: 10, 3: 20}]
 
 
-def test_a_forgotten_hyper_is_warned_of():
+def test_a_missing_hyper_argument_warns():
     model, chunks, _ = parts()
     with pytest.warns(UserWarning, match=r"the model has 0 \(InputMask\), but hyper= was not given"):
         partnets.Trainer(model, chunks)
@@ -308,7 +308,7 @@ def test_labels_that_do_not_fit_are_refused_before_the_first_step(labels, messag
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items() if torch.is_tensor(value))
 
 
-def test_hooks_of_the_optimizer_see_the_whole_network_and_masked_gradients():
+def test_optimizer_hooks_see_masked_gradients_and_all_partitions():
     model = partnets.partition(
         nn.Sequential(nn.Linear(4, 8, bias=False), nn.ReLU(), nn.Linear(8, 3, bias=False)), (0.5, 0.25, 0.25)
     )

@@ -94,7 +94,7 @@ def test_worker_processes_change_no_bit(options):
 
 
 @pytest.mark.full
-def test_what_the_data_draw_depends_neither_on_the_number_of_workers_nor_on_an_interruption(tmp_path):
+def test_random_data_are_the_same_with_workers_and_after_resuming(tmp_path):
     whole = trainer(Noisy, num_workers=1, prefetch_factor=3)
     torch.manual_seed(1)
     whole.fit(6)
@@ -108,7 +108,7 @@ def test_what_the_data_draw_depends_neither_on_the_number_of_workers_nor_on_an_i
     assert same(resumed, whole)
 
 
-def test_one_that_somebody_else_draws_for_goes_on_rightly(recwarn):
+def test_draws_from_the_generator_in_a_callback_warn_and_change_no_bit(recwarn):
     def draw(one):
         torch.rand(3, generator=one.generator)
 
@@ -120,7 +120,7 @@ def test_one_that_somebody_else_draws_for_goes_on_rightly(recwarn):
     assert sum("something else has drawn" in str(each.message) for each in recwarn) == 1
 
 
-def test_what_a_worker_raises_is_raised_and_ends_them():
+def test_an_error_in_a_worker_is_raised():
     one = trainer(Failing, num_workers=1)
     with pytest.raises(OSError, match="example 7 is damaged"):
         one.fit(20)

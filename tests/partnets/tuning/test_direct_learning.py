@@ -272,7 +272,7 @@ def test_unseen_data_judge_at_the_best_temperature_where_widths_learn(kind):
     ],
     ids=["number", "mask", "own", "own squared"],
 )
-def test_other_trainings_are_judged_as_they_are(tuned, loss):
+def test_other_trainings_are_evaluated_at_temperature_1(tuned, loss):
     """Check temperature 1 without augmentations, where overconfidence must count, and with custom losses."""
     x, y = noisy()
     x = x.flatten(1) if isinstance(tuned, hyper.InputMask) else x

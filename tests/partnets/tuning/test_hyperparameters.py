@@ -78,7 +78,7 @@ def test_names_have_the_paths_of_the_users_network_also_behind_modules_outside()
     assert (rest[1][2].p, rest[1][4].p) == (0.1, 0.7)
 
 
-def test_modules_that_change_what_given_weights_predict_learn_by_gradient():
+def test_modules_that_act_in_prediction_learn_by_gradient():
     mask = hyper.InputMask(4)
     assert found([mask], nn.Sequential(mask, network()))[1:] == ([], ["0"], [])
 

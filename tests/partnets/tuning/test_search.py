@@ -24,7 +24,7 @@ def test_a_plan_spends_at_most_its_budget(budget, batch_size):
     assert planned.members >= 4 and 0.7 * (budget - 1) <= spent <= budget - 1 + 1e-9
 
 
-def test_learning_by_gradient_descent_comes_off_the_whole_budget():
+def test_gradient_learning_is_subtracted_from_the_total_budget():
     options = {"batch_size": 64, "steps": 2000, "unseen": 10_000}
     plain, learning = plan([setting()], 2.0, **options), plan([setting()], 2.0, learning=0.5, **options)
     assert plain.confirm_batch == 32 and learning.confirm_batch == pytest.approx(25.6)

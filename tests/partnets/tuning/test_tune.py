@@ -48,7 +48,7 @@ def test_networks_data_and_random_states_are_left_unchanged():
         tuned(data=(frozen, Y.numpy()))
 
 
-def test_the_seed_decides_the_result_whatever_holds_the_data():
+def test_the_result_depends_on_the_seed_and_not_on_the_type_of_the_data():
     first, other = tuned(), tuned(seed=4)
     arrays, dataset, integers = (X.numpy().astype(numpy.float64), Y.numpy()), TensorDataset(X, Y), (X, Y.int())
     for again in (tuned(data=data) for data in ((X, Y), arrays, dataset, integers)):
@@ -57,7 +57,7 @@ def test_the_seed_decides_the_result_whatever_holds_the_data():
     assert tuned(classifier().double(), (X.double(), Y)).model[0].weight.dtype == torch.float64
 
 
-def test_the_cost_is_what_the_trainings_took():
+def test_the_cost_counts_the_passes_of_all_trainings():
     assert 1.9 < tuned(steps=40).cost < 2.4  # evaluations of 12 examples at each tenth; 640 trained ones
     for names in ([hyper.Affine()], [hyper.Affine(), "dropout"]):
         assert 1.7 < tuned(*pictures(), names, steps=60).cost < 2.2
@@ -209,7 +209,7 @@ def test_a_file_of_another_search_is_refused(tmp_path, first, other):
         tuned(**options | other)
 
 
-def test_a_file_that_is_none_of_a_search_is_refused(tmp_path):
+def test_a_file_that_holds_no_search_is_refused(tmp_path):
     path = tmp_path / "search.pt"
     path.write_bytes(b"nothing")
     with pytest.raises(ValueError, match=r"is not a file of partnets\.tune"):
@@ -290,7 +290,7 @@ def test_weights_of_classes_count_for_unseen_data_too(loss):
     assert not any(note.startswith("No training of the search") for note in result.notes)
 
 
-def test_batches_of_ignored_labels_alone_train_nothing():
+def test_batches_with_only_ignored_labels_train_nothing():
     x, y = labelled(300)
     y[60:] = -100
     losses = []
@@ -370,7 +370,7 @@ def test_dropout_that_is_not_used_or_frozen_is_left_out():
 
 
 @pytest.mark.parametrize("kind", ["weight_decay", "penalty"])
-def test_settings_whose_effect_is_rounded_away_at_first_are_taken(kind):
+def test_settings_with_an_effect_that_rounds_to_zero_at_first_are_tuned(kind):
     """Start with a tiny learning rate that a schedule raises later."""
     network, names = classifier(), ["weight_decay"]
     if kind == "penalty":
@@ -449,7 +449,7 @@ def test_a_search_that_learns_nothing_leaves_the_values_as_they_are():
         (None, [hyper.Affine()]),
     ],
 )
-def test_a_guess_is_known_of_every_loss_of_rows(loss, names):
+def test_predictions_no_better_than_a_constant_guess_are_noted(loss, names):
     torch.manual_seed(0)
     x, y = torch.rand(300, 1, 2, 2), torch.randint(2, (300,))  # unpredictable labels
     network = nn.Sequential(nn.Flatten(), classifier(2))
@@ -489,7 +489,7 @@ GUESS, NATS = "No training of the search", "no negative log-likelihood"
         ({"steps": 4, "batch_size": 4, "budget": 6}, "The cost of", True),
     ],
 )  # fmt: skip
-def test_notes_say_what_limits_a_result(options, note, is_noted):
+def test_notes_name_the_limits_of_a_result(options, note, is_noted):
     result = tuned(**options)
     assert any(note in each for each in result.notes) == (note in result.report()) == is_noted
 

@@ -193,7 +193,7 @@ def test_a_call_without_gradients_or_in_autocast_is_refused(context):
         tuned()
 
 
-def test_losses_that_do_not_reach_the_training_are_warned_of():
+def test_hyperparameters_of_a_loss_that_is_not_used_warn():
     mixup = hyper.Mixup()
     with pytest.warns(UserWarning, match="acts only in the training loss, but the loss is another one"):
         tuned(names=[mixup])

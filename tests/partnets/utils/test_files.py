@@ -44,7 +44,7 @@ def write(path, text="new"):
 
 
 @pytest.mark.full
-def test_after_a_process_is_killed_one_of_its_files_is_there_and_a_day_later_no_other(tmp_path):
+def test_saving_deletes_temporary_files_of_killed_processes_after_a_day(tmp_path):
     path = tmp_path / "checkpoint [1].pt"
     done = subprocess.run([sys.executable, "-c", KILLS, str(path), "6"], capture_output=True, text=True, check=True)
     left = [tmp_path / name for name in os.listdir(tmp_path) if name != path.name]
@@ -55,7 +55,7 @@ def test_after_a_process_is_killed_one_of_its_files_is_there_and_a_day_later_no_
     assert os.listdir(tmp_path) == [path.name]
 
 
-def test_a_file_that_is_still_written_is_left_alone(tmp_path):
+def test_a_write_keeps_the_temporary_file_of_an_unfinished_write(tmp_path):
     path = tmp_path / "notes.txt"
     with replacing(path) as file:
         write(path, "between")
@@ -101,7 +101,7 @@ def test_a_link_stays_and_the_file_that_it_leads_to_is_replaced(there, tmp_path)
     assert sorted(os.listdir(tmp_path)) == ["files", "latest", "second"] and os.listdir(target.parent) == ["notes.txt"]
 
 
-def test_paths_of_no_files_are_refused_and_stay(tmp_path):
+def test_paths_that_are_not_files_are_refused_and_unchanged(tmp_path):
     pipe, loop = tmp_path / "pipe", tmp_path / "loop"
     os.mkfifo(pipe)
     loop.symlink_to(loop)
@@ -117,7 +117,7 @@ def test_paths_of_no_files_are_refused_and_stay(tmp_path):
     assert sorted(os.listdir(tmp_path)) == ["loop", "pipe"] and pipe.is_fifo()
 
 
-def test_a_full_disk_leaves_the_old_file_alone(tmp_path, monkeypatch):
+def test_a_full_disk_leaves_the_old_file_unchanged(tmp_path, monkeypatch):
     path = tmp_path / "notes.txt"
     write(path, "old")
 

@@ -26,7 +26,7 @@ class Switched(nn.Module):
 
 
 @pytest.mark.parametrize("mode", [True, False])
-def test_modules_are_in_a_mode_for_a_while(mode):
+def test_training_and_evaluating_restore_the_mode(mode):
     model = nn.Sequential(Switched(), nn.Dropout()).train(not mode)
     model[1].train(mode)  # already in this mode
     with training(model) if mode else evaluating(model):
@@ -37,7 +37,7 @@ def test_modules_are_in_a_mode_for_a_while(mode):
 
 
 @pytest.mark.parametrize("scheme", ["weight", "nested"])
-def test_whatever_looks_at_a_model_leaves_it_in_its_mode(scheme):
+def test_evaluations_and_explain_partition_restore_the_mode(scheme):
     model, x = nn.Sequential(Switched(), nn.ReLU(), nn.Linear(4, 2)).train(), torch.randn(20, 4)
     how = {"example": x} if scheme == "nested" else {}
     partnets.partition(model, (0.5, 0.5), scheme=scheme, **how)
@@ -63,7 +63,7 @@ class Following(nn.Module):
 
 
 @pytest.mark.parametrize("mode", [True, False])
-def test_a_search_puts_back_what_a_model_writes_into_its_parameters(mode):
+def test_nested_partitioning_restores_parameters_written_in_forward(mode):
     following = Following()
     model = nn.Sequential(following, nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 2)).train(mode)
     partnets.partition(model, (0.5, 0.5), scheme="nested", example=torch.randn(6, 4), stateful=[following])
