@@ -35,7 +35,7 @@ def main(arguments: list[str] | None = None) -> int:
     for name in ("all", *EXPERIMENTS):
         chosen = [experiment for experiment in EXPERIMENTS.values() if name in ("all", experiment.name)]
         about = "every experiment" if name == "all" else f"{chosen[0].paper}: {chosen[0].__doc__.splitlines()[0]}"
-        command = commands.add_parser(name, help=about)
+        command = commands.add_parser(name, help=about.replace("%", "%%"))
         if name != "all":
             command.add_argument("--dataset", choices=chosen[0].datasets, help="by default the first")
         command.add_argument("--quick", action="store_true", help="few and short trainings")
