@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import warnings
 
-import torch
 import torch.nn.functional as F
 from torch import nn
 
@@ -62,7 +61,7 @@ def lml(
         TypeError: an option is not a DataLoader's, or not one that can be set here.
 
     Example:
-        >>> import partnets
+        >>> import partnets, torch
         >>> model = partnets.Linear(4, 2, proportions=(0.5, 0.5), defaults="zero", bias=False)
         >>> _ = nn.init.zeros_(model.weight)
         >>> chunks = partnets.chunk((torch.randn(20, 4), torch.randint(2, (20,))), (0.5, 0.5))
@@ -84,8 +83,7 @@ def lml(
         random_state.preserved(device_of(model)),
     ):
         if seed is not None:
-            random_state.seed(seed)  # a data set may use Python's or NumPy's generator
-            torch.manual_seed(seed)
+            random_state.seed_all(seed)  # a data set may use Python's or NumPy's generator
         for k in range(2, chunks.count + 1):
             with subnetwork(model, active=k - 1):
                 found = total_loss(model, chunks[k], loss, **how)[0]

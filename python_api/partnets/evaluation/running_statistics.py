@@ -84,8 +84,7 @@ def estimate_statistics(
     device = device_of(model)
     try:
         with random_state.preserved(device), torch.no_grad(), evaluating(model):
-            random_state.seed(0)
-            torch.manual_seed(0)
+            random_state.seed_all(0)
             for norm in stale:
                 norm.training = True
             for k in range(1, chunks.count + 1):

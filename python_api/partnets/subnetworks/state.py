@@ -64,7 +64,15 @@ class PartitionState:
 
     # What copies and pickles have.
     KEPT = (
-        *("weights", "vectors", "statistics", "wholes", "lacking", "narrow", "starts", "initial", "sums_of_maps"),
+        "weights",
+        "vectors",
+        "statistics",
+        "wholes",
+        "lacking",
+        "narrow",
+        "starts",
+        "initial",
+        "sums_of_maps",
         "learned_from",
     )
 

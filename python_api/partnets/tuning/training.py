@@ -185,8 +185,7 @@ class Training:
         device = self.problem.device
         with random_state.preserved(device):
             if self.noise is None:
-                random_state.seed(self.seed)
-                torch.manual_seed(self.seed)
+                random_state.seed_all(self.seed)
             else:
                 random_state.set_state(self.noise, device)
             while self.done < min(until, self.steps):

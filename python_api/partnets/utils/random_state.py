@@ -52,6 +52,12 @@ def seed(number: int) -> None:
         numpy.random.seed(number % 2**32)
 
 
+def seed_all(number: int) -> None:
+    """Seed the generators of the CPU and those of torch on all devices."""
+    torch.manual_seed(number)
+    seed(number)
+
+
 @contextmanager
 def preserved(device: torch.device) -> Iterator[dict]:
     """Restore the random states of torch, of `device`, of Python and of NumPy on exit; yield those at entry.
