@@ -54,10 +54,23 @@ def load(name: str, root: str | PathLike | None = None, *, rotated: bool = False
     if name == "digits":
         data = digits(seed=seed)
     elif name in FROM_FILES:
-        data = FROM_FILES[name](root or os.environ.get("PARTNETS_DATA") or "data")
+        data = FROM_FILES[name](root or _root())
     else:
         raise ValueError(f"there is no data set {name!r}; pass one of {', '.join(('digits', *FROM_FILES))}.")
     return data.rotated(seed) if rotated else data
+
+
+def local_text(name: str, expected: str) -> str:
+    """Return the text of a file in the folder PARTNETS_DATA, or ./data.
+
+    Raises:
+        FileNotFoundError: the file is missing; the message says what is `expected`.
+    """
+    return _find(_root(), [name], expected).read_text(encoding="utf-8")
+
+
+def _root() -> str:
+    return os.environ.get("PARTNETS_DATA") or "data"
 
 
 def subset(data: Data, n: int, seed: int = 0) -> Data:
@@ -229,7 +242,7 @@ def _find(root: str | PathLike, names: Sequence[str], expected: str) -> Path:
             return path
     raise FileNotFoundError(
         f"there is no {', and no '.join(map(str, paths))}; expected {expected}. Nothing is downloaded: put the official"
-        " files there, or pass the folder that holds them as root."
+        " files there, or set PARTNETS_DATA to the folder that holds them."
     )
 
 

@@ -83,6 +83,19 @@ def test_wikitext_is_read_from_local_files(tmp_path, monkeypatch):
     assert (task.test[0][0] == 0).sum() == 26  # words that are not in the training text, unlike <eos>
 
 
+@pytest.mark.parametrize(
+    ("task", "message"),
+    [
+        (stn_lstm.wikitext_task, r"wikitext2-valid\.txt; expected WikiText-2's wiki\.valid\.tokens.*PARTNETS_DATA"),
+        (stn_lstm.treebank_task, r"ptb\.train\.txt; expected Mikolov's Penn Treebank"),
+    ],
+)
+def test_a_missing_text_is_named(task, message, tmp_path, monkeypatch):
+    monkeypatch.setenv("PARTNETS_DATA", str(tmp_path))
+    with pytest.raises(FileNotFoundError, match=message):
+        task(0)
+
+
 @pytest.mark.full
 def test_alexnet_is_the_published_one():
     network = stn_cnn.AlexNet()

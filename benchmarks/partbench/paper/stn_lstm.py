@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import os
 import re
 from collections import Counter
-from pathlib import Path
 from pydoc_data.topics import topics
 
 import torch
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
+from partbench.datasets import local_text
 from partbench.paper.experiment import registered
 from partbench.paper.tuning import Task, Tuning
 from partnets import hyper
@@ -98,8 +97,9 @@ def wikitext_task(seed: int, steps: int = 2000) -> Task:
 
     The files wikitext2-valid.txt and wikitext2-test.txt are the official wiki.valid.tokens and wiki.test.tokens.
     """
-    folder = Path(os.environ.get("PARTNETS_DATA") or "data")
-    train, held = ((folder / f"wikitext2-{part}.txt").read_text(encoding="utf-8") for part in ("valid", "test"))
+    train, held = (
+        local_text(f"wikitext2-{part}.txt", f"WikiText-2's wiki.{part}.tokens") for part in ("valid", "test")
+    )
     train, held = (text.replace("\n", " <eos> ").split() for text in (train, held))
     parts, words = encoded([train, held[: len(held) // 2], held[len(held) // 2 :]])
     return _task(parts, words, 128, 1, steps=steps, batch_size=20, lr=5e-3)
@@ -107,8 +107,8 @@ def wikitext_task(seed: int, steps: int = 2000) -> Task:
 
 def treebank_task(seed: int, steps: int = 100_000) -> Task:
     """Return a task on Mikolov's Penn Treebank: ptb.train.txt, ptb.valid.txt and ptb.test.txt in the folder ptb."""
-    folder = Path(os.environ.get("PARTNETS_DATA") or "data") / "ptb"
-    texts = [(folder / f"ptb.{part}.txt").read_text(encoding="utf-8") for part in ("train", "valid", "test")]
+    names = [f"ptb/ptb.{part}.txt" for part in ("train", "valid", "test")]
+    texts = [local_text(name, "Mikolov's Penn Treebank") for name in names]
     parts, words = encoded([text.replace("\n", " <eos> ").split() for text in texts], rarest=1)
     return _task(parts, words, 650, 2, steps=steps, batch_size=40, lr=1e-3)
 

@@ -26,6 +26,10 @@ from partnets.utils.checks import check_at_least
 EXAMPLES = 1797
 # Images converted to floats at once: about 50 MB for 3x64x64.
 BATCH = 1000
+# Names of the parts of a data set, which are no classes.
+PARTS = {"train", "training", "val", "valid", "validation", "dev", "test", "testing"}
+# How far floats may leave [0, 1].
+ROUNDING = 1e-3
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -61,19 +65,19 @@ class Data:
 
     @classmethod
     def from_arrays(cls, train: Sequence, test: Sequence | float = 0.2, *, name: str = "arrays", seed: int = 0) -> Data:
-        """Return Data from images or features and labels in NumPy arrays, tensors or lists.
+        """Return Data from copies of images or features and labels in NumPy arrays, tensors or lists.
 
         Args:
             train: (x, y): images [n, channels, height, width] or [n, height, width], uint8 in 0..255 or floats in
-                [0, 1], or features [n, features]; and labels [n], integers from 0.
+                [0, 1], or features [n, features]; and labels [n], 0 to classes-1, each at least once.
             test: (x, y) likewise, or the share of each class that is split off at random.
             name: name of the data set.
             seed: an int in [0, 2**63), seed of that split.
 
         Raises:
             TypeError: labels are not integers; for a regression pass (x, y) to partnets.chunk or tune.
-            ValueError: shapes do not match; x has NaN, infinite or masked numbers, or bytes as floats; or a label is
-                negative or not below the number of examples.
+            ValueError: shapes do not match; x has NaN, infinite or masked numbers, or images outside [0, 1]; or the
+                training labels have gaps, or lack a label of test.
 
         Example:
             >>> Data.from_arrays((torch.rand(10, 8, 8), [0, 1] * 5))
@@ -86,49 +90,60 @@ class Data:
         if x.shape[1:] != test_x.shape[1:]:
             shapes = f"{list(x.shape)} and {list(test_x.shape)}"
             raise ValueError(f"x to train and to test are {shapes}; pass examples of one shape for both.")
-        largest, examples = int(max(y.max(), test_y.max())), len(y) + len(test_y)
-        if largest >= examples:
-            raise ValueError(
-                f"there is a label {largest} of {examples} examples; pass labels from 0, such as numpy.unique(y,"
-                " return_inverse=True)[1]."
-            )
-        return cls(name, (x, y), (test_x, test_y), 1 + largest, *moments(x))
+        return cls._of(name, (x, y), (test_x, test_y))
 
     @classmethod
     def from_folder(
-        cls, root: str | PathLike, size: int | tuple[int, int], *, test: float = 0.2, seed: int = 0
+        cls, root: str | PathLike, size: int | tuple[int, int], *, test: float | str | PathLike = 0.2, seed: int = 0
     ) -> Data:
         """Return Data from a folder with a subfolder of images for each class, read by torchvision's ImageFolder.
 
-        Images become RGB, uint8 [3, height, width], scaled and cropped in the middle. Classes are sorted by name.
+        Images become RGB without transparency, uint8 [3, height, width], scaled and cropped in the middle. Label i is
+        the i-th subfolder in the order of names. Files and folders whose names begin with a dot are ignored.
 
         Args:
-            root: this folder; or one with two such folders, train and test.
+            root: this folder; or one with two such folders, train and test, and no other.
             size: the height and width of all images in pixels; an int for both.
-            test: the share of each class that is split off at random, unless there is a folder test.
+            test: the test set's folder of this kind, or the share of each class that is split off at random. Unused if
+                root has train and test.
             seed: an int in [0, 2**63), seed of that split.
 
         Raises:
             ImportError: torchvision is not installed.
             FileNotFoundError: the folder is missing, or has no subfolders, or one without images.
             OSError: an image is damaged.
-            ValueError: train and test have other classes, or an image has more than 8 bits a channel.
+            ValueError: there are other folders beside train, such as val; train and test have other classes, or there
+                is one class; or an image has more than 8 bits a channel.
 
         Example:
             >>> data = Data.from_folder("flowers", size=64)  # doctest: +SKIP
+            >>> data = Data.from_folder("bees/train", size=64, test="bees/val")  # doctest: +SKIP
         """
-        from torchvision.datasets import ImageFolder
-
         check_seed("seed", seed)
-        height, width = (size, size) if isinstance(size, int) else size
+        height, width = size if isinstance(size, tuple) and len(size) == 2 else (size, size)
         check_at_least(1, height=height, width=width)
-        folders = [root] if not Path(root, "train").is_dir() else [Path(root, "train"), Path(root, "test")]
-        parts = [ImageFolder(folder, loader=partial(_decoded, height=height, width=width)) for folder in folders]
+        root = Path(root).expanduser()
+        folders = [root, Path(test).expanduser()] if isinstance(test, str | PathLike) else _parts(root)
+        if len(folders) == 1:
+            _check_share(test)
+        parts = [_images(folder, height, width) for folder in folders]
         if parts[0].classes != parts[-1].classes:
             raise ValueError(f"{root} has the classes {parts[0].classes} to train and {parts[-1].classes} to test.")
+        if len(parts[0].classes) < 2:
+            raise ValueError(f"{folders[0]} has only one class, {parts[0].classes[0]}; pass a folder with more.")
         pairs = [(torch.stack([image for image, _ in part]), torch.tensor(part.targets)) for part in parts]
-        train, test = pairs if len(pairs) == 2 else _split(*pairs[0], test, seed)
-        return cls(Path(root).name, train, test, len(parts[0].classes), *moments(train[0]))
+        return cls._of(root.name, *(pairs if len(pairs) == 2 else _split(*pairs[0], test, seed)))
+
+    @classmethod
+    def _of(cls, name: str, train: tuple[Tensor, Tensor], test: tuple[Tensor, Tensor]) -> Data:
+        known, tested = (set(labels.tolist()) for _, labels in (train, test))
+        missing = next(label for label in range(len(known) + 1) if label not in known)
+        if missing <= max(known | tested):
+            raise ValueError(
+                f"no training example has the label {missing}, but one has {max(known | tested)}; pass labels without"
+                " gaps, such as numpy.unique(y, return_inverse=True)[1], and each one to train."
+            )
+        return cls(name, train, test, len(known), *moments(train[0]))
 
     def rotated(self, seed: int = 0) -> Data:
         """Rotate each training and test image once, by a separate angle from U[-π, π] (Appendix I.5).
@@ -169,20 +184,56 @@ class Data:
         )
 
 
+def _parts(root: Path) -> list[Path]:
+    """Return the folders train and test of root if it has these two, or root alone."""
+    names = {path.name.lower(): path for path in root.iterdir() if path.is_dir() and path.name[0] != "."}
+    if names.keys() == {"train", "test"}:
+        return [names["train"], names["test"]]
+    if len(found := sorted(PARTS & names.keys())) > 1:
+        raise ValueError(
+            f"{root} has {', '.join(found)}, which are no classes; pass root=TRAINING and test=TEST,"
+            " or a folder with train and test alone."
+        )
+    return [root]
+
+
+def _images(folder: Path, height: int, width: int):
+    """Return torchvision's ImageFolder without hidden files and folders, such as .ipynb_checkpoints."""
+    from torchvision.datasets import ImageFolder
+    from torchvision.datasets.folder import IMG_EXTENSIONS
+
+    class Images(ImageFolder):
+        def find_classes(self, directory: str) -> tuple[list[str], dict[str, int]]:
+            classes = [name for name in super().find_classes(directory)[0] if name[0] != "."]
+            return classes, {name: label for label, name in enumerate(classes)}
+
+    def shown(path: str) -> bool:
+        return path.lower().endswith(IMG_EXTENSIONS) and "/." not in f"/{Path(path).relative_to(folder).as_posix()}"
+
+    return Images(folder, loader=partial(_decoded, height=height, width=width), is_valid_file=shown)
+
+
 def _decoded(path: str, height: int, width: int) -> Tensor:
     from PIL import Image, ImageOps
 
-    with Image.open(path) as picture:
-        if picture.mode.startswith(("I", "F")):  # conversion would clip them to white
-            raise ValueError(f"{path} has more than 8 bits a channel (mode {picture.mode}); convert it to 8 bits.")
-        image = ImageOps.fit(ImageOps.exif_transpose(picture).convert("RGB"), (width, height))
+    try:
+        with Image.open(path) as picture:
+            if picture.mode.startswith(("I", "F")):  # conversion would clip them to white
+                raise ValueError(f"{path} has more than 8 bits a channel (mode {picture.mode}); convert it to 8 bits.")
+            image = ImageOps.fit(ImageOps.exif_transpose(picture).convert("RGB"), (width, height))
+    except (OSError, SyntaxError) as error:  # SyntaxError is that of a damaged PNG
+        raise OSError(f"{path} is damaged: {error}") from error
     return torch.from_numpy(numpy.array(image)).permute(2, 0, 1)
+
+
+def _check_share(test: Any) -> None:
+    if isinstance(test, bool) or not isinstance(test, Real) or not 0 < test < 1:
+        raise ValueError(f"test={test!r}; pass a share between 0 and 1.")
 
 
 def _split(x: Tensor, y: Tensor, test: Any, seed: int) -> list[tuple[Tensor, Tensor]]:
     """Return the training and the test set, which is a share of the examples of each class, chosen at random."""
-    if isinstance(test, bool) or not isinstance(test, Real) or not 0 < test < 1:
-        raise ValueError(f"test={test!r}; pass a share between 0 and 1.")
+    _check_share(test)
     classes = y.unique(return_inverse=True)[1]
     if classes.bincount().max() < 2:
         raise ValueError("each class has a single example, so that none can be split off to test; pass more examples.")
@@ -201,7 +252,7 @@ def _pair(what: str, pair: Sequence) -> tuple[Tensor, Tensor]:
     if x.dim() == 4 and x.dtype != torch.uint8 and not x.is_floating_point():
         kind = str(x.dtype).removeprefix("torch.")
         raise TypeError(f"{what} has images of {kind}; pass uint8 in 0..255, or floats in [0, 1].")
-    x = x if x.dtype == torch.uint8 else x.float()
+    x = x.to(torch.uint8 if x.dtype == torch.uint8 else torch.float32, copy=True)
     if y.is_floating_point():
         raise TypeError(f"{what} has labels of {str(y.dtype).removeprefix('torch.')}; pass whole numbers from 0.")
     if x.dim() not in (2, 4) or y.shape != x.shape[:1] or not len(x):
@@ -211,18 +262,20 @@ def _pair(what: str, pair: Sequence) -> tuple[Tensor, Tensor]:
         )
     if x.dim() == 4 and x.shape[3] in (1, 3, 4) and x.shape[1] not in (1, 3, 4):
         raise ValueError(f"{what} has images {list(x.shape)}, with channels last; pass x.transpose(0, 3, 1, 2).")
-    if x.dim() == 4 and x.is_floating_point() and x.max() > 2 and bool((x == x.round()).all()) and x.min() >= 0:
-        raise ValueError(
-            f"{what} has images of whole numbers to {x.max():.0f}, in floats; pass x.astype(numpy.uint8), which are"
-            " scaled to [0, 1], or x / 255."
-        )
     if not bool(x.isfinite().all()) or int(y.min()) < 0:
         raise ValueError(f"{what} has {'a negative label' if int(y.min()) < 0 else 'NaN or infinite numbers'}.")
-    return x, y.long()
+    if x.dim() == 4 and x.is_floating_point() and not -ROUNDING <= x.min() <= x.max() <= 1 + ROUNDING:
+        raise ValueError(
+            f"{what} has images from {x.min():.4g} to {x.max():.4g}; pass uint8 in 0..255, or floats in [0, 1], and"
+            " normalise in the model by data.Normalise."
+        )
+    return x, y.to(torch.int64, copy=True)
 
 
 def moments(x: Tensor) -> tuple[tuple[float, ...], tuple[float, ...]]:
     """Return the mean and the standard deviation of each channel, over all examples and pixels.
+
+    The standard deviation of a constant channel or feature is given as 1, so that Normalise makes it 0.
 
     Args:
         x: [n, channels, ...], float, or uint8 in units of 1/255; n at least 1.
@@ -238,9 +291,11 @@ def moments(x: Tensor) -> tuple[tuple[float, ...], tuple[float, ...]]:
         squares = squares + values.square().sum(1)
     count = x.numel() // x.shape[1]
     mean = total / count
-    std = (squares / count - mean.square()).clamp(min=0).sqrt()
+    variance = squares / count - mean.square()
+    constant = variance <= 1e-14 * squares / count  # below the precision of float32
+    std = variance.clamp(min=0).sqrt()
     unit = 1 if x.is_floating_point() else 255
-    return tuple((mean / unit).tolist()), tuple((std / unit).tolist())
+    return tuple((mean / unit).tolist()), tuple(torch.where(constant, 1, std / unit).tolist())
 
 
 def _angles(count: int, generator: Generator) -> Tensor:

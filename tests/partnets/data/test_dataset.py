@@ -106,9 +106,24 @@ def test_arrays_become_data():
     assert data.train[0].shape == (15, 1, 5, 5) and data.train[0].dtype == torch.float32 and data.classes == 4
     expected = torch.tensor(x, dtype=torch.float32).flatten(1).sum(1)
     assert torch.allclose(all_of(data).flatten(1).sum(1).sort().values, expected.sort().values)
-    given = Data.from_arrays((x.tolist(), [0, 5] * 10), (torch.zeros(2, 1, 5, 5), [5, 7]), name="mine")
-    assert given.classes == 8 and given.test[1].tolist() == [5, 7]
-    assert str(given) == "Data(mine: 20 examples to train and 2 to test, [1, 5, 5] of float32, 8 classes)"
+    given = Data.from_arrays((x.tolist(), [0, 1, 2, 3] * 5), (torch.zeros(2, 1, 5, 5), [3, 1]), name="mine")
+    assert given.classes == 4 and given.test[1].tolist() == [3, 1]
+    assert str(given) == "Data(mine: 20 examples to train and 2 to test, [1, 5, 5] of float32, 4 classes)"
+
+
+def test_data_keep_their_values_when_the_arrays_change():
+    train, test = [(numpy.zeros((4, 3), numpy.float32), LABELS.copy()) for _ in range(2)]
+    data = Data.from_arrays(train, test)
+    for part in (*train, *test):
+        part += 1
+    assert not any(x.any() or y.tolist() != LABELS.tolist() for x, y in (data.train, data.test))
+
+
+@pytest.mark.parametrize("value", [0.1, 3.0, -1e6])
+def test_a_constant_feature_is_normalised_to_zero(value):
+    data = Data.from_arrays((torch.tensor([[0.0, value], [1.0, value]] * 5), [0, 1] * 5))
+    normalised = Normalise(data.mean, data.std)(data.train[0])
+    assert data.std[1] == 1 and normalised[:, 1].abs().max() < 1e-6 * max(1, abs(value))
 
 
 @pytest.mark.parametrize(
@@ -134,9 +149,12 @@ ARRAYS = [
     ((numpy.zeros((4, 32, 32, 3), numpy.uint8), LABELS), {}, ValueError, r"channels last; pass x\.transpose"),
     ((numpy.zeros((4, 8, 8), int), LABELS), {}, TypeError, "images of int64; pass uint8"),
     (numpy.zeros((4, 3)), {}, TypeError, r"train is a ndarray; pass \(x, y\)"),
-    ((numpy.full((4, 1, 8, 8), 200.0), LABELS), {}, ValueError, r"whole numbers to 200, in floats; pass x\.astype"),
+    ((numpy.full((4, 1, 8, 8), 200.0), LABELS), {}, ValueError, r"from 200 to 200; pass uint8 in 0\.\.255, or floats"),
+    ((numpy.full((4, 1, 8, 8), -0.5), LABELS), {}, ValueError, r"from -0\.5 to -0\.5; .*data\.Normalise"),
     ((numpy.ma.masked_equal(numpy.zeros((4, 3)), 0), LABELS), {}, ValueError, r"12 masked entries; pass x\.filled"),
-    ((numpy.zeros((4, 3)), LABELS + 10**6), {}, ValueError, "label 1000001 of 4 examples; .*return_inverse"),
+    ((numpy.zeros((4, 3)), LABELS + 10**6), {}, ValueError, "the label 0, but one has 1000001; .*return_inverse"),
+    ((numpy.zeros((6, 3)), [0, 0, 0, 2, 2, 2]), {}, ValueError, "the label 1, but one has 2; pass labels without gaps"),
+    ((numpy.zeros((4, 3)), LABELS), {"test": (numpy.zeros((1, 3)), [2])}, ValueError, "the label 2, but one has 2"),
     ((numpy.zeros((4, 3)), list("abab")), {}, TypeError, "an array of <U1; pass numbers"),
     ((torch.eye(4).to_sparse(), LABELS), {}, TypeError, "layout torch.sparse_coo; pass dense"),
     ((numpy.zeros((4, 3)), LABELS), {"test": 0.0}, ValueError, r"test=0\.0; pass a share"),
@@ -211,11 +229,33 @@ def test_folders_train_and_test_stay_apart(tmp_path):
     assert data.test[0][0, :, 0, 0].tolist() == [7, 8, 9]
 
 
+def test_hidden_files_and_folders_are_no_classes_and_no_images(tmp_path):
+    root = folder_of(tmp_path, kinds=("cat", "dog", ".ipynb_checkpoints", "dog/.thumbnails"))
+    shutil.copy(root / "dog" / "0.png", root / "dog" / "._0.png")
+    data = Data.from_folder(root, 4)
+    assert data.classes == 2 and len(all_of(data)) == 10
+
+
+def test_a_test_folder_of_another_name_is_given(tmp_path):
+    root = folder_of(tmp_path, ("train", "val"))
+    data = Data.from_folder(root / "train", 4, test=root / "val")
+    assert (data.name, len(data.train[0]), len(data.test[0]), data.classes) == ("train", 10, 10, 2)
+
+
 def deep(root):
     Image.fromarray(numpy.full((6, 9), 40000, numpy.uint16)).save(root / "cat" / "3.png")
 
 
+def truncated(root):
+    path = root / "cat" / "3.png"
+    numpy.random.seed(0)
+    Image.fromarray(numpy.random.randint(0, 255, (60, 60, 3), numpy.uint8)).save(path)
+    path.write_bytes(path.read_bytes()[:5000])
+
+
 def other_classes(root):
+    shutil.rmtree(root / "cat")
+    shutil.rmtree(root / "dog")
     folder_of(root, ("train",))
     folder_of(root, ("test",), ("cat", "owl"))
 
@@ -228,10 +268,28 @@ def other_classes(root):
         (lambda root: (root / "owl").mkdir(), 4, FileNotFoundError, "owl"),
         (other_classes, 4, ValueError, "classes .*'dog'.* to train and .*'owl'.* to test"),
         (shutil.rmtree, 4, FileNotFoundError, "pets"),
+        (
+            lambda root: folder_of(root, ("training", "Val")),
+            4,
+            ValueError,
+            "training, val, which are no classes; .*test=",
+        ),
+        (lambda root: folder_of(root, ("train", "test")), 4, ValueError, "pets has test, train, which are no classes"),
+        (lambda root: shutil.rmtree(root / "dog"), 4, ValueError, "only one class, cat"),
+        (truncated, 4, OSError, r"3\.png is damaged"),
         (lambda root: None, (4, 0), ValueError, "width=0"),
+        (lambda root: None, (4, 4, 4), ValueError, r"height=\(4, 4, 4\)"),
+        (lambda root: None, 32.0, ValueError, r"height=32\.0; pass an int"),
     ],
 )
 def test_folders_that_cannot_be_read_are_refused(tmp_path, spoil, size, error, message):
     spoil(folder_of(tmp_path / "pets"))
     with pytest.raises(error, match=message):
         Data.from_folder(tmp_path / "pets", size)
+
+
+def test_the_share_to_test_is_checked_before_images_are_read(tmp_path):
+    root = folder_of(tmp_path)
+    (root / "cat" / "3.png").write_bytes(b"no image")
+    with pytest.raises(ValueError, match="test=1; pass a share"):
+        Data.from_folder(root, 4, test=1)
