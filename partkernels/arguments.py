@@ -26,9 +26,9 @@ class InputError(RuntimeError, ValueError):
     """x or bias does not fit the weight: a ValueError, and a RuntimeError like the errors of torch's operators."""
 
 
-def bits_for(count: int) -> int:
-    """Return the smallest of 1, 2, 4, 8 with 2**bits >= count."""
-    return next(bits for bits in (1, 2, 4, 8) if 1 << bits >= count)
+def bits_for(num_partitions: int) -> int:
+    """Return the smallest of 1, 2, 4, 8 with 2**bits >= num_partitions."""
+    return next(bits for bits in (1, 2, 4, 8) if 1 << bits >= num_partitions)
 
 
 def row_bytes(cols: int, bits: int) -> int:
@@ -104,21 +104,23 @@ def meets_itself(shape: Sequence[int], strides: Sequence[int], unit: int = 1) ->
     return False
 
 
-def check_count(count: int) -> None:
-    """Raise ValueError unless count is a valid number of partitions."""
-    if isinstance(count, bool) or not isinstance(count, int) or not 1 <= count <= MAX_COUNT:
-        raise ValueError(f"count={count!r}; pass an int from 1 to {MAX_COUNT}.")
+def check_count(num_partitions: int) -> None:
+    """Raise ValueError unless num_partitions is a valid number of partitions."""
+    if isinstance(num_partitions, bool) or not isinstance(num_partitions, int) or not 1 <= num_partitions <= MAX_COUNT:
+        raise ValueError(f"num_partitions={num_partitions!r}; pass an int from 1 to {MAX_COUNT}.")
 
 
-def count_of_ids(low: int, high: int, count: int | None) -> int:
-    """Return count, or `high` if None; raise ValueError unless ids from low to high fit so many partitions."""
+def count_of_ids(low: int, high: int, num_partitions: int | None) -> int:
+    """Return num_partitions, or `high` if None; raise ValueError unless ids from low to high fit so many partitions."""
     if low < 1:
         raise ValueError(f"ids run from {low} to {high}; partitions are numbered from 1: pass ids in 1..C.")
-    count = high if count is None else count
-    check_count(count)
-    if high > count:
-        raise ValueError(f"ids run from {low} to {high}, but there are {count} partitions; pass ids in 1..{count}.")
-    return count
+    num_partitions = high if num_partitions is None else num_partitions
+    check_count(num_partitions)
+    if high > num_partitions:
+        raise ValueError(
+            f"ids run from {low} to {high}, but there are {num_partitions} partitions; pass ids in 1..{num_partitions}."
+        )
+    return num_partitions
 
 
 def check_range(name: str, start: int, stop: int, size: int) -> None:
@@ -145,14 +147,16 @@ def check_scale(name: str, scale: float) -> None:
 
 
 def check_number(name: str, number: int, partition) -> None:
-    """Raise ValueError unless number is the number of a partition, 1..partition.count."""
-    count = partition.count
-    if type(number) is not int or not 1 <= number <= count:
-        raise ValueError(f"{name}={number!r}, but this partition has {count} parts; pass an int in 1..{count}.")
+    """Raise ValueError unless number is the number of a partition, 1..partition.num_partitions."""
+    num_partitions = partition.num_partitions
+    if type(number) is not int or not 1 <= number <= num_partitions:
+        raise ValueError(
+            f"{name}={number!r}, but this partition has {num_partitions} parts; pass an int in 1..{num_partitions}."
+        )
 
 
 def check_live(partition, active: int, update: int | None) -> None:
-    """Raise ValueError unless 1 <= update <= active <= partition.count."""
+    """Raise ValueError unless 1 <= update <= active <= partition.num_partitions."""
     check_number("active", active, partition)
     if update is not None and (type(update) is not int or not 1 <= update <= active):
         raise ValueError(

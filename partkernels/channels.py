@@ -39,12 +39,12 @@ class Channels:
                 f"channels of {self.segments}; pass, for each segment, the numbers of active channels in subnetworks"
                 " 1..C, as ascending ints of at least 0."
             )
-        count = len(self.segments[0])
-        numbers = [0, *(sum(ends[k] for ends in self.segments) for k in range(count))]
+        num_partitions = len(self.segments[0])
+        numbers = [0, *(sum(ends[k] for ends in self.segments) for k in range(num_partitions))]
         found = {
             "_numbers": numbers,
-            "_active": [_blocks(self.segments, 0, k) for k in range(count + 1)],
-            "_own": [_blocks(self.segments, k - 1, k) for k in range(1, count + 1)],
+            "_active": [_blocks(self.segments, 0, k) for k in range(num_partitions + 1)],
+            "_own": [_blocks(self.segments, k - 1, k) for k in range(1, num_partitions + 1)],
         }
         for name, value in found.items():
             object.__setattr__(self, name, tuple(value))
@@ -72,16 +72,16 @@ class Channels:
             raise TypeError(f"channels of {ends!r}; pass n_1..n_C as ints, or one such sequence per segment.") from None
 
     @classmethod
-    def whole(cls, size: int, count: int) -> Channels:
+    def whole(cls, size: int, num_partitions: int) -> Channels:
         """Return Channels that are active in all C subnetworks."""
-        return cls(((size,) * count,))
+        return cls(((size,) * num_partitions,))
 
     @classmethod
-    def of_owners(cls, owners: Sequence[int], count: int) -> Channels:
+    def of_owners(cls, owners: Sequence[int], num_partitions: int) -> Channels:
         """Return Channels of these partitions, 1..count, in as few segments as possible.
 
         Example:
-            >>> Channels.of_owners([1, 1, 2, 1, 2], count=2)
+            >>> Channels.of_owners([1, 1, 2, 1, 2], num_partitions=2)
             Channels(segments=((2, 3), (1, 2)))
         """
         segments, last = [[]], 0
@@ -90,17 +90,17 @@ class Channels:
                 segments.append([])
             segments[-1].append(owner)
             last = owner
-        return cls(tuple(tuple(sum(own <= k for own in one) for k in range(1, count + 1)) for one in segments))
+        return cls(tuple(tuple(sum(own <= k for own in one) for k in range(1, num_partitions + 1)) for one in segments))
 
     @property
-    def count(self) -> int:
+    def num_partitions(self) -> int:
         """C, the number of partitions."""
         return len(self.segments[0])
 
     @property
     def size(self) -> int:
         """The number of channels."""
-        return self.number(self.count)
+        return self.number(self.num_partitions)
 
     @property
     def is_whole(self) -> bool:
@@ -113,7 +113,7 @@ class Channels:
 
     def sizes(self) -> list[int]:
         """Return the number of channels of each partition."""
-        return [self.number(k) - self.number(k - 1) for k in range(1, self.count + 1)]
+        return [self.number(k) - self.number(k - 1) for k in range(1, self.num_partitions + 1)]
 
     def active_blocks(self, active: int) -> tuple[slice, ...]:
         """Return the blocks of partitions 1..active in order; empty for 0."""
@@ -135,7 +135,7 @@ class Channels:
     def owners(self, device: torch.device | str = "cpu") -> Tensor:
         """Return the partition of each channel, 1..C: int64."""
         own = torch.empty(self.size, dtype=torch.int64, device="cpu")
-        for k in range(1, self.count + 1):
+        for k in range(1, self.num_partitions + 1):
             for block in self.of(k):
                 own[block] = k
         return own.to(device)
@@ -143,7 +143,7 @@ class Channels:
     def shard(self, start: int, stop: int) -> Channels:
         """Return only channels start..stop - 1."""
         owners = self.owners()[start:stop].tolist()
-        return Channels.of_owners(owners, self.count)
+        return Channels.of_owners(owners, self.num_partitions)
 
     def take(self, tensor: Tensor, dim: int, active: int) -> Tensor:
         """Return a tensor's active channels along a dimension; a view if they form one block.

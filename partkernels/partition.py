@@ -43,24 +43,24 @@ class Partition:
 
     Attributes:
         shape: the weight's shape, [rows, ...].
-        count: C, 1 to 256.
+        num_partitions: C, 1 to 256.
         map: uint8 [rows, row_bytes], format 1 (see packed_map).
         defaults: Zeros, Uniform, Normal or Stored.
         row, col: for a shard, the position of its first entry in the matrix of the full weight (see rows and columns),
             so that it draws the full weight's defaults; otherwise 0.
 
     Raises:
-        ValueError: the map's shape, dtype, padding or ids do not fit shape and count, or the defaults cannot be drawn
-            starting at (row, col).
+        ValueError: the map's shape, dtype, padding or ids do not fit shape and num_partitions, or the defaults cannot
+            be drawn starting at (row, col).
 
     Example:
         >>> p = Partition.random((4, 4), (0.5, 0.25, 0.25), seed=0)
-        >>> p.count, p.bits, p.sizes()
+        >>> p.num_partitions, p.bits, p.sizes()
         (3, 2, [8, 4, 4])
     """
 
     shape: tuple[int, ...]
-    count: int
+    num_partitions: int
     map: Tensor
     defaults: Defaults = field(default_factory=Zeros)
     row: int = 0
@@ -92,12 +92,12 @@ class Partition:
         return cls._unchecked(shape, len(counts), packed, Zeros() if defaults is None else defaults)
 
     @classmethod
-    def from_ids(cls, ids: Tensor, *, count: int | None = None, defaults: Defaults | None = None) -> Partition:
+    def from_ids(cls, ids: Tensor, *, num_partitions: int | None = None, defaults: Defaults | None = None) -> Partition:
         """Return the partition in which entry e belongs to partition ids[e].
 
         Args:
             ids: uint8, the weight's shape, values 1..C. uint8 limits C to 255 here.
-            count: C; the largest id if None.
+            num_partitions: C; the largest id if None.
             defaults: values of inactive entries; Zeros() if None.
 
         Example:
@@ -107,9 +107,9 @@ class Partition:
         if ids.dtype != torch.uint8:
             raise ValueError(f"ids are {ids.dtype}; pass torch.uint8 with values 1..C.")
         shape = checked_shape(ids.shape)
-        count = count_of_ids(int(ids.min()), int(ids.max()), count)
-        packed = packed_map.pack(packed_map.to_matrix(ids - 1), bits_for(count))
-        return cls(shape, count, packed, Zeros() if defaults is None else defaults)
+        num_partitions = count_of_ids(int(ids.min()), int(ids.max()), num_partitions)
+        packed = packed_map.pack(packed_map.to_matrix(ids - 1), bits_for(num_partitions))
+        return cls(shape, num_partitions, packed, Zeros() if defaults is None else defaults)
 
     @staticmethod
     def nested(
@@ -129,10 +129,17 @@ class Partition:
         return NestedPartition(shape, rows, cols)
 
     @classmethod
-    def _unchecked(cls, shape, count, packed, defaults, row=0, col=0) -> Partition:
+    def _unchecked(cls, shape, num_partitions, packed, defaults, row=0, col=0) -> Partition:
         """Return a partition of parts that are known to fit; checking a map would read all of it."""
         self = object.__new__(cls)
-        parts = {"shape": shape, "count": count, "map": packed, "defaults": defaults, "row": row, "col": col}
+        parts = {
+            "shape": shape,
+            "num_partitions": num_partitions,
+            "map": packed,
+            "defaults": defaults,
+            "row": row,
+            "col": col,
+        }
         for name, value in parts.items():
             object.__setattr__(self, name, value)
         self._check_defaults()
@@ -140,7 +147,7 @@ class Partition:
 
     def __post_init__(self):
         object.__setattr__(self, "shape", checked_shape(self.shape))
-        check_count(self.count)
+        check_count(self.num_partitions)
         self._check_map()
         self._check_defaults()
 
@@ -154,17 +161,18 @@ class Partition:
         expected = (rows, row_bytes(cols, self.bits))
         if self.map.dtype != torch.uint8 or tuple(self.map.shape) != expected or not self.map.is_contiguous():
             raise ValueError(
-                f"the map is {self.map.dtype} {tuple(self.map.shape)}; a weight of shape {self.shape} in {self.count}"
-                f" partitions needs a contiguous torch.uint8 map of shape {expected}: build it with Partition.from_ids."
+                f"the map is {self.map.dtype} {tuple(self.map.shape)}; a weight of shape {self.shape} in"
+                f" {self.num_partitions} partitions needs a contiguous torch.uint8 map of shape {expected}:"
+                " build it with Partition.from_ids."
             )
         if self.map.is_meta:
             return
         chunk = max(1, CHUNK_BYTES // expected[1])
         for start in range(0, rows, chunk):
             ids = packed_map.unpack(self.map[start : start + chunk], expected[1] * 8 // self.bits, self.bits)
-            if int(ids.max()) >= self.count or ids[:, cols:].any():
+            if int(ids.max()) >= self.num_partitions or ids[:, cols:].any():
                 raise ValueError(
-                    f"the map holds an id above its count of {self.count}, or padding that is not 0, in rows"
+                    f"the map holds an id above {self.num_partitions}, or padding that is not 0, in rows"
                     f" {start}..{min(start + chunk, rows) - 1}; build it with Partition.from_ids."
                 )
 
@@ -196,8 +204,8 @@ class Partition:
 
     @property
     def bits(self) -> int:
-        """Bits per weight: the smallest of 1, 2, 4, 8 with 2**bits >= count."""
-        return bits_for(self.count)
+        """Bits per weight: the smallest of 1, 2, 4, 8 with 2**bits >= num_partitions."""
+        return bits_for(self.num_partitions)
 
     @property
     def device(self) -> torch.device:
@@ -212,7 +220,7 @@ class Partition:
     def ids(self) -> Tensor:
         """Return each entry's partition, 1..C: uint8 (int16 if C is 256), the weight's shape, contiguous."""
         ids = self._unpacked()
-        return (ids.short() if self.count > 255 else ids) + 1
+        return (ids.short() if self.num_partitions > 255 else ids) + 1
 
     def mask(self, partition: int) -> Tensor:
         """Return True at the entries of this partition, 1..C: bool, the weight's shape, contiguous."""
@@ -225,7 +233,7 @@ class Partition:
 
     def sizes(self) -> list[int]:
         """Return the number of entries of each partition."""
-        return torch.bincount(self.ids().flatten().int() - 1, minlength=self.count).tolist()
+        return torch.bincount(self.ids().flatten().int() - 1, minlength=self.num_partitions).tolist()
 
     def to(self, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> Partition:
         """Return this partition with its tensors on a device, and stored defaults in a dtype; None keeps either.
@@ -241,7 +249,7 @@ class Partition:
     def map_tensors(self, function: Callable[[Tensor], Tensor]) -> Partition:
         """Return this partition with each tensor replaced by function(tensor), as nn.Module._apply does."""
         defaults = self.defaults.map_tensors(function)
-        return self._unchecked(self.shape, self.count, function(self.map), defaults, self.row, self.col)
+        return self._unchecked(self.shape, self.num_partitions, function(self.map), defaults, self.row, self.col)
 
     def rows(self, start: int, stop: int) -> Partition:
         """Return the shard for weight[start:stop]: its entries keep their partitions and defaults.
@@ -262,7 +270,7 @@ class Partition:
         check_range("rows", start, stop, self.shape[0])
         defaults = self.defaults.map_tensors(lambda stored: stored[start:stop])
         shape = stop - start, *self.shape[1:]
-        return self._unchecked(shape, self.count, self.map[start:stop], defaults, self.row + start, self.col)
+        return self._unchecked(shape, self.num_partitions, self.map[start:stop], defaults, self.row + start, self.col)
 
     def columns(self, start: int, stop: int) -> Partition:
         """Return the shard for weight[:, start:stop]: its entries keep their partitions and defaults.
@@ -278,8 +286,8 @@ class Partition:
             ValueError: start or stop is out of range, start is not such a multiple, or the kernel is larger than 1x1.
 
         Example:
-            >>> Partition.random((2, 100), (0.5, 0.5), seed=0, defaults=Uniform(0.1, seed=1)).columns(64, 100)
-            Partition(shape=(2, 36), count=2, bits=1, defaults=Uniform(scale=0.1, seed=1, stream=0), row=0, col=64)
+            >>> Partition.random((2, 100), (0.5, 0.5), seed=0).columns(64, 100)
+            Partition(shape=(2, 36), num_partitions=2, bits=1, defaults=Zeros(), row=0, col=64)
         """
         if len(self.shape) < 2 or math.prod(self.shape[2:]) > 1:
             raise ValueError(
@@ -295,15 +303,16 @@ class Partition:
         defaults = self.defaults.map_tensors(lambda stored: stored[:, start:stop])
         shape = self.shape[0], stop - start, *self.shape[2:]
         map = packed_map.columns(self.map, start, stop, self.bits)
-        return self._unchecked(shape, self.count, map, defaults, self.row, self.col + start)
+        return self._unchecked(shape, self.num_partitions, map, defaults, self.row, self.col + start)
 
     def flat(self) -> tuple:
         """Return the operator arguments that describe this partition, in the order of registration.PARTITION."""
-        return self.map, self.defaults.stored, self.count, *self.defaults.arguments(), self.row, self.col
+        return self.map, self.defaults.stored, self.num_partitions, *self.defaults.arguments(), self.row, self.col
 
     def __repr__(self) -> str:
         place = f", row={self.row}, col={self.col}" if self.row or self.col else ""
-        return f"Partition(shape={self.shape}, count={self.count}, bits={self.bits}, defaults={self.defaults}{place})"
+        facts = f"shape={self.shape}, num_partitions={self.num_partitions}, bits={self.bits}"
+        return f"Partition({facts}, defaults={self.defaults}{place})"
 
 
 class NestedPartition(Partition):
@@ -315,7 +324,7 @@ class NestedPartition(Partition):
 
     Attributes:
         shape: the weight's shape, [rows, columns, ...], or [rows] for a vector.
-        count: C, 1 to 256.
+        num_partitions: C, 1 to 256.
         row_channels, col_channels: Channels with the partitions of rows and columns; a vector has one column.
         defaults: Zeros().
         map: None.
@@ -337,11 +346,17 @@ class NestedPartition(Partition):
         self, shape: Sequence[int], rows: Channels | Sequence, cols: Channels | Sequence | None = None
     ) -> None:
         shape, rows = checked_shape(shape), Channels.given(rows)
-        cols = Channels.whole(math.prod(shape[1:2]), rows.count) if cols is None else Channels.given(cols)
+        cols = Channels.whole(math.prod(shape[1:2]), rows.num_partitions) if cols is None else Channels.given(cols)
         self._assign(shape, rows, cols, 0, 0)
 
     def _assign(self, shape, row_channels: Channels, col_channels: Channels, row: int, col: int) -> NestedPartition:
-        parts = {"shape": tuple(shape), "count": row_channels.count, "map": None, "defaults": Zeros(), "row": row}
+        parts = {
+            "shape": tuple(shape),
+            "num_partitions": row_channels.num_partitions,
+            "map": None,
+            "defaults": Zeros(),
+            "row": row,
+        }
         for name, value in {**parts, "col": col, "row_channels": row_channels, "col_channels": col_channels}.items():
             object.__setattr__(self, name, value)
         self.__post_init__()
@@ -349,14 +364,14 @@ class NestedPartition(Partition):
 
     def __post_init__(self):
         object.__setattr__(self, "shape", checked_shape(self.shape))
-        check_count(self.count)
+        check_count(self.num_partitions)
         self._check_defaults()
         sizes = self.shape[0], math.prod(self.shape[1:2])
         for name, channels, size in (("rows", self.row_channels, sizes[0]), ("cols", self.col_channels, sizes[1])):
-            if channels.count != self.count or channels.size != size:
+            if channels.num_partitions != self.num_partitions or channels.size != size:
                 raise ValueError(
-                    f"{name}={_ends(channels)} does not fit a weight of shape {self.shape} in {self.count} partitions;"
-                    f" pass {self.count} ints that ascend from 0 or more to {size}."
+                    f"{name}={_ends(channels)} does not fit a weight of shape {self.shape} in {self.num_partitions}"
+                    f" partitions; pass {self.num_partitions} ints that ascend from 0 or more to {size}."
                 )
 
     @property
@@ -395,7 +410,7 @@ class NestedPartition(Partition):
         return ids.view(*self.shape[:2], *[1] * len(self.shape[2:])).expand(self.shape).contiguous()
 
     def sizes(self) -> list[int]:
-        numbers = [(self.row_channels.number(k), self.col_channels.number(k)) for k in range(self.count + 1)]
+        numbers = [(self.row_channels.number(k), self.col_channels.number(k)) for k in range(self.num_partitions + 1)]
         areas = [n * m * math.prod(self.shape[2:]) for n, m in numbers]
         return [area - before for before, area in itertools.pairwise(areas)]
 
@@ -404,7 +419,7 @@ class NestedPartition(Partition):
 
     def explicit(self, device: torch.device | str = "cpu") -> Partition:
         """Return the same partition with a map; this defines the nested partition."""
-        return Partition.from_ids(self.ids().to(device), count=self.count)
+        return Partition.from_ids(self.ids().to(device), num_partitions=self.num_partitions)
 
     def rows(self, start: int, stop: int) -> NestedPartition:
         check_range("rows", start, stop, self.shape[0])

@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from partbench import bars, compare
 from partbench.measuring import machine
 from partbench.measuring.estimates import SMALLEST_CHANGE
-from partbench.peers.layer import DEFAULTS, Division
+from partbench.peers.layer import DEFAULTS, Partitioning
 from partbench.peers.operators import obstacles
 from partbench.presets import COMPILED, PRESETS, WORKS, Conv2d, Linear
 from partbench.report import comparison, page, readme
@@ -197,7 +197,7 @@ def options(given: argparse.Namespace) -> Options:
             raise ValueError(f"--bits has {wrong.pop()}; pass some of 1,2,4,8.")
         proportions = [(1 / COUNTS[bits],) * COUNTS[bits] for bits in given.bits]
     else:
-        proportions = given.proportions or [Division().proportions]
+        proportions = given.proportions or [Partitioning().proportions]
     names = given.backends or default_backends(device)
     for name in names:
         if name in obstacles():
@@ -207,8 +207,8 @@ def options(given: argparse.Namespace) -> Options:
     largest = max(map(len, proportions))
     if given.active and max(given.active) > largest:
         raise ValueError(f"--active has {max(given.active)}, but there are {largest} partitions; pass 1..{largest}.")
-    divisions = tuple(Division(each, given.defaults) for each in proportions)
-    chosen = Options(preset, device, given.threads, divisions, names, given.input, given.classes)
+    partitionings = tuple(Partitioning(each, given.defaults) for each in proportions)
+    chosen = Options(preset, device, given.threads, partitionings, names, given.input, given.classes)
     for name in {name for name, *_ in (*preset.memory, *preset.step)}.union(preset.optim):
         chosen.model(name)
     return chosen

@@ -34,7 +34,7 @@ HEAD = ("layer", "active", "work", "torch", "partnets", "beyond it", "least of t
 
 def workload(layer: Layer, active: int, work: str) -> Workload:
     """Return the workload of torch's layer and ours, with update=active; x needs no gradient, as in a first layer."""
-    case = {"layer": f"{layer.operator} {layer.shape}", "active": f"{active} of {THREE.count}", "work": work}
+    case = {"layer": f"{layer.operator} {layer.shape}", "active": f"{active} of {THREE.num_partitions}", "work": work}
     peers = {peer: partial(_run, peer, active, work) for peer in PEERS}
     return Workload("overhead", case, partial(Tensors, layer, THREE), peers)
 
@@ -74,7 +74,9 @@ def overheads(layers: Sequence[Layer], plan: Plan = PLAN) -> pd.DataFrame:
     median of ours - dense, from samples taken side by side; `least_dense` and `least_ours`, the minima, to which other
     processes add little.
     """
-    cases = [workload(layer, active, work) for layer in layers for active in (2, THREE.count) for work in WORKS]
+    cases = [
+        workload(layer, active, work) for layer in layers for active in (2, THREE.num_partitions) for work in WORKS
+    ]
     records = iter(measure([Batch(cases, WallClock(CPU, plan.sample), plan)]))
     return pd.DataFrame([overhead(dense, ours) for dense, ours in zip(records, records, strict=True)])
 

@@ -22,7 +22,7 @@ import torch
 from tqdm import tqdm
 
 from partbench.peers import operators
-from partbench.peers.layer import THREE, Division, Layer, Tensors
+from partbench.peers.layer import THREE, Layer, Partitioning, Tensors
 from partbench.presets import PRESETS, Preset
 from partbench.suites.speed import linear_layers
 
@@ -37,19 +37,21 @@ class Work:
     """A layer's forward pass."""
 
     layer: Layer
-    division: Division = THREE
+    partitioning: Partitioning = THREE
 
     def __str__(self) -> str:
-        return f"{self.layer.shape}, {self.division.defaults}"
+        return f"{self.layer.shape}, {self.partitioning.defaults}"
 
     def __call__(self) -> None:
-        operators.ours(Tensors(self.layer, self.division, seed=0), "forward", ACTIVE, "triton")()
+        operators.ours(Tensors(self.layer, self.partitioning, seed=0), "forward", ACTIVE, "triton")()
 
 
 def works(preset: Preset, device: torch.device) -> list[Work]:
     """Return the products of a preset's speed suite for which Triton chooses a plan."""
-    kinds = (THREE, *(Division(defaults=kind) for kind in preset.forward_defaults))
-    return [Work(layer, division) for layer in linear_layers(preset, preset.dtypes, device) for division in kinds]
+    kinds = (THREE, *(Partitioning(defaults=kind) for kind in preset.forward_defaults))
+    return [
+        Work(layer, partitioning) for layer in linear_layers(preset, preset.dtypes, device) for partitioning in kinds
+    ]
 
 
 def tune(works: Sequence[Work], minutes: float) -> tuple[int, list[str]]:

@@ -18,10 +18,10 @@ def live_bias(bias: np.ndarray | None, weight: np.ndarray, partition: Partition,
     if bias is None:
         return None
     bias, out = check_like("bias", bias, "the weight", weight), weight.shape[0]
-    if bias.shape not in ((out,), (partition.count, out)):
+    if bias.shape not in ((out,), (partition.num_partitions, out)):
         raise InputError(
-            f"bias has shape {bias.shape}; this weight takes [{out}], or [{partition.count}, {out}] with a row for each"
-            " partition."
+            f"bias has shape {bias.shape}; this weight takes [{out}], or [{partition.num_partitions}, {out}] with a row"
+            " for each partition."
         )
     if bias.ndim == 1:
         return np.ascontiguousarray(bias)

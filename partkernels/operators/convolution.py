@@ -89,13 +89,13 @@ differentiate("conv2d_grad_input", _grad_input_setup_context, _grad_input_backwa
 
 
 def _grad_weight_setup_context(ctx, inputs, output):
-    grad_output, x, _, *ctx.geometry, ctx.update, map, ctx.count, ctx.backend = inputs
+    grad_output, x, _, *ctx.geometry, ctx.update, map, ctx.num_partitions, ctx.backend = inputs
     ctx.save_for_backward(grad_output, x, map)
 
 
 def _grad_weight_backward(ctx, grad):
     grad_output, x, map = ctx.saved_tensors
-    grad = select(grad, ctx.update, ctx.update, map, ctx.count, ctx.backend)
+    grad = select(grad, ctx.update, ctx.update, map, ctx.num_partitions, ctx.backend)
     grad_grad_output = F.conv2d(x, grad, None, *ctx.geometry)
     grad_x = torch.nn.grad.conv2d_input(x.shape, grad, grad_output, *ctx.geometry)
     return grad_grad_output, grad_x, *[None] * 9
@@ -152,7 +152,7 @@ def _looked_up(function: Callable[..., tuple]) -> Callable[..., tuple]:
     known = lru_cache(maxsize=1024, typed=True)(function)
 
     def of(dims: int, x: Tensor, bias: Tensor | None, partition: Partition, active: int, *asked) -> tuple:
-        shapes = dims, x.shape, partition.shape, None if bias is None else bias.shape, partition.count
+        shapes = dims, x.shape, partition.shape, None if bias is None else bias.shape, partition.num_partitions
         if isinstance(partition, NestedPartition):
             return function(*shapes, *asked, live=(partition, active))
         if torch.compiler.is_compiling():

@@ -22,7 +22,7 @@ _dense_grad_weight = torch.ops.aten.embedding_dense_backward
 
 
 def _setup_context(ctx, inputs, output):
-    weight, ids, ctx.padding_idx, _, ctx.update, map, _, ctx.count = inputs[:8]
+    weight, ids, ctx.padding_idx, _, ctx.update, map, _, ctx.num_partitions = inputs[:8]
     ctx.rows, ctx.backend = weight.shape[0], inputs[-1]
     needs_weight_grad = ctx.update is not None and ctx.needs_input_grad[0]
     ctx.save_for_backward(*((ids, map) if needs_weight_grad else (None, None)))
@@ -33,7 +33,7 @@ def _backward(ctx, grad):
     grad_weight = None
     if ids is not None:
         dense = _dense_grad_weight(grad, ids, ctx.rows, ctx.padding_idx, scale_grad_by_freq=False)
-        grad_weight = select(dense, ctx.update, ctx.update, map, ctx.count, ctx.backend)
+        grad_weight = select(dense, ctx.update, ctx.update, map, ctx.num_partitions, ctx.backend)
     return grad_weight, *[None] * 14
 
 

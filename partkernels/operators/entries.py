@@ -167,7 +167,7 @@ def gather_entries(tensor: Tensor, partition: Partition, number: int) -> Tensor:
     if isinstance(partition, NestedPartition):
         bands = [torch.cat(band, 1) if len(band) > 1 else band[0] for band in _bands(tensor, partition, number)]
         return torch.cat([tensor.new_empty(0), *(band.flatten() for band in bands)]).view(dtype)
-    return _gather(tensor, number, partition.map, partition.count, dispatch.requested()).view(dtype)
+    return _gather(tensor, number, partition.map, partition.num_partitions, dispatch.requested()).view(dtype)
 
 
 @torch.no_grad()
@@ -201,7 +201,7 @@ def scatter_entries(tensor: Tensor, partition: Partition, number: int, values: T
         )
     tensor, values = _moving(tensor), _moving(values)
     if not isinstance(partition, NestedPartition):
-        _scatter(tensor, values, number, partition.map, partition.count, dispatch.requested())
+        _scatter(tensor, values, number, partition.map, partition.num_partitions, dispatch.requested())
         return
     bands = _bands(tensor, partition, number)
     lengths = [sum(block.numel() for block in band) for band in bands]
@@ -222,8 +222,10 @@ def _moving(tensor: Tensor) -> Tensor:
 
 def _check(tensor: Tensor, partition: Partition, number: int) -> None:
     check_weight(tensor, partition, with_defaults=False)
-    if type(number) is not int or not 1 <= number <= partition.count:
-        raise ValueError(f"number={number!r}, but there are {partition.count} partitions; pass an int in 1..C.")
+    if type(number) is not int or not 1 <= number <= partition.num_partitions:
+        raise ValueError(
+            f"number={number!r}, but there are {partition.num_partitions} partitions; pass an int in 1..C."
+        )
 
 
 def _bands(tensor: Tensor, partition: NestedPartition, number: int) -> list[list[Tensor]]:

@@ -77,13 +77,13 @@ differentiate("linear_grad_input", _grad_input_setup_context, _grad_input_backwa
 
 
 def _grad_weight_setup_context(ctx, inputs, output):
-    grad_output, x, ctx.update, map, ctx.count, ctx.backend = inputs
+    grad_output, x, ctx.update, map, ctx.num_partitions, ctx.backend = inputs
     ctx.save_for_backward(grad_output, x, map)
 
 
 def _grad_weight_backward(ctx, grad):
     grad_output, x, map = ctx.saved_tensors
-    grad = select(grad, ctx.update, ctx.update, map, ctx.count, ctx.backend)
+    grad = select(grad, ctx.update, ctx.update, map, ctx.num_partitions, ctx.backend)
     return F.linear(x, grad), grad_output @ grad, *[None] * 4
 
 
@@ -139,7 +139,7 @@ def linear(
     if len(shape) != 2:
         raise ValueError(f"the weight has shape {shape}; linear takes [out_features, in_features].")
     check_narrow(narrow, partition)
-    check_bias(None if bias is None else bias.shape, partition.count, shape[0])
+    check_bias(None if bias is None else bias.shape, partition.num_partitions, shape[0])
     if isinstance(partition, NestedPartition):
         few = partition.col_channels.number(active)
         if not taken or taken[-1] not in (shape[1], few):

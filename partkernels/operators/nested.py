@@ -252,7 +252,7 @@ def inputs(partition: NestedPartition, groups: int = 1, transposed: bool = False
         return partition.col_channels
     of_group, (ends, *more) = partition.shape[0] // groups, partition.row_channels.segments
     if more:
-        return Channels.whole(groups * partition.shape[1], partition.count)
+        return Channels.whole(groups * partition.shape[1], partition.num_partitions)
     return Channels((tuple(-(-end // of_group) * partition.shape[1] for end in ends),))
 
 
@@ -260,7 +260,9 @@ def outputs(partition: NestedPartition, groups: int = 1, transposed: bool = Fals
     """Return a product's output channels; the inactive ones are 0 for all inputs."""
     if not transposed:
         return partition.row_channels
-    return partition.col_channels if groups == 1 else Channels.whole(partition.shape[1] * groups, partition.count)
+    return (
+        partition.col_channels if groups == 1 else Channels.whole(partition.shape[1] * groups, partition.num_partitions)
+    )
 
 
 def _multiply(

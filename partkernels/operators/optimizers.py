@@ -360,7 +360,7 @@ def _alike(
         if partition is None:
             found[kind].append((*WHOLE, *each))
         elif not isinstance(partition, NestedPartition):
-            found[kind].append((partition.map, partition.count, *each))
+            found[kind].append((partition.map, partition.num_partitions, *each))
         else:
             # Blocks of one tensor go into separate calls; one call would compare each block's memory with all others.
             for place, strip in enumerate(partition.strips(update)):

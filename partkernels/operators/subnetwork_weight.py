@@ -19,13 +19,13 @@ select = define("subnetwork_weight_grad", f"Tensor grad, int first, int last, {O
 
 # subnetwork_weight detaches the weight and needs no gradient here; an exported program may call the operator itself.
 def _setup_context(ctx, inputs, output):
-    _, ctx.active, map, _, ctx.count, *_, ctx.backend = inputs
+    _, ctx.active, map, _, ctx.num_partitions, *_, ctx.backend = inputs
     ctx.save_for_backward(map)
 
 
 def _backward(ctx, grad):
     (map,) = ctx.saved_tensors
-    return select(grad, 1, ctx.active, map, ctx.count, ctx.backend), *[None] * 11
+    return select(grad, 1, ctx.active, map, ctx.num_partitions, ctx.backend), *[None] * 11
 
 
 differentiate("subnetwork_weight", _setup_context, _backward)
@@ -41,26 +41,26 @@ _learning = define(
 
 
 def _learning_setup_context(ctx, inputs, output):
-    _, _, ctx.update, map, _, ctx.count, *_, ctx.backend = inputs
+    _, _, ctx.update, map, _, ctx.num_partitions, *_, ctx.backend = inputs
     ctx.save_for_backward(map)
 
 
 def _learning_backward(ctx, grad):
     (map,) = ctx.saved_tensors
-    return select(grad, ctx.update, ctx.update, map, ctx.count, ctx.backend), *[None] * 12
+    return select(grad, ctx.update, ctx.update, map, ctx.num_partitions, ctx.backend), *[None] * 12
 
 
 differentiate("learning_weight", _learning_setup_context, _learning_backward)
 
 
 def _select_setup_context(ctx, inputs, output):
-    _, ctx.first, ctx.last, map, ctx.count, ctx.backend = inputs
+    _, ctx.first, ctx.last, map, ctx.num_partitions, ctx.backend = inputs
     ctx.save_for_backward(map)
 
 
 def _select_backward(ctx, grad):
     (map,) = ctx.saved_tensors
-    return select(grad, ctx.first, ctx.last, map, ctx.count, ctx.backend), *[None] * 5
+    return select(grad, ctx.first, ctx.last, map, ctx.num_partitions, ctx.backend), *[None] * 5
 
 
 differentiate("subnetwork_weight_grad", _select_setup_context, _select_backward)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from test_report import BARE, DIVISION
+from test_report import BARE, PARTITIONING
 
 from partbench import bars
 from partbench.bars import cpu
@@ -15,7 +15,7 @@ PASSES = 6
 def layer(shape: str, active: int, *, ours: float, where: float, work: str = "forward", dtype: str = "float32") -> list:
     """Return records of the peers of a layer's operator; the dense one takes a second."""
     operator = "linear" if "," not in shape else "conv2d"
-    case = {"operator": operator, "work": work, "shape": shape, "dtype": dtype, "device": "cpu", **DIVISION}
+    case = {"operator": operator, "work": work, "shape": shape, "dtype": dtype, "device": "cpu", **PARTITIONING}
     seconds = {"dense": 1.0, "where": where, cpu.OURS: ours}
     return [
         Record("speed", case | {"active": active}, peer, samples=[[value] * 3] * PASSES, facts={"flops": 3e9})
@@ -56,7 +56,7 @@ def test_cases_without_a_bar_have_no_row():
 
 
 def test_steps_are_compared_with_dense_steps_of_their_kind_and_the_slowest_subnetwork_counts():
-    case = {"model": "MNIST CNN", "batch": 200, "samples": 1, "optimizer": "adam", "device": "cpu", **DIVISION}
+    case = {"model": "MNIST CNN", "batch": 200, "samples": 1, "optimizer": "adam", "device": "cpu", **PARTITIONING}
     records = []
     for active, parameters, hyperparameters in ((1, 1.05, 0.7), (2, 1.0, 0.6)):
         seconds = {

@@ -54,9 +54,9 @@ def test_methods_of_the_cost_experiment_share_a_fixed_augmentation():
         assert not psi and augmentation.values()["rotation"] == pytest.approx(180)
         assert not augmentation.widths.raw.requires_grad
         found[each["method"]] = own
-    whole, first, divided, twice = found.values()
+    whole, first, partitioned, twice = found.values()
     assert len(whole.parts) == 10 and len(first.parts) == 7 and first.of.clients == 7
-    assert (divided.epochs, twice.epochs) == (1, 2) and num_partitions(whole.make_model()[0]) == 1
+    assert (partitioned.epochs, twice.epochs) == (1, 2) and num_partitions(whole.make_model()[0]) == 1
 
 
 def test_seeds_and_methods_share_clients_and_images():

@@ -6,7 +6,7 @@ import dataclasses
 
 import pytest
 import torch
-from test_report import BARE, DIVISION
+from test_report import BARE, PARTITIONING
 
 from partbench import bars
 from partbench.bars import gpu
@@ -33,7 +33,7 @@ def run(records: list[Record]) -> Results:
 def layer(shape: str, active: int = 1, *, work: str = "forward", defaults: str = "uniform", **seconds) -> list[Record]:
     """Return records of a case; the dense peer takes a second, and a peer with None is refused."""
     case = {"operator": "conv2d" if "," in shape else "linear", "work": work, "shape": shape, "dtype": "bfloat16"}
-    case |= {"device": "cuda", **DIVISION, "defaults": defaults, "active": active}
+    case |= {"device": "cuda", **PARTITIONING, "defaults": defaults, "active": active}
     names = {"automatic": AUTOMATIC, "fused": FUSED, "rebuild": REBUILD, "where": "where"}
     peers = {"dense": 1.0} | {names[name]: value for name, value in seconds.items()}
     return [

@@ -14,7 +14,7 @@ from partbench import tune
 from partbench.cli import main
 from partbench.measuring.timing import Missing
 from partbench.peers import operators
-from partbench.peers.layer import THREE, Division, Layer, Tensors
+from partbench.peers.layer import THREE, Layer, Partitioning, Tensors
 from partbench.presets import PRESETS
 from partbench.report import page, readme
 from partbench.results import Results
@@ -49,7 +49,7 @@ def test_the_zeros_row_is_measured_only_for_linear_forward():
     zeros = {(case["operator"], case["work"]) for case in cases if case["defaults"] == "zeros"}
     assert zeros == {("linear", "forward")}
     assert len({tuple(case.items()) for case in cases}) == len(cases)
-    asked = Options(preset, divisions=(Division(defaults="zeros"),))
+    asked = Options(preset, partitionings=(Partitioning(defaults="zeros"),))
     cases = [tuple(workload.case.items()) for workload in SUITES["speed"].batch(asked).workloads]
     assert len(set(cases)) == len(cases), "what was asked for is not measured twice"
 

@@ -90,8 +90,8 @@ def test_a_missing_failing_or_wrong_peer_loses_only_its_own_figure():
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("defaults", ["zeros", "uniform", "normal", "stored"])
 def test_all_peers_agree_with_the_reference(layer, dtype, defaults):
-    layer, division = dataclasses.replace(layer, dtype=dtype), dataclasses.replace(THREE, defaults=defaults)
-    workloads = speed.workloads([layer], [division], [1, 2, 3], ["cpu", "reference"], compiled=())
+    layer, partitioning = dataclasses.replace(layer, dtype=dtype), dataclasses.replace(THREE, defaults=defaults)
+    workloads = speed.workloads([layer], [partitioning], [1, 2, 3], ["cpu", "reference"], compiled=())
     records = measure([Batch(workloads, SimulatedClockOfNothing(), Plan(passes=1, rounds=2))])
     assert len(records) == 3 * (3 * 4 + 6)
     assert [record for record in records if record.refused or record.missing] == []

@@ -13,7 +13,7 @@ import partkernels as pk
 import partnets
 from partbench.measuring import peak
 from partbench.measuring.peak import Job
-from partbench.peers.layer import THREE, Division
+from partbench.peers.layer import THREE, Partitioning
 from partbench.peers.models import NAMED
 from partbench.presets import PRESETS
 from partbench.suites import memory
@@ -29,12 +29,12 @@ BACKEND = "cpu" if backends()["cpu"] == READY else "reference"
 @pairwise(
     scheme=["dense", "paper", "partkernels"],
     model=["mnist-cnn", "resnet-8", "resnet-9", "vit-tiny"],
-    division=[THREE, Division((0.5, 0.5), "zeros"), Division((0.2,) * 5, "stored")],
+    partitioning=[THREE, Partitioning((0.5, 0.5), "zeros"), Partitioning((0.2,) * 5, "stored")],
 )
-def test_computed_bytes_equal_counted_bytes(scheme, model, division):
-    job = Job(model, scheme, BACKEND, batch=1, division=division)
+def test_computed_bytes_equal_counted_bytes(scheme, model, partitioning):
+    job = Job(model, scheme, BACKEND, batch=1, partitioning=partitioning)
     with torch.device("meta"):
-        expected = computed(scheme, NAMED[model].make(), division, NAMED[model].optimizer)
+        expected = computed(scheme, NAMED[model].make(), partitioning, NAMED[model].optimizer)
     with pk.use_backend(BACKEND):
         assert counted(job.make()) == expected
 
@@ -52,10 +52,10 @@ def test_the_billion_parameter_transformer_takes_a_sixteenth_of_its_weights_for_
 @pytest.mark.parametrize("model", [name for name in NAMED if name != "transformer-1b"])
 @pytest.mark.parametrize("count", [2, 3, 4])
 def test_maps_take_at_most_two_bits_a_weight_and_their_row_padding(model, count):
-    division = Division((1 / count,) * count)
+    partitioning = Partitioning((1 / count,) * count)
     with torch.device("meta"):
         made = NAMED[model].make()
-        ours, floor = (computed(scheme, made, division, "adam") for scheme in ("partkernels", "floor"))
+        ours, floor = (computed(scheme, made, partitioning, "adam") for scheme in ("partkernels", "floor"))
     weights = sum(p.numel() for p in made.parameters())
     rows = sum(weight.shape[0] for weight in mapped(made.modules()))
     assert floor["map"] <= ours["map"] <= weights / 4 + 16 * rows

@@ -14,7 +14,7 @@ from partbench.report import comparison, page
 from partbench.results import Record, Results
 
 VOID = {"meta", "br", "hr", "img", "input", "link"}
-DIVISION = {"partitions": 3, "proportions": "0.8/0.1/0.1", "bits": 2, "defaults": "uniform"}
+PARTITIONING = {"partitions": 3, "proportions": "0.8/0.1/0.1", "bits": 2, "defaults": "uniform"}
 BARE = Results(
     command="python -m partbench all",
     commit="0123456789abcdef",
@@ -71,7 +71,7 @@ def passes(value: float, count: int = 6) -> list[list[float]]:
 def speed(
     work: str = "forward", shape: str = "32×64×64", active: int = 1, *, count: int = 6, **seconds
 ) -> list[Record]:
-    case = {"operator": "linear", "work": work, "shape": shape, "dtype": "float32", "device": "cpu", **DIVISION}
+    case = {"operator": "linear", "work": work, "shape": shape, "dtype": "float32", "device": "cpu", **PARTITIONING}
     facts = {"flops": 1e8, "bytes": 1e6}
     seconds = {"dense": 2e-3, "where": 6e-3, "partkernels cpu": 3e-3} | seconds
     return [
@@ -94,7 +94,7 @@ def memory(by_arithmetic: bool = False, model: str = "MNIST CNN") -> list[Record
         figures = dict(zip(("parameters", "map", "defaults", "state"), values, strict=True))
         if not by_arithmetic:
             figures |= {"peak of forward, by allocator": 1.25 * sum(values), "peak of step, by process": sum(values)}
-        case = {"model": model, "batch": 8, "optimizer": "adam", "device": "cpu", **DIVISION}
+        case = {"model": model, "batch": 8, "optimizer": "adam", "device": "cpu", **PARTITIONING}
         records += [
             Record("memory", {**case, "figure": figure}, peer, "B", [[value]], facts=facts)
             for figure, value in figures.items()
@@ -105,14 +105,14 @@ def memory(by_arithmetic: bool = False, model: str = "MNIST CNN") -> list[Record
 def step(model: str = "ResNet-8", partitions: int = 3, *, count: int = 6, place: float = 0, **series) -> list[Record]:
     seconds = {"dense": 0.1, "paper, parameters": 0.13, "partkernels cpu, parameters": 0.11}
     seconds |= {"paper, hyperparameters": 0.12, "partkernels cpu, hyperparameters": 0.105}
-    case = {"model": model, "batch": 8, "samples": 1, "optimizer": "sgd", "device": "cpu", **DIVISION}
+    case = {"model": model, "batch": 8, "samples": 1, "optimizer": "sgd", "device": "cpu", **PARTITIONING}
     case |= {"partitions": partitions, "active": 2, **series}
     facts = {"share of parameters": 0.1, "share of hyperparameters": 0.5, "place": place}
     return [Record("step", case, peer, samples=passes(s, count), facts=facts) for peer, s in seconds.items()]
 
 
 def optim(*, count: int = 6) -> list[Record]:
-    case = {"model": "ResNet-8", "optimizer": "adam", "device": "cpu", **DIVISION, "update": 3}
+    case = {"model": "ResNet-8", "optimizer": "adam", "device": "cpu", **PARTITIONING, "update": 3}
     seconds = {"torch, fused": 1e-4, "torch, foreach": 2e-4, "partnets": 5e-5}
     return [Record("optim", case, peer, samples=passes(s, count), facts={"share": 0.1}) for peer, s in seconds.items()]
 

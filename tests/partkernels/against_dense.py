@@ -267,7 +267,7 @@ def compare(
     if has_rows and update is None:
         assert ours[3] is None
     elif has_rows:
-        others = torch.arange(partition.count, device=bias.device) != update - 1
+        others = torch.arange(partition.num_partitions, device=bias.device) != update - 1
         assert not ours[3][others].any(), "other rows' gradient should be exactly 0"
         check_one(ours[3][update - 1], 3, 0)
     elif bias is not None:

@@ -52,7 +52,7 @@ def products(dtype: torch.dtype, defaults: pk.Defaults, active: int, rows: int =
     return {
         "linear": (x, weight, bias, active, None, *partition.flat()),
         "linear_grad_input": (y, weight, active, None, *partition.flat()),
-        "linear_grad_weight": (y, x, active, partition.map, partition.count),
+        "linear_grad_weight": (y, x, active, partition.map, partition.num_partitions),
     }
 
 
@@ -169,6 +169,6 @@ def test_convolutions_are_torchs_own_with_a_rebuilt_weight(name, active, calls):
     arguments = {
         "conv2d": (x, weight, None, *geometry, active, None, *partition.flat()),
         "conv2d_grad_input": (y, weight, x.shape, *geometry, active, None, *partition.flat()),
-        "conv2d_grad_weight": (y, x, (3, 3), *geometry, active, partition.map, partition.count),
+        "conv2d_grad_weight": (y, x, (3, 3), *geometry, active, partition.map, partition.num_partitions),
     }[name]
     assert torch.equal(getattr(cuda, name)(*arguments), getattr(reference, name)(*arguments))

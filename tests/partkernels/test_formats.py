@@ -165,7 +165,7 @@ def test_packed_maps_unpack_to_the_same_ids(count, rows, cols, data):
 def test_columns_of_a_convolution_run_with_input_channels_innermost():
     out, channels, height, width = 2, 3, 2, 5
     ids = torch.randint(1, 5, (out, channels, height, width), dtype=torch.uint8)
-    packed = pk.Partition.from_ids(ids, count=4).map.numpy()
+    packed = pk.Partition.from_ids(ids, num_partitions=4).map.numpy()
     for o, i, y, x in np.ndindex(*ids.shape):
         assert read_map(packed, o, (y * width + x) * channels + i, 2) == ids[o, i, y, x] - 1
 

@@ -79,7 +79,7 @@ class Call:
 
 def described(value: Any) -> str:
     if isinstance(value, pk.Partition) and isinstance(value.defaults, pk.Stored):
-        return f"Partition(count={value.count}, defaults=Stored({described(value.defaults.tensor)}))"
+        return f"Partition(num_partitions={value.num_partitions}, defaults=Stored({described(value.defaults.tensor)}))"
     if not isinstance(value, Tensor):
         return str(value)
     return f"{value.dtype} {list(value.shape)} strides {value.stride()}{' negated' * value.is_neg()}"
@@ -132,7 +132,7 @@ def drawn_partition(draw: Random, shape: tuple[int, ...], dtype: torch.dtype = t
     else:
         count = min(len(proportions), 255)
         ids = torch.randint(1, count + 1, shape, dtype=torch.uint8, generator=draw.generator)
-        one = pk.Partition.from_ids(in_layout(ids, draw.choice(WHOLE)), count=count, defaults=defaults)
+        one = pk.Partition.from_ids(in_layout(ids, draw.choice(WHOLE)), num_partitions=count, defaults=defaults)
     return one.to(draw.target.device)
 
 
@@ -144,7 +144,7 @@ def drawn_weight(draw: Random, shape: tuple[int, ...]) -> dict[str, Any]:
     """Draw a weight, its partition, `active` and `update`."""
     dtype = draw.choice(draw.dtypes)
     partition = drawn_partition(draw, shape, dtype)
-    active = draw.randint(1, partition.count)
+    active = draw.randint(1, partition.num_partitions)
     update = draw.choice((None, active, draw.randint(1, active)))
     weight, layout = draw.randn(shape, dtype), draw.choice(LAYOUTS)
     if layout != "expanded" and draw.chance(0.5):  # no result may depend on inactive entries
@@ -219,7 +219,7 @@ def linear(draw: Random) -> Call:
     if draw.is_quick and draw.chance(0.1):
         out, features = draw.randint(200, 300), draw.randint(150, 300)
     arguments = drawn_weight(draw, (out, features))
-    dtype, count = arguments["weight"].dtype, arguments["partition"].count
+    dtype, count = arguments["weight"].dtype, arguments["partition"].num_partitions
     before = draw.choice(((), (draw.choice((0, draw.size(40))),), (draw.randint(1, 3), draw.size(20))))
     x = in_layout(draw.randn((*before, features), dtype), draw.choice(LAYOUTS))
     arguments |= {"x": x, "bias": drawn_bias(draw, out, dtype, count)}
@@ -232,7 +232,7 @@ def drawn_images(draw: Random, dims: int, is_transposed: bool) -> dict[str, Any]
     first, second = draw.size(70 // groups), draw.size(70 // groups)
     kernel = [draw.choice((1, 1, 2, 3, 3, 4, 5, 7)) for _ in range(dims)]
     weight = drawn_weight(draw, (first * groups, second, *kernel))
-    dtype, count = weight["weight"].dtype, weight["partition"].count
+    dtype, count = weight["weight"].dtype, weight["partition"].num_partitions
     taken, made = (first * groups, second * groups) if is_transposed else (second * groups, first * groups)
     stride = [draw.choice((1, 1, 2, 3, 7)) for _ in range(dims)]
     dilation = [draw.choice((1, 1, 2, 3)) for _ in range(dims)]
@@ -345,7 +345,7 @@ def drawn_step(draw: Random, *states: str) -> dict[str, Any]:
         for name in ("parameter", "grad", *states)
     }
     partition = draw.choice((None, drawn_partition(draw, shape, dtype), drawn_partition(draw, shape, dtype)))
-    update = None if partition is None else draw.randint(1, partition.count)
+    update = None if partition is None else draw.randint(1, partition.num_partitions)
     numbers = {"lr": draw.choice((0.1, 1e-3)), "weight_decay": draw.choice((0.0, 0.2))}
     return tensors | numbers | {"partition": partition, "update": update}
 
@@ -423,13 +423,13 @@ def partitions(draw: Random) -> None:
     assert partition.sizes() == sizes(total, proportions) and sum(partition.sizes()) == total
     assert all(abs(size - p * total) < 1 for size, p in zip(partition.sizes(), proportions, strict=True))
     ids = partition.ids()
-    assert ids.shape == shape and ids.min() >= 1 and ids.max() <= partition.count == len(proportions)
-    k = draw.randint(1, partition.count)
+    assert ids.shape == shape and ids.min() >= 1 and ids.max() <= partition.num_partitions == len(proportions)
+    k = draw.randint(1, partition.num_partitions)
     assert torch.equal(partition.mask(k), ids == k)
     for copied in (copy.deepcopy(partition), pickle.loads(pickle.dumps(partition))):
-        assert torch.equal(copied.map, partition.map) and copied.count == partition.count
-    if partition.count < 256:
-        assert torch.equal(pk.Partition.from_ids(ids, count=partition.count).map, partition.map)
+        assert torch.equal(copied.map, partition.map) and copied.num_partitions == partition.num_partitions
+    if partition.num_partitions < 256:
+        assert torch.equal(pk.Partition.from_ids(ids, num_partitions=partition.num_partitions).map, partition.map)
     start = draw.randrange(shape[0])
     stop = draw.randint(start + 1, shape[0])
     shards = [((slice(start, stop),), partition.rows(start, stop))]
@@ -450,7 +450,7 @@ def entries(draw: Random) -> None:
     layouts = [layout for layout in WRITABLE if layout != "negated" or draw.target.backend != "triton"]
     before = draw.randn(shape, dtype)
     tensor, partition = in_layout(before, draw.choice(layouts)), drawn_partition(draw, shape, dtype)
-    k = draw.randint(1, partition.count)
+    k = draw.randint(1, partition.num_partitions)
     mask = (partition.ids() == k).to(before.device)
     draw.say(f"{described(tensor)}, {partition}, {k}")
     with draw.machine():

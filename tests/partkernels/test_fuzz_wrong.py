@@ -49,7 +49,7 @@ def wrong_arguments(draw: Random, call: Call) -> Iterator[tuple[str, Any]]:
             channels = 1 - a["weight"].dim() if name == "x" else -1
             yield from wrong_tensors(name, value, channels)
     if partition is not None:
-        shape, count = partition.shape, partition.count
+        shape, count = partition.shape, partition.num_partitions
         for other in ((*shape, 2), (shape[0] + 1, *shape[1:])):
             yield "partition", drawn_partition(draw, other)
         if not isinstance(partition, pk.NestedPartition):  # which has no tensors

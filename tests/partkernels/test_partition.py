@@ -29,7 +29,7 @@ ALL_DEFAULTS = [pk.Zeros(), pk.Uniform(0.1, 3, 4), pk.Normal(0.2, 5), pk.Stored(
 
 
 def assert_same(a: pk.Partition, b: pk.Partition) -> None:
-    assert (a.shape, a.count, a.bits, a.row, a.col) == (b.shape, b.count, b.bits, b.row, b.col)
+    assert (a.shape, a.num_partitions, a.bits, a.row, a.col) == (b.shape, b.num_partitions, b.bits, b.row, b.col)
     assert type(a.defaults) is type(b.defaults)
     assert torch.equal(a.map, b.map)
     assert torch.equal(a.defaults.values(a.shape), b.defaults.values(b.shape))
@@ -57,7 +57,7 @@ def test_copies_and_files_keep_every_bit(defaults, copied):
 def test_a_damaged_pickle_does_not_become_a_partition():
     partition = a_partition()
     partition.map[1, 0] = 0xFF  # id 3, but ids of 3 partitions are 0 to 2
-    with pytest.raises(ValueError, match="above its count of 3"):
+    with pytest.raises(ValueError, match="an id above 3"):
         pickle.loads(pickle.dumps(partition))
 
 
@@ -76,8 +76,8 @@ def test_ids_and_masks_of_a_convolution_lie_as_its_weight_does():
 
 def test_from_ids_takes_any_strides():
     ids = torch.randint(1, 4, (6, 5), dtype=torch.uint8)
-    assert torch.equal(pk.Partition.from_ids(ids.t(), count=3).ids(), ids.t())
-    assert torch.equal(pk.Partition.from_ids(ids[:, :1].expand(6, 9), count=3).ids(), ids[:, :1].expand(6, 9))
+    assert torch.equal(pk.Partition.from_ids(ids.t(), num_partitions=3).ids(), ids.t())
+    assert torch.equal(pk.Partition.from_ids(ids[:, :1].expand(6, 9), num_partitions=3).ids(), ids[:, :1].expand(6, 9))
 
 
 @pytest.mark.parametrize("module", ["reference", "cpu"])

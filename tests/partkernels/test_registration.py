@@ -29,9 +29,9 @@ def operator_calls(backend: str) -> dict[str, tuple]:
     conv = pk.Partition.random((4, 2, 3, 2), (0.4, 0.3, 0.3), seed=2, defaults=pk.Normal(1.0, 3))
     stored = pk.Partition.random((4, 5), (0.4, 0.6), seed=2, defaults=pk.Stored(torch.randn(4, 5).double()))
     geometry = ([2, 1], [1, 1], [1, 2], 2)
-    owners = (linear.map, linear.count, backend)
-    conv_owners = (conv.map, conv.count, backend)
-    entries = ([linear.map], [linear.count], 2)
+    owners = (linear.map, linear.num_partitions, backend)
+    conv_owners = (conv.map, conv.num_partitions, backend)
+    entries = ([linear.map], [linear.num_partitions], 2)
     return {
         "linear": (leaf(3, 5), leaf(4, 5), leaf(4), 2, 2, *linear.flat(), backend),
         "linear_grad_input": (leaf(3, 4), leaf(4, 5), 2, 1, *linear.flat(), backend),

@@ -105,11 +105,11 @@ def test_maps(shape, count):
     ours, theirs = both(shape, count, "zeros", np.float32)
     np.testing.assert_array_equal(ours.map, theirs.map.numpy())
     np.testing.assert_array_equal(ours.ids(), theirs.ids().numpy())
-    assert (ours.count, ours.bits, ours.sizes()) == (theirs.count, theirs.bits, theirs.sizes())
+    assert (ours.num_partitions, ours.bits, ours.sizes()) == (theirs.num_partitions, theirs.bits, theirs.sizes())
     np.testing.assert_array_equal(ours.mask(count), theirs.mask(count).numpy())
-    again = pkn.Partition.from_ids(ours.ids(), count=count)
+    again = pkn.Partition.from_ids(ours.ids(), num_partitions=count)
     np.testing.assert_array_equal(again.map, ours.map)
-    from_torch = pkn.Partition(tuple(theirs.shape), theirs.count, theirs.map.numpy())
+    from_torch = pkn.Partition(tuple(theirs.shape), theirs.num_partitions, theirs.map.numpy())
     np.testing.assert_array_equal(from_torch.ids(), ours.ids())
 
 

@@ -64,7 +64,7 @@ def dense(model: nn.Module, active: int) -> nn.Module:
         for name, is_product in state.vectors.items():
             rows = getattr(module, f"{name}_rows")[:active]
             other.get_parameter(name).copy_(rows.prod(0) if is_product else rows.sum(0))
-        for name in state.statistics if active < state.count else ():
+        for name in state.statistics if active < state.num_partitions else ():
             other.get_buffer(name).copy_(getattr(module, f"{name}_rows")[active - 1])
     return twin
 
@@ -270,7 +270,7 @@ def mask_of(one, k):
     """Return the mask of the entries of a partitioned parameter, or of its vectors, that partition k owns."""
     if one.partition is not None:
         return one.partition.mask(k)
-    rows = torch.arange(1, one.state.count + 1) == k
+    rows = torch.arange(1, one.state.num_partitions + 1) == k
     return rows.view(-1, *[1] * one.parameter.dim()).expand(one.stored.shape)
 
 
@@ -278,7 +278,7 @@ def mask_of(one, k):
 def spoil(model, k):
     """Make NaN of everything that subnetwork k must not read."""
     for one in partitioned_parameters(model):
-        for later in range(k + 1, one.state.count + 1):
+        for later in range(k + 1, one.state.num_partitions + 1):
             one.stored[mask_of(one, later)] = torch.nan
         one.combine()
     noted(partitioned_parameters(model))

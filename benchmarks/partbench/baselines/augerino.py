@@ -51,8 +51,8 @@ class Augerino(Trainer):
     def __init__(self, model, chunks, *, hyper, regularisation: float = 0.01, safe: bool = True, **options) -> None:
         if unused := sorted(SEPARATE & set(options)):
             raise ValueError(f"{', '.join(unused)}: Augerino steps w and ψ together; leave these out.")
-        if chunks.count > 1:
-            raise ValueError(f"there are {chunks.count} chunks; Augerino learns from one: use partnets.single_chunk.")
+        if len(chunks) > 1:
+            raise ValueError(f"there are {len(chunks)} chunks; Augerino learns from one: use partnets.single_chunk.")
         super().__init__(model, chunks, hyper=hyper, **options)
         self.augmentation = only_affine(self.hyper.values())
         self.regularisation, self.safe = regularisation, safe

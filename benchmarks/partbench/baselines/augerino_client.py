@@ -53,10 +53,10 @@ class AugerinoClient(Client):
         self.regularisation, self.safe = regularisation, safe
 
     def _check_hyper(self) -> None:
-        if self.vectors.count > 1:
+        if self.vectors.num_partitions > 1:
             raise ValueError(
-                f"the model has {self.vectors.count} partitions, but Augerino learns from all data; pass a dense"
-                " network in partnets.Ensemble, or use Client for a partitioned one."
+                f"the model has {self.vectors.num_partitions} partitions, but Augerino learns from all data; pass a"
+                " dense network in partnets.Ensemble, or use Client for a partitioned one."
             )
         self.augmentation = only_affine(self.hyper.values())
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 import partkernels as pk
-from partbench.peers.layer import CPU, Division, Layer, Tensors
+from partbench.peers.layer import CPU, Layer, Partitioning, Tensors
 from partbench.peers.operators import WORKS, ours, under_plan
 from partkernels.testing import Yardstick, poisoned_memory
 
@@ -28,21 +28,26 @@ class Case:
             reference computes with an explicit map.
         layer: the operands' shapes; work without x uses only its weight.
         defaults: the default values of inactive weights.
-        count: C, the number of partitions.
+        num_partitions: C, the number of partitions.
         gradient: "expanded", with strides of 0 as a sum's gradient has; or "dense".
     """
 
     work: str
     layer: Layer
     defaults: str = "uniform"
-    count: int = 3
+    num_partitions: int = 3
     gradient: str = "dense"
 
     def __str__(self) -> str:
         has_x = self.work in (*WORKS, "nested")
         name = f"{self.layer.operator} {self.work}" if has_x else self.work
         shape = self.layer.shape if has_x else "×".join(map(str, self.layer.weight))
-        parts = [f"{name} {shape}", str(self.layer.dtype).removeprefix("torch."), self.defaults, f"C = {self.count}"]
+        parts = [
+            f"{name} {shape}",
+            str(self.layer.dtype).removeprefix("torch."),
+            self.defaults,
+            f"C = {self.num_partitions}",
+        ]
         return ", ".join(parts if self.gradient == "dense" else [*parts, "stride 0"])
 
     def error(self, backend: str, device: torch.device) -> float:
@@ -63,8 +68,8 @@ class Case:
 
     def _result(self, backend: str, device: torch.device, dtype: torch.dtype) -> Tensor:
         """Compute the result in a dtype, from operands rounded to the layer's dtype, the same ones each time."""
-        division = Division((1 / self.count,) * self.count, self.defaults)
-        made = Tensors(replace(self.layer, device=CPU), division, seed=0)
+        partitioning = Partitioning((1 / self.num_partitions,) * self.num_partitions, self.defaults)
+        made = Tensors(replace(self.layer, device=CPU), partitioning, seed=0)
         x, grad, weight = (tensor.to(device, dtype) for tensor in (made.x, made.grad, made.weight))
         if self.gradient == "expanded":
             grad = grad[:1].expand_as(grad)
@@ -74,15 +79,17 @@ class Case:
                 return self._nested(x, grad, weight, backend)
             if self.work in WORKS:
                 tensors = SimpleNamespace(layer=self.layer, x=x, grad=grad, weight=weight, partition=partition)
-                return ours(tensors, self.work, self.count - 1, backend)()
+                return ours(tensors, self.work, self.num_partitions - 1, backend)()
             return self._of_weight(x, weight, partition)
 
     def _nested(self, x: Tensor, grad: Tensor, weight: Tensor, backend: str) -> Tensor:
         """Return the output and both gradients, flattened and concatenated."""
-        ends = ([size * k // self.count for k in range(1, self.count + 1)] for size in weight.shape[:2])
+        ends = (
+            [size * k // self.num_partitions for k in range(1, self.num_partitions + 1)] for size in weight.shape[:2]
+        )
         nested = pk.Partition.nested(weight.shape, *ends)
         partition = nested.explicit(weight.device) if backend == "reference" else nested
-        leaves, active = [x.clone().requires_grad_(), weight.clone().requires_grad_()], self.count - 1
+        leaves, active = [x.clone().requires_grad_(), weight.clone().requires_grad_()], self.num_partitions - 1
         if self.layer.operator == "linear":
             y = pk.linear(*leaves, partition, active, update=active)
         else:
@@ -90,7 +97,7 @@ class Case:
         return torch.cat([one.flatten() for one in (y, *torch.autograd.grad(y, leaves, grad))])
 
     def _of_weight(self, x: Tensor, weight: Tensor, partition: pk.Partition) -> Tensor:
-        active = self.count - 1
+        active = self.num_partitions - 1
         if self.work == "embedding":
             ids = torch.arange(x.shape[0], device=x.device) * 7 % weight.shape[0]
             return pk.embedding(ids, weight, partition, active)
@@ -125,7 +132,7 @@ ONE_ROW, ONE_OUTPUT = _linear(1, 256, 512), _linear(64, 1, 256)
 CONVOLUTION = Layer((2, 64, 9, 9), (64, 64, 3, 3), padding=1, dtype=BFLOAT16)
 CASES = (
     *(Case("forward", ALIGNED, kind) for kind in ("zeros", "uniform", "normal", "stored")),
-    *(Case("forward", _linear(130, 256, 320), count=count) for count in (2, 16, 40)),
+    *(Case("forward", _linear(130, 256, 320), num_partitions=num_partitions) for num_partitions in (2, 16, 40)),
     *(Case("forward", layer) for layer in (ONE_ROW, _linear(16, 520, 1032), ONE_OUTPUT, ODD)),
     *(Case("forward", _linear(128, 256, 256, dtype), "normal") for dtype in (FLOAT16, FLOAT32, FLOAT64)),
     *(Case("grad_input", layer) for layer in (ALIGNED, ONE_ROW, ODD, _linear(128, 256, 256, FLOAT16))),

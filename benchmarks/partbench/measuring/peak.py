@@ -24,7 +24,7 @@ from torch.profiler import ProfilerActivity, profile
 
 import partkernels as pk
 from partbench.peers import models
-from partbench.peers.layer import THREE, Division
+from partbench.peers.layer import THREE, Partitioning
 from partbench.peers.schemes import nested, partitioned
 from partbench.peers.train_step import TrainStep, seeded
 
@@ -40,7 +40,7 @@ class Job:
     scheme: str = "dense"
     backend: str = "auto"
     batch: int = 32
-    division: Division = THREE
+    partitioning: Partitioning = THREE
     active: int = 2
     optimizer: str = ""
     input: tuple[int, ...] | None = None
@@ -64,7 +64,9 @@ class Job:
             if x.is_floating_point():
                 x = x.to(next(model.parameters()).dtype)
             is_nested = self.scheme == "nested"
-            model = nested(model, self.division, x[:2]) if is_nested else partitioned(model, self.division, seed)
+            model = (
+                nested(model, self.partitioning, x[:2]) if is_nested else partitioned(model, self.partitioning, seed)
+            )
         scheme = "partkernels" if is_nested else self.scheme
         step = TrainStep(scheme, model, x, y, self.active, self.active, self.optimizer or found.optimizer)
         step()

@@ -19,7 +19,12 @@ KNOWN = 180.0
 # Few, because all methods end alike after many.
 ROUNDS = 100
 MEAN_OF = 3
-WHOLE, FIRST, DIVIDED, TWICE = "FedAvg", "FedAvg, clients of chunk 1 alone", "partitioned", "partitioned, two epochs"
+WHOLE, FIRST, PARTITIONED, TWICE = (
+    "FedAvg",
+    "FedAvg, clients of chunk 1 alone",
+    "partitioned",
+    "partitioned, two epochs",
+)
 
 
 class Known(Federation):
@@ -27,8 +32,8 @@ class Known(Federation):
 
     def __init__(self, setting: Record) -> None:
         variant = setting["method"]
-        divided = variant in (DIVIDED, TWICE)
-        super().__init__({**setting, "method": "partitioned" if divided else "augerino"})
+        partitioned = variant in (PARTITIONED, TWICE)
+        super().__init__({**setting, "method": "partitioned" if partitioned else "augerino"})
         self.client, self.epochs = federated.Client, 2 if variant == TWICE else 1
         if variant == FIRST:
             chunks = federated.assign(self.of.clients, self.of.proportions, self.seed)
@@ -57,7 +62,7 @@ class FederatedCost(Experiment):
         return [
             {"dataset": dataset, "rotated": True, "method": variant, "examples": 1297, "seed": seed, **rounds}
             for seed in seeds
-            for variant in (WHOLE, FIRST, DIVIDED, TWICE)
+            for variant in (WHOLE, FIRST, PARTITIONED, TWICE)
         ]
 
     def train(self, setting: Record, checkpoint: Path) -> Record:
@@ -80,15 +85,17 @@ class FederatedCost(Experiment):
 
     def claims(self, found: pd.DataFrame) -> list[Claim]:
         """Return claims on two explanations of the gap: fewer examples for most weights, and fewer local steps."""
-        whole, first, divided, twice = (_at(found, each, ROUNDS).mean() for each in (WHOLE, FIRST, DIVIDED, TWICE))
-        gap = whole - divided
+        whole, first, partitioned, twice = (
+            _at(found, each, ROUNDS).mean() for each in (WHOLE, FIRST, PARTITIONED, TWICE)
+        )
+        gap = whole - partitioned
         return [
             Claim(
                 f"{claim} at least half of FedAvg's lead", f"{part:.1f} of {gap:.1f} points", bool(part >= gap / 2 > 0)
             )
             for claim, part in (
                 ("the examples that most weights do not see explain", whole - first),
-                ("twice the local steps make up for", twice - divided),
+                ("twice the local steps make up for", twice - partitioned),
             )
         ]
 

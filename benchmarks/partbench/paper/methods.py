@@ -119,7 +119,7 @@ class Learner:
         """Train C networks, the k-th on chunks 1..k, each for as many steps as a network of the other methods."""
         augmentation = self.recipe.augmentation()
         chunks = partnets.chunk(self.data.train, self.recipe.proportions, seed=self.seed)
-        count = chunks.count
+        count = len(chunks)
         model = partnets.Ensemble([self.model(augmentation) for _ in range(count)])
         options = {"hyper": augmentation, "sampling": [1 / count] * count, "hyper_every": count}
         return self.result(self.train(model, chunks, steps=count * self.steps, **options))
@@ -279,7 +279,7 @@ class Learner:
     def result(self, trainer: partnets.Trainer) -> Record:
         """Return the test accuracy in percent, the test loss in nats, ψ, and L_ML if there are several chunks."""
         result = self.tested(trainer.model, trainer.values())
-        if trainer.chunks.count > 1:
+        if len(trainer.chunks) > 1:
             result["lml"] = partnets.lml(trainer.model, trainer.chunks, batch_size=EVALUATION_BATCH)
         return result
 

@@ -61,7 +61,7 @@ class NoisyLabels(Experiment):
         chunks = partnets.chunk(examples, proportions, seed=setting["seed"])
         found = learned(model, chunks, data, setting, checkpoint, loss=loss, psi=psi)
         if setting["method"] == "numbers":  # no chunk judges the last partition, which the last chunk trains
-            judged = torch.tensor([i for k in range(1, chunks.count) for i in chunks.indices(k)])
+            judged = torch.tensor([i for k in range(1, len(chunks)) for i in chunks.indices(k)])
             weights = loss.scores.detach().sigmoid()
             found["right"], found["wrong"] = (weights[judged[which[judged]]].mean().item() for which in (~wrong, wrong))
         return found

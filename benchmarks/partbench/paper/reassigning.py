@@ -110,7 +110,9 @@ def reassign(
         moved["later"] += int((new > old).sum())
         moved["earlier"] += int(earlier.sum())
         parameter.copy_(torch.where(earlier, values, parameter))
-        set_partition(one.module, one.name, Partition.from_ids(new, count=partition.count, defaults=defaults))
+        set_partition(
+            one.module, one.name, Partition.from_ids(new, num_partitions=partition.num_partitions, defaults=defaults)
+        )
         for module, name in aliases[id(parameter)]:
             if (module, name) != (one.module, one.name):
                 share(one.module, one.name, module, name)

@@ -85,7 +85,7 @@ class Response:
         network = nn.Sequential(layer, self.decay, nn.Flatten(0))
         options = {"scale": scale, "learn_scale": False, "per_example": not tuned}
         stn.convert(network, self.decay, centred=method == "delta", **options)
-        self.layer, self.model = network[0], partnets.Ensemble([network], count=2)
+        self.layer, self.model = network[0], partnets.Ensemble([network], num_partitions=2)
         self.optimizer = optim.Adam(self.model, lr=LR)
         self.hyper_optimizer = torch.optim.Adam([self.decay.decay.raw], lr=HYPER_LR)
 

@@ -24,23 +24,23 @@ CPU = torch.device("cpu")
 
 
 @dataclass(frozen=True)
-class Division:
+class Partitioning:
     """A way to partition weights: the proportions of C partitions, and one of DEFAULTS for inactive weights."""
 
     proportions: tuple[float, ...] = (0.8, 0.1, 0.1)
     defaults: str = "uniform"
 
     @property
-    def count(self) -> int:
+    def num_partitions(self) -> int:
         return len(self.proportions)
 
     def case(self) -> dict[str, str | int]:
         """Return the entries that identify this partitioning in results."""
-        bits = bits_for(self.count)
+        bits = bits_for(self.num_partitions)
         proportions = "/".join(f"{p:g}" for p in self.proportions)
         if len(set(self.proportions)) == 1:
-            proportions = f"1/{self.count} each"
-        return {"partitions": self.count, "proportions": proportions, "bits": bits, "defaults": self.defaults}
+            proportions = f"1/{self.num_partitions} each"
+        return {"partitions": self.num_partitions, "proportions": proportions, "bits": bits, "defaults": self.defaults}
 
     def values(self, weight: Tensor, seed: int) -> pk.Defaults:
         """Return defaults for a weight, distributed like torch's initial weights."""
@@ -54,7 +54,7 @@ class Division:
 
 
 # The paper's proportions for MNIST and CIFAR-10 (Appendix I.4).
-THREE = Division()
+THREE = Partitioning()
 
 
 @dataclass(frozen=True)
@@ -138,18 +138,18 @@ class Tensors:
     """Operands of a layer: x, weight, bias, the output's gradient, and the partition of the weight.
 
     Args:
-        layer, division: shapes, dtype and device; and how the weight is partitioned.
+        layer, partitioning: shapes, dtype and device; and how the weight is partitioned.
         seed: of all random values.
     """
 
-    def __init__(self, layer: Layer, division: Division, seed: int) -> None:
+    def __init__(self, layer: Layer, partitioning: Partitioning, seed: int) -> None:
         generator = torch.Generator(layer.device).manual_seed(seed)
 
         def normal(shape: Sequence[int], scale: float = 1.0) -> Tensor:
             values = torch.randn(shape, generator=generator, device=layer.device) * scale
             return values.to(layer.dtype)
 
-        self.layer, self.division, self.seed = layer, division, seed
+        self.layer, self.partitioning, self.seed = layer, partitioning, seed
         self._made: dict[str, object] = {}
         self.x, self.grad = normal(layer.x), normal(layer.y)
         self.weight = normal(layer.weight, 1 / math.sqrt(math.prod(layer.weight[1:])))
@@ -164,8 +164,8 @@ class Tensors:
     @cached_property
     def partition(self) -> pk.Partition:
         """Return the weight's partition with its defaults."""
-        defaults = self.division.values(self.weight, self.seed)
-        partition = pk.Partition.random(self.layer.weight, self.division.proportions, seed=self.seed)
+        defaults = self.partitioning.values(self.weight, self.seed)
+        partition = pk.Partition.random(self.layer.weight, self.partitioning.proportions, seed=self.seed)
         return dataclasses.replace(partition.to(self.layer.device), defaults=defaults)
 
     @cached_property
@@ -190,12 +190,12 @@ class Tensors:
             out_channels, in_channels, *kernel = self.layer.weight
             in_channels *= self.layer.groups
             module = new(nn.Conv2d, in_channels, out_channels, kernel, **self.layer.geometry)
-        defaults = self.division.values(self.weight, self.seed)
+        defaults = self.partitioning.values(self.weight, self.seed)
         with torch.no_grad():
             module.weight.copy_(self.weight)
             module.bias.copy_(self.bias)
-            partnets.partition(module, self.division.proportions, seed=self.seed, defaults=defaults)
-            if self.division.count > 1:
+            partnets.partition(module, self.partitioning.proportions, seed=self.seed, defaults=defaults)
+            if self.partitioning.num_partitions > 1:
                 set_partition(module, "weight", self.partition)
             module.weight.copy_(self.weight)
         return module

@@ -116,7 +116,7 @@ def ours(tensors: Tensors, work: str, active: int, backend: str) -> Callable[[],
     if obstacle:
         raise Missing(obstacle)
     layer, x, grad, weight, partition = tensors.layer, tensors.x, tensors.grad, tensors.weight, tensors.partition
-    flat, owners = (*partition.flat(), backend), (partition.map, partition.count, backend)
+    flat, owners = (*partition.flat(), backend), (partition.map, partition.num_partitions, backend)
     if layer.operator == "linear":
         return {
             "forward": lambda: calls["linear"](x, weight, None, active, None, *flat),

@@ -14,22 +14,24 @@ from torch.nn.utils import parametrize
 import partkernels as pk
 import partnets
 from partbench.measuring.timing import Missing
-from partbench.peers.layer import Division
+from partbench.peers.layer import Partitioning
 from partnets.subnetworks.state import partition_of, state_of
 
 SCHEMES = ("dense", "where", "parametrize", "paper", "partkernels")
 
 
-def partitioned(model: nn.Module, division: Division, seed: int) -> nn.Module:
+def partitioned(model: nn.Module, partitioning: Partitioning, seed: int) -> nn.Module:
     """Partition the model in place, freeze modules without a rule, and move its weights away from their defaults.
 
     Otherwise all subnetworks would compute the same, and a wrong one would go unnoticed.
     """
-    defaults = {"uniform": "seed", "zeros": "zero", "stored": "stored"}.get(division.defaults)
+    defaults = {"uniform": "seed", "zeros": "zero", "stored": "stored"}.get(partitioning.defaults)
     if defaults is None:
-        raise ValueError(f"defaults={division.defaults!r} are only for single layers; pass uniform, zeros or stored.")
+        raise ValueError(
+            f"defaults={partitioning.defaults!r} are only for single layers; pass uniform, zeros or stored."
+        )
     skip = partnets.without_rule(model)
-    model = partnets.partition(model, division.proportions, defaults=defaults, seed=seed, skip=skip)
+    model = partnets.partition(model, partitioning.proportions, defaults=defaults, seed=seed, skip=skip)
     for path in skip:
         model.get_submodule(path).requires_grad_(False)
     generator = torch.Generator().manual_seed(seed)
@@ -40,16 +42,16 @@ def partitioned(model: nn.Module, division: Division, seed: int) -> nn.Module:
     return model
 
 
-def nested(model: nn.Module, division: Division, x: Tensor) -> nn.Module:
+def nested(model: nn.Module, partitioning: Partitioning, x: Tensor) -> nn.Module:
     """Partition the model by nested partitions, as `partitioned` does by weights; FixUp layers at 0 give no gradients.
 
     Raises:
-        Missing: no channels of this model can be divided, or torch-pruning is not installed.
+        Missing: no channels of this model can be partitioned, or torch-pruning is not installed.
     """
     skip = partnets.without_rule(model)
     options = {"scheme": "nested", "example": x, "skip": skip, "defaults": "zero"}
     try:
-        partnets.partition(model, division.proportions, **options)
+        partnets.partition(model, partitioning.proportions, **options)
     except (ImportError, ValueError) as error:
         raise Missing(str(error)) from error
     for path in skip:

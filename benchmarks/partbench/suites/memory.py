@@ -19,7 +19,7 @@ from tqdm import tqdm
 from partbench.measuring import peak
 from partbench.measuring.peak import Job
 from partbench.measuring.timing import Missing
-from partbench.peers.layer import Division
+from partbench.peers.layer import Partitioning
 from partbench.peers.operators import obstacles as unavailable
 from partbench.peers.train_step import TrainStep
 from partbench.results import Record
@@ -50,9 +50,9 @@ def jobs(options: Options) -> list[Job]:
 
 
 def _job(options: Options, name: str, batch: int) -> Job:
-    division, own = options.divisions[0], {"input": options.input, "classes": options.classes}
-    how = {"device": options.device.type, "threads": options.threads, "active": min(2, division.count)}
-    return Job(name, batch=batch, division=division, **own, **how)
+    partitioning, own = options.partitionings[0], {"input": options.input, "classes": options.classes}
+    how = {"device": options.device.type, "threads": options.threads, "active": min(2, partitioning.num_partitions)}
+    return Job(name, batch=batch, partitioning=partitioning, **own, **how)
 
 
 def measure(
@@ -114,7 +114,7 @@ def _measured(job: Job, processes: bool) -> Figures:
 
 
 def _computed(job: Job, scheme: str) -> Figures:
-    return computed(scheme, _without_memory(job), job.division, job.optimizer or job.found().optimizer)
+    return computed(scheme, _without_memory(job), job.partitioning, job.optimizer or job.found().optimizer)
 
 
 def _without_memory(job: Job) -> nn.Module:
@@ -137,7 +137,7 @@ def recorded(job: Job, figures: dict[str, Figures], **facts: str) -> list[Record
 def case(job: Job, figure: str) -> dict[str, str | int]:
     model = job.found()
     about = {"model": model.name, "batch": job.batch, "optimizer": job.optimizer or model.optimizer}
-    return {**about, "device": job.device, **job.division.case(), "figure": figure}
+    return {**about, "device": job.device, **job.partitioning.case(), "figure": figure}
 
 
 def counted(step: TrainStep) -> Figures:
@@ -147,7 +147,7 @@ def counted(step: TrainStep) -> Figures:
     return {name: sum(t.untyped_storage().nbytes() for t in kept[name]) for name in KEPT}
 
 
-def computed(scheme: str, model: nn.Module, division: Division, optimizer: str) -> Figures:
+def computed(scheme: str, model: nn.Module, partitioning: Partitioning, optimizer: str) -> Figures:
     """Compute KEPT of a torch.nn model, on any device, under a scheme: 'dense', 'paper', 'partkernels' or 'floor'.
 
     The floor is the least that any scheme could keep: log2 of the number of such assignments, which is the entropy
@@ -163,18 +163,18 @@ def computed(scheme: str, model: nn.Module, division: Division, optimizer: str) 
                 if rule_of(type(module)).is_weight(name, parameter):
                     weights.append(parameter)
                 else:  # a row for each partition, beside their sum or product
-                    rows += division.count * parameter.numel() * size
-                    state += MOMENTS[optimizer] * (division.count - 1) * parameter.numel() * size
+                    rows += partitioning.num_partitions * parameter.numel() * size
+                    state += MOMENTS[optimizer] * (partitioning.num_partitions - 1) * parameter.numel() * size
         parameters += rows
-        bits = bits_for(division.count)
-        exchanged = sum(sum(sizes(w.numel(), division.proportions)[1:]) for w in weights)
+        bits = bits_for(partitioning.num_partitions)
+        exchanged = sum(sum(sizes(w.numel(), partitioning.proportions)[1:]) for w in weights)
         map = sum(w.shape[0] * row_bytes(math.prod(w.shape[1:]), bits) for w in weights)
         # A default and a learned value; stored defaults are also in the state_dict.
-        defaults = exchanged * (PLACE + size * (3 if division.defaults == "stored" else 2))
+        defaults = exchanged * (PLACE + size * (3 if partitioning.defaults == "stored" else 2))
     elif scheme == "paper":
         map, defaults = count, count * size
     elif scheme == "floor":
-        map = count * entropy(division) / 8
+        map = count * entropy(partitioning) / 8
     return dict(zip(KEPT, (parameters, map, defaults, state), strict=True))
 
 
@@ -183,11 +183,11 @@ def mapped(layers: Iterable[nn.Module]) -> list[nn.Parameter]:
     return [layer.weight for layer in layers if isinstance(layer, nn.Linear | nn.Conv2d | nn.Embedding)]
 
 
-def entropy(division: Division) -> float:
+def entropy(partitioning: Partitioning) -> float:
     """Return the bits a weight that any assignment with these proportions needs on average.
 
     Example:
-        >>> entropy(Division((0.5, 0.5)))
+        >>> entropy(Partitioning((0.5, 0.5)))
         1.0
     """
-    return -sum(p * math.log2(p) for p in division.proportions if p)
+    return -sum(p * math.log2(p) for p in partitioning.proportions if p)

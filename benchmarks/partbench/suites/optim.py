@@ -13,7 +13,7 @@ from torch import nn
 
 from partbench.measuring.clock import WallClock
 from partbench.measuring.timing import Batch, Run, Workload
-from partbench.peers.layer import CPU, THREE, Division
+from partbench.peers.layer import CPU, THREE, Partitioning
 from partbench.peers.models import Model
 from partbench.peers.schemes import partitioned, weighted_layers
 from partbench.peers.train_step import dense_optimizer, partitioned_optimizer, seeded
@@ -33,13 +33,13 @@ class Parameters:
     """The partitioned weights of a model, which are stepped."""
 
     model: Model
-    division: Division = THREE
+    partitioning: Partitioning = THREE
     device: torch.device = CPU
 
 
 def batch(options: Options) -> Batch:
-    division, plan = options.divisions[0], options.preset.plan
-    of = [Parameters(options.model(name), division, options.device) for name in options.preset.optim]
+    partitioning, plan = options.partitionings[0], options.preset.plan
+    of = [Parameters(options.model(name), partitioning, options.device) for name in options.preset.optim]
     return Batch(workloads(of), WallClock(options.device, plan.sample), plan)
 
 
@@ -47,11 +47,11 @@ def workloads(parameters: Iterable[Parameters], updates: Sequence[int] = UPDATES
     """Return a workload for each model, optimiser and updated partition."""
     found = []
     for of, optimizer, update in product(parameters, OPTIMIZERS, updates):
-        if update <= of.division.count:
+        if update <= of.partitioning.num_partitions:
             case = {"model": of.model.name, "optimizer": optimizer, "device": of.device.type}
             peers = {peer: partial(_run, peer, optimizer, update) for peer in PEERS}
-            facts = {"share": of.division.proportions[update - 1]}
-            case |= {**of.division.case(), "update": update}
+            facts = {"share": of.partitioning.proportions[update - 1]}
+            case |= {**of.partitioning.case(), "update": update}
             found.append(Workload("optim", case, partial(_setup, of), peers, facts))
     return found
 
@@ -59,7 +59,7 @@ def workloads(parameters: Iterable[Parameters], updates: Sequence[int] = UPDATES
 def _setup(of: Parameters, seed: int) -> nn.Module:
     """Build the partitioned model; every weight has a gradient, and nothing else is trained."""
     with seeded(seed):
-        model = partitioned(of.model.make().to(of.device), of.division, seed).requires_grad_(False)
+        model = partitioned(of.model.make().to(of.device), of.partitioning, seed).requires_grad_(False)
         for _, layer in weighted_layers(model):
             layer.weight.requires_grad_(True)
             layer.weight.grad = torch.randn(layer.weight.shape).to(layer.weight)

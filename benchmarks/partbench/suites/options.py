@@ -8,7 +8,7 @@ import torch
 
 from partbench.measuring.clock import EventClock, WallClock
 from partbench.peers import models
-from partbench.peers.layer import CPU, THREE, Division
+from partbench.peers.layer import CPU, THREE, Partitioning
 from partbench.presets import Preset
 from partkernels.backend.dispatch import BACKENDS
 
@@ -19,7 +19,7 @@ class Options:
 
     Attributes:
         preset: with the changes of the command line.
-        divisions: ways to partition weights; models and their memory use the first.
+        partitionings: ways to partition weights; models and their memory use the first.
         backends: of ours.
         input, classes: of a user's model.
     """
@@ -27,7 +27,7 @@ class Options:
     preset: Preset
     device: torch.device = CPU
     threads: int = 1
-    divisions: tuple[Division, ...] = (THREE,)
+    partitionings: tuple[Partitioning, ...] = (THREE,)
     backends: tuple[str, ...] = ("reference",)
     input: tuple[int, ...] | None = None
     classes: int | None = None

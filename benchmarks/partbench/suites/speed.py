@@ -11,7 +11,7 @@ import torch
 
 from partbench.measuring.timing import Batch, Run, Workload
 from partbench.peers import operators, training
-from partbench.peers.layer import Division, Layer, Tensors
+from partbench.peers.layer import Layer, Partitioning, Tensors
 from partbench.presets import COMPILED, WORKS, Preset
 from partbench.suites.options import Options
 from partkernels.backend.dispatch import BACKENDS
@@ -23,7 +23,7 @@ TRAINING_PEERS = (*OPERATOR_PEERS, "parametrize", "paper")
 
 def batch(options: Options) -> Batch:
     """Return all that the preset names; further dtypes and kinds of defaults only for linear layers' forward pass."""
-    preset, device, given = options.preset, options.device, options.divisions
+    preset, device, given = options.preset, options.device, options.partitionings
     linear, works = linear_layers(preset, preset.dtypes, device), preset.works
     kinds = [replace(each, defaults=k) for each in given for k in preset.forward_defaults if k != each.defaults]
     measured = (
@@ -32,9 +32,9 @@ def batch(options: Options) -> Batch:
         (linear, kinds, ("forward",)),
     )
     found = []
-    for layers, divisions, some in measured:
+    for layers, partitionings, some in measured:
         how = {"works": some, "compiled": preset.compiled}
-        found += workloads(layers, divisions, preset.actives, options.backends, **how)
+        found += workloads(layers, partitionings, preset.actives, options.backends, **how)
     return Batch(found, options.kernel_clock(), preset.plan)
 
 
@@ -49,33 +49,33 @@ def convolutions(preset: Preset, device: torch.device) -> list[Layer]:
 
 def workloads(
     layers: Iterable[Layer],
-    divisions: Iterable[Division],
+    partitionings: Iterable[Partitioning],
     actives: Sequence[int],
     backends: Sequence[str],
     *,
     works: Sequence[str] = WORKS,
     compiled: Sequence[str] = COMPILED,
 ) -> list[Workload]:
-    """Return a workload for each layer, division, work and active subnetwork.
+    """Return a workload for each layer, partitioning, work and active subnetwork.
 
     Args:
-        layers, divisions: see partbench.peers.layer.
-        actives: active subnetworks; those above a division's C are left out.
+        layers, partitionings: see partbench.peers.layer.
+        actives: active subnetworks; those above a partitioning's C are left out.
         backends: of ours.
         works: of WORKS.
         compiled: of COMPILED, the cases with torch.compile among the peers; it takes seconds for each layer, once.
     """
     found = []
-    for layer, division, work, active in product(layers, divisions, works, actives):
-        if active <= division.count:
+    for layer, partitioning, work, active in product(layers, partitionings, works, actives):
+        if active <= partitioning.num_partitions:
             case = {"operator": layer.operator, "work": work.replace("_", " "), "shape": layer.shape}
             case |= {"dtype": str(layer.dtype).removeprefix("torch."), "device": layer.device.type}
-            peers = _peers(layer, work, active, division.count, backends, compiled)
+            peers = _peers(layer, work, active, partitioning.num_partitions, backends, compiled)
             passes = 3 if work == "training" else 1
             # Arithmetic and least memory traffic, from which rooflines give the shortest possible time.
             facts = {"flops": passes * layer.flops, "bytes": passes * layer.bytes}
-            setup = partial(Tensors, layer, division)
-            found.append(Workload("speed", {**case, **division.case(), "active": active}, setup, peers, facts))
+            setup = partial(Tensors, layer, partitioning)
+            found.append(Workload("speed", {**case, **partitioning.case(), "active": active}, setup, peers, facts))
     return found
 
 

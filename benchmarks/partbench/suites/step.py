@@ -16,7 +16,7 @@ from torch import Tensor, nn
 import partkernels as pk
 from partbench.measuring.clock import WallClock
 from partbench.measuring.timing import Batch, Missing, Run, Workload
-from partbench.peers.layer import CPU, THREE, Division
+from partbench.peers.layer import CPU, THREE, Partitioning
 from partbench.peers.models import Model, fixup_resnet, loss
 from partbench.peers.operators import obstacles
 from partbench.peers.schemes import inside, nested, partitioned, under, weight, weighted_layers
@@ -51,7 +51,7 @@ class Training:
     model: Model
     batch: int
     samples: int = 1
-    division: Division = THREE
+    partitioning: Partitioning = THREE
     device: torch.device = CPU
     series: str = ""
     place: float = 0
@@ -69,9 +69,9 @@ class Data:
 
 
 def batch(options: Options) -> Batch:
-    preset, division, device = options.preset, options.divisions[0], options.device
+    preset, partitioning, device = options.preset, options.partitionings[0], options.device
     trainings = [
-        Training(options.model(name), batch, samples, division, device) for name, batch, samples in preset.step
+        Training(options.model(name), batch, samples, partitioning, device) for name, batch, samples in preset.step
     ]
     trainings += series(device) if preset.series else []
     found = workloads(trainings, options.backends, paper=preset.paper)
@@ -91,18 +91,18 @@ def workloads(trainings: Iterable[Training], backends: Sequence[str], *, paper: 
     schemes += [("partkernels nested", "nested", "auto"), ("smaller dense", "smaller", "auto")]
     found = []
     for of in trainings:
-        u = of.division.proportions
-        for active in of.actives or range(1, of.division.count + 1):
+        u = of.partitioning.proportions
+        for active in of.actives or range(1, of.partitioning.num_partitions + 1):
             # How often training draws this update, according to Appendix I.1.
             facts = {"share of parameters": u[active - 1]}
             peers = {}
             for name, scheme, backend in schemes:
                 weights = "dense" if name == "dense" else f"{name}, parameters"
                 peers[weights] = partial(_run, of, scheme, backend, active, active)
-                if active < of.division.count:
+                if active < of.partitioning.num_partitions:
                     peers[f"{name}, hyperparameters"] = partial(_run, of, scheme, backend, active, None)
                     facts["share of hyperparameters"] = u[active] / sum(u[1:])
-            if active == 1 and of.division.count > 1:
+            if active == 1 and of.partitioning.num_partitions > 1:
                 peers["dense, iteration"] = partial(_iterations, of, "dense", "auto")
                 trained = {f"partkernels {backend} Trainer": ("partkernels", backend) for backend in backends}
                 trained |= {"partkernels nested one pass": ("nested", "auto")}
@@ -110,7 +110,7 @@ def workloads(trainings: Iterable[Training], backends: Sequence[str], *, paper: 
                     peers[f"{name}, iteration"] = partial(_iterations, of, scheme, backend)
                 facts["share of iteration"] = 1.0
             case = {"model": of.model.name, "batch": of.batch, "samples": of.samples, "optimizer": of.model.optimizer}
-            case |= {"device": of.device.type, **of.division.case(), "active": active}
+            case |= {"device": of.device.type, **of.partitioning.case(), "active": active}
             if of.series:
                 case, facts = case | {"series": of.series}, facts | {"place": of.place}
             found.append(Workload("step", case, partial(_setup, of), peers, facts))
@@ -125,9 +125,9 @@ def _setup(training: Training, seed: int) -> Data:
         if len(training.model.input) == 3:
             affine = hyper.Affine().to(training.device)
             model, narrow = (hyper.Averaged(affine, network, samples=training.samples) for network in networks)
-        partitioned(networks[0], training.division, seed)
+        partitioned(networks[0], training.partitioning, seed)
         try:
-            nested(networks[1], training.division, x[:CHECKED])
+            nested(networks[1], training.partitioning, x[:CHECKED])
         except Missing as error:
             narrow = error
     return Data(model, narrow, x, y)
@@ -172,7 +172,7 @@ def _iterations(training: Training, scheme: str, backend: str, data: Data) -> Ru
     is_nested = scheme in NESTED
     model = _nested(data) if is_nested else data.model
     x, y = training.model.examples(BATCHES * training.batch)
-    proportions, optimizer = training.division.proportions, training.model.optimizer
+    proportions, optimizer = training.partitioning.proportions, training.model.optimizer
     how = {"batch": training.batch, "proportions": proportions, "optimizer": optimizer, "one_pass": is_nested}
     try:
         iterations = Iterations(NESTED.get(scheme, scheme), model, x.to(data.x.device), y.to(data.y.device), **how)
@@ -245,10 +245,12 @@ def _check_close(name: str, mine: Tensor, right: Tensor, usual: Tensor) -> None:
 
 def series(device: torch.device) -> list[Training]:
     """Return trainings of growing width, depth, C or batch, starting from a FixUp ResNet-8 on 64 images; k is 2."""
-    thirds = Division((1 / 3, 1 / 3, 1 / 3))
-    base = Training(fixup_resnet(8), 64, division=thirds, device=device, actives=(2,))
+    thirds = Partitioning((1 / 3, 1 / 3, 1 / 3))
+    base = Training(fixup_resnet(8), 64, partitioning=thirds, device=device, actives=(2,))
     points = [("width", width, replace(base, model=fixup_resnet(8, width))) for width in (1, 2, 4)]
     points += [("depth", depth, replace(base, model=fixup_resnet(depth))) for depth in (8, 14, 20, 32)]
-    points += [("C", count, replace(base, division=Division((1 / count,) * count))) for count in (2, 3, 4, 8, 16, 32)]
+    points += [
+        ("C", count, replace(base, partitioning=Partitioning((1 / count,) * count))) for count in (2, 3, 4, 8, 16, 32)
+    ]
     points += [("batch", batch, replace(base, batch=batch)) for batch in (8, 32, 128, 512)]
     return [replace(training, series=name, place=place) for name, place, training in points]

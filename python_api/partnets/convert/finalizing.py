@@ -16,8 +16,7 @@ from partnets.subnetworks.assignment import padding_of
 from partnets.subnetworks.initial_values import declared, fill
 from partnets.subnetworks.merging import merge, remove, without_ensembles
 from partnets.subnetworks.rules import known_rule, rule_of
-from partnets.subnetworks.state import PartitionState, holder_of, partitioned_modules, state_of
-from partnets.subnetworks.state import num_partitions as count
+from partnets.subnetworks.state import PartitionState, holder_of, num_partitions, partitioned_modules, state_of
 from partnets.utils import seeds
 from partnets.utils.checks import check_at_least
 from partnets.utils.modules import device_of, is_frozen
@@ -90,7 +89,7 @@ def finalize(model: nn.Module, mode: str, *, seed: int = 0, draws: int = 0) -> n
 
 def _fresh(model: nn.Module, seed: int) -> nn.Module:
     """Return a dense copy with initial values."""
-    last = count(model)
+    last = num_partitions(model)
     model, stuck = copy.deepcopy(model), _unpartitioned(model)
     modules = {path: module for path, module in model.named_modules() if state_of(module) is not None}
     states = {module: state_of(module) for module in modules.values()}

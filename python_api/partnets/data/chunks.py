@@ -62,11 +62,6 @@ class Chunks:
         self._ends = [0, *itertools.accumulate(self.sizes)]
 
     @property
-    def count(self) -> int:
-        """The number of chunks C."""
-        return len(self.sizes)
-
-    @property
     def proportions(self) -> tuple[float, ...]:
         """Each chunk's actual share of the examples, u_1..u_C (Appendix I.1)."""
         return tuple(size / len(self.order) for size in self.sizes)
@@ -160,20 +155,20 @@ class Chunks:
         return fetched(self._examples, self.collate, requests, loading)
 
     def __len__(self) -> int:
-        return self.count
+        return len(self.sizes)
 
     def __getitem__(self, k: int) -> Subset:
         return Subset(self.dataset, Indices(self.indices(k)))
 
     def __iter__(self) -> Iterator[Subset]:
-        return (self[k] for k in range(1, self.count + 1))
+        return (self[k] for k in range(1, len(self) + 1))
 
     def __repr__(self) -> str:
         return f"Chunks(sizes={self.sizes})"
 
     def _check(self, k: int) -> None:
-        if isinstance(k, bool) or not isinstance(k, int) or not 1 <= k <= self.count:
-            raise IndexError(f"chunk {k!r}, but there are {self.count} chunks; pass an int in 1..{self.count}.")
+        if isinstance(k, bool) or not isinstance(k, int) or not 1 <= k <= len(self):
+            raise IndexError(f"chunk {k!r}, but there are {len(self)} chunks; pass an int in 1..{len(self)}.")
 
     def _drawn(self, start: int, end: int, batch_size: int, generator: Generator | None) -> Tensor:
         check_at_least(1, batch_size=batch_size)
@@ -353,5 +348,5 @@ def check_chunks(chunks: Chunks) -> None:
 def check_unseen(chunks: Chunks) -> None:
     """Raise ValueError unless some subnetwork has a held-out chunk, and TypeError as in check_chunks."""
     check_chunks(chunks)
-    if chunks.count < 2:
+    if len(chunks) < 2:
         raise ValueError("there is 1 chunk; L_ML needs at least 2, as in chunk(dataset, (0.8, 0.2)).")

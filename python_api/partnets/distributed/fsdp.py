@@ -133,7 +133,7 @@ def _take_up(modules: list[nn.Module], *_) -> None:
                     f"the gradients of partition {before} have not been reduced, and those of {state.update} would be"
                     " added to them; call set_requires_gradient_sync(True) for the last batch of each partition."
                 )
-            if state.narrow is not None and name in state.narrow.owners and state.active != state.count:
+            if state.narrow is not None and name in state.narrow.owners and state.active != state.num_partitions:
                 module._parameters[name] = state.narrow.take(gathered, name, state.active)
 
 

@@ -29,7 +29,7 @@ class Packing:
         self.group, self.bytes = group, 0
         self._parameters = list(model.parameters())
         self._owners = {owner.parameter: owner for owner in partitioned_parameters(model)}
-        self._last = max((owner.state.count for owner in self._owners.values()), default=0)
+        self._last = max((owner.state.num_partitions for owner in self._owners.values()), default=0)
         self._learning: dict[nn.Parameter, set[int]] = {}
         self._reductions: list[tuple[Future[Tensor], Tensor]] = []
         self._has_sent = False
@@ -124,7 +124,7 @@ def _learning(owner: PartitionedParameter | None) -> set[int]:
     if owner.owner is not None:
         return {owner.owner} & {owner.owner if update == PER_EXAMPLE else update}
     if update == PER_EXAMPLE:  # ranks may have other subnetworks
-        return {*range(1, owner.state.count + 1)}
+        return {*range(1, owner.state.num_partitions + 1)}
     return {update} - {None}
 
 

@@ -22,8 +22,7 @@ from partnets.hyper import penalties
 from partnets.hyper.penalty import with_terms
 from partnets.subnetworks.context import subnetwork, trying, whole
 from partnets.subnetworks.parameters import names_of, partitioned_parameters
-from partnets.subnetworks.state import ROWS, state_of
-from partnets.subnetworks.state import num_partitions as count
+from partnets.subnetworks.state import ROWS, num_partitions, state_of
 from partnets.subnetworks.statistics import other_norms
 from partnets.subnetworks.switch import noted, switch_of
 from partnets.utils import random_state
@@ -126,7 +125,7 @@ def leaks(
     with whole(model), trying(model), random_state.preserved(device_of(model)):
         trial = _Trial(model, compute, batch)
         try:
-            return trial.leaks(other, last or count(model))
+            return trial.leaks(other, last or num_partitions(model))
         except _WrittenError as error:
             cure = "compute with the changed value instead, or write into it outside of partnets.subnetwork"
             return [Leak(path, "is changed in a pass, and other subnetworks would see it", cure) for path in error.args]
@@ -152,7 +151,7 @@ class _Trial:
         self.evaluates = self._evaluates()
         if _differing(self._kept(self._both, 1), self._kept(self._both, 1)):
             return [Leak("", "gives a different result each time for the same batch: it has hidden state", APART)]
-        found, parts = {}, count(self.model)
+        found, parts = {}, num_partitions(self.model)
         for k in sorted({1, 2, parts // 2, parts - 1} & set(range(1, parts))):
             clean = self._kept(self._both, k)
             for name in self._changed(clean, partial(self._both, k))[:1]:
@@ -299,7 +298,7 @@ class _Trial:
     @contextmanager
     def _later_weights(self, k: int, factor: float) -> Iterator[None]:
         """Change all entries of partitions above k inside this context, unless the factor is 1."""
-        later = range(k + 1, count(self.model) + 1) if factor != 1 else ()
+        later = range(k + 1, num_partitions(self.model) + 1) if factor != 1 else ()
         kept = [(one, j, one.take(one.stored.detach(), j).clone()) for one in self.parameters for j in later]
 
         @torch.no_grad()

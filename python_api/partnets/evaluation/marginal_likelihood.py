@@ -84,7 +84,7 @@ def lml(
     ):
         if seed is not None:
             random_state.seed_all(seed)  # a data set may use Python's or NumPy's generator
-        for k in range(2, chunks.count + 1):
+        for k in range(2, len(chunks) + 1):
             with subnetwork(model, active=k - 1):
                 found = total_loss(model, chunks[k], loss, **how)[0]
             if math.isnan(found) and not math.isnan(total):

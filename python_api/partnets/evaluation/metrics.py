@@ -19,7 +19,7 @@ from partnets.data.fetching import batches, check_options
 from partnets.evaluation.running_statistics import fresh_statistics
 from partnets.evaluation.same_chunks import adopt_chunks, check_counts, check_same_chunks
 from partnets.subnetworks.context import subnetwork
-from partnets.subnetworks.state import num_partitions as count
+from partnets.subnetworks.state import num_partitions
 from partnets.subnetworks.statistics import warn_of_stale
 from partnets.utils.likelihood import IGNORED, check_mean, no_classes, plain
 from partnets.utils.modules import device_of, evaluating, to_device
@@ -166,7 +166,7 @@ def per_subnetwork(model: nn.Module, metric: Callable[[nn.Module], float]) -> li
         2
     """
     values = []
-    for k in range(1, count(model) + 1):
+    for k in range(1, num_partitions(model) + 1):
         with subnetwork(model, active=k):
             values.append(metric(model))
     return values

@@ -87,7 +87,7 @@ def estimate_statistics(
             random_state.seed_all(0)
             for norm in stale:
                 norm.training = True
-            for k in range(1, chunks.count + 1):
+            for k in range(1, len(chunks) + 1):
                 with subnetwork(model, active=k, update=k):
                     for norm in stale:
                         norm.num_batches_tracked.zero_()

@@ -55,8 +55,8 @@ def check_same_chunks(model: nn.Module, chunks: Chunks) -> None:
 def check_counts(model: nn.Module, chunks: Chunks) -> None:
     """Raise ValueError unless model and chunks have the same C, and TypeError without chunks."""
     check_chunks(chunks)
-    if (count := num_partitions(model)) != chunks.count:
+    if (count := num_partitions(model)) != len(chunks):
         raise ValueError(
-            f"the model has {count} partitions and the data {chunks.count} chunks; pass the same number of"
+            f"the model has {count} partitions and the data {len(chunks)} chunks; pass the same number of"
             " proportions to partnets.partition and partnets.chunk."
         )

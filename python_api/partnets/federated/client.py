@@ -137,8 +137,8 @@ class Client:
         self.data = as_dataset(data)
         if not len(self.data):
             raise ValueError(f"client {number} has no examples; leave it out, or give each client at least one.")
-        if isinstance(chunk, bool) or not isinstance(chunk, int) or not 1 <= chunk <= self.vectors.count:
-            count = self.vectors.count
+        if isinstance(chunk, bool) or not isinstance(chunk, int) or not 1 <= chunk <= self.vectors.num_partitions:
+            count = self.vectors.num_partitions
             raise ValueError(
                 f"chunk={chunk!r} of client {number}, of a model with C={count}; pass an int in 1..{count}."
             )
@@ -146,7 +146,7 @@ class Client:
         self.chunk, self.number = chunk, number
 
     def _check_hyper(self) -> None:
-        if self.hyper and self.vectors.count == 1:
+        if self.hyper and self.vectors.num_partitions == 1:
             raise ValueError(
                 "hyper is given, but the model has one partition, which sees all data: no subnetwork can evaluate ψ."
                 " Partition the model, or pass hyper=None for federated averaging."
@@ -180,7 +180,7 @@ class Client:
         self._try(round)
         learned: dict[str, Tensor] = {}
         losses: dict[int, float] = {}
-        for k in range(self.chunk, vectors.count + 1):
+        for k in range(self.chunk, vectors.num_partitions + 1):
             own = vectors.of_partition(k)
             if not own:
                 continue
@@ -238,7 +238,7 @@ class Client:
             output, y = self.forward(self.model, batch)
             return output, mean(self.loss, output, y)
 
-        if "leaks" in self._to_try and self.vectors.count > 1:
+        if "leaks" in self._to_try and self.vectors.num_partitions > 1:
             refuse_leaks(self.model, draw, compute)
         self._to_try.discard("leaks")
         if "judging" in self._to_try and self.chunk > 1 and self.hyper:

@@ -107,7 +107,7 @@ class Privacy:
             from dp_accounting.rdp import RdpAccountant
         except ImportError as error:
             raise ImportError("Privacy.epsilon needs dp-accounting: pip install 'partkernels[federated]'.") from error
-        sent = max(sum(map(len, vectors.sent_by(chunk))) for chunk in range(1, vectors.count + 1))
+        sent = max(sum(map(len, vectors.sent_by(chunk))) for chunk in range(1, vectors.num_partitions + 1))
         multiplier = self.noise_multiplier / math.sqrt(sent * rounds)
         # Privacy loss distributions are exact, but with little noise they are too long for any memory.
         accountant = PLDAccountant() if multiplier >= LITTLE else RdpAccountant()

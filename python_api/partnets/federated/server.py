@@ -167,7 +167,7 @@ class Server:
 
     def _check(self, update: Update, sender: int) -> None:
         """Raise ValueError unless an update fits the present round."""
-        count, number = self.vectors.count, self.rounds + 1
+        count, number = self.vectors.num_partitions, self.rounds + 1
         integers = {"client": (update.client, 0), "chunk": (update.chunk, 1), "examples": (update.examples, 1)}
         for name, (value, least) in integers.items():
             if isinstance(value, bool) or not isinstance(value, int) or not least <= value < 1 << 53:
@@ -254,7 +254,7 @@ class Server:
         # A fixed order, on which rounding depends: senders' numbers may differ between runs.
         accepted = [accepted[one] for one in sorted(accepted, key=lambda one: (accepted[one].client, one))]
         contributors = {}
-        for k in range(1, self.vectors.count + 1):
+        for k in range(1, self.vectors.num_partitions + 1):
             names = self.vectors.of_partition(k)
             given = [update for update in accepted if update.chunk <= k]
             contributors[k] = len(given) if names else 0

@@ -34,7 +34,7 @@ class Vectors:
         hyper: ψ: one or several modules of partnets.hyper inside the model; None if no ψ is learned.
 
     Attributes:
-        count: C.
+        num_partitions: C.
         lengths: the length of each vector by name: the partitions in order, then ψ.
         dtypes: the dtype of each vector by name.
         hyper: the parameters of ψ.
@@ -56,7 +56,7 @@ class Vectors:
     """
 
     def __init__(self, model: nn.Module, hyper: nn.Module | Iterable[nn.Module] | None = None) -> None:
-        self.model, self.count = model, num_partitions(model)
+        self.model, self.num_partitions = model, num_partitions(model)
         _refuse_statistics(model)
         self.owners = owners(model)
         check_direct(found := find_hyper(model, hyper), "in a federation")
@@ -64,7 +64,7 @@ class Vectors:
         self.hyper = [*dict.fromkeys(parameter for parameter in every if parameter.requires_grad)]
         # The parameters of each vector, each with its partition, or 0 for ψ.
         self._parts: dict[str, list[tuple[nn.Parameter, int]]] = {}
-        for k in range(1, self.count + 1):
+        for k in range(1, self.num_partitions + 1):
             for parameter, owner in self.owners.items():
                 if owner.numel(k):
                     self._parts.setdefault(f"w{k}.{_kind(parameter)}", []).append((parameter, k))
@@ -94,8 +94,8 @@ class Vectors:
         All subnetworks have seen the first chunk, so its clients send no gradient of ψ, unless the model has one
         partition and ψ is learned on the training loss.
         """
-        weights = [name for k in range(chunk, self.count + 1) for name in self.of_partition(k)]
-        return weights, self.of_hyper() if chunk > 1 or self.count == 1 else []
+        weights = [name for k in range(chunk, self.num_partitions + 1) for name in self.of_partition(k)]
+        return weights, self.of_hyper() if chunk > 1 or self.num_partitions == 1 else []
 
     def paths(self) -> set[str]:
         """Return the dotted names of the model's parameters and buffers that have entries of these vectors."""
@@ -209,7 +209,7 @@ class Vectors:
             yield parameter, k, piece.to(parameter.device)
 
     def _fingerprint(self) -> str:
-        found = hashlib.blake2b(repr([self.count, self.lengths]).encode(), digest_size=16)
+        found = hashlib.blake2b(repr([self.num_partitions, self.lengths]).encode(), digest_size=16)
         for path, module in self.model.named_modules():
             # extra_repr of modules with parameters may contain their values.
             said = "" if [*module.parameters(recurse=False)] else module.extra_repr()

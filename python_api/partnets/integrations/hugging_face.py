@@ -295,7 +295,7 @@ class PartitionedTrainer(transformers.Trainer):
         self._estimate_statistics()
         found, size = 0.0, self.args.eval_batch_size
         with random_state.preserved(device_of(self.model)), evaluating(self.model):
-            for k in range(2, chunks.count + 1):
+            for k in range(2, len(chunks) + 1):
                 random_state.seed_all(self.args.seed)  # the same noise in each evaluation
                 with subnetwork(self.model, active=k - 1):
                     for i, batch in enumerate(batches(chunks[k], size, collate=chunks.collate)):

@@ -55,7 +55,7 @@ class PartitionedOptimizer(torch.optim.Optimizer):
     bits.
 
     Attributes:
-        count: C, the number of partitions.
+        num_partitions: C, the number of partitions.
         unserved: settings of torch's optimiser of this kind that this one does not have.
     """
 
@@ -72,7 +72,7 @@ class PartitionedOptimizer(torch.optim.Optimizer):
                 f"{self.kind} got a {type(model).__name__}; pass the model itself, not its parameters: it knows which"
                 " partition owns which entries."
             )
-        self.count = num_partitions(model)
+        self.num_partitions = num_partitions(model)
         self._owners = owners(model)
         check_held(model)
         switch_of(model).hook()
@@ -111,11 +111,11 @@ class PartitionedOptimizer(torch.optim.Optimizer):
 
     def _decays(self, weight_decay: float | Sequence[float]) -> tuple[float, ...]:
         is_one = not isinstance(weight_decay, Iterable) or getattr(weight_decay, "ndim", 1) == 0
-        decays = (weight_decay,) * self.count if is_one else tuple(weight_decay)
-        if len(decays) != self.count or not all(0 <= decay < math.inf for decay in decays):
+        decays = (weight_decay,) * self.num_partitions if is_one else tuple(weight_decay)
+        if len(decays) != self.num_partitions or not all(0 <= decay < math.inf for decay in decays):
             raise ValueError(
-                f"weight_decay={weight_decay}; pass a finite number that is not negative, or {self.count} of them, one"
-                " for each partition."
+                f"weight_decay={weight_decay}; pass a finite number that is not negative, or {self.num_partitions} of"
+                " them, one for each partition."
             )
         return decays
 
@@ -145,14 +145,14 @@ class PartitionedOptimizer(torch.optim.Optimizer):
             RuntimeError: the partition is inactive, or has no gradient, such as after a backward pass of another
                 subnetwork; or the model was moved to another device or dtype after a step. Nothing has changed then.
         """
-        if isinstance(update, bool) or not isinstance(update, int) or not 1 <= update <= self.count:
-            cure = f"pass an int in 1..{self.count}."
+        if isinstance(update, bool) or not isinstance(update, int) or not 1 <= update <= self.num_partitions:
+            cure = f"pass an int in 1..{self.num_partitions}."
             if update is None:  # from loops that step any optimiser
                 cure += (
                     " partnets.step_weights does; for Lightning and Hugging Face's trainer take PartitionedModule or"
                     " PartitionedTrainer of partnets.integrations."
                 )
-            raise ValueError(f"update={update!r}, but there are {self.count} partitions; {cure}")
+            raise ValueError(f"update={update!r}, but there are {self.num_partitions} partitions; {cure}")
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -226,7 +226,7 @@ class PartitionedOptimizer(torch.optim.Optimizer):
         Gradients are read only if the partition was not `update` of a subnetwork since its last step.
         """
         states = {owner.state for owner in self._owners.values()}
-        if update > (active := min((state.active for state in states), default=self.count)):
+        if update > (active := min((state.active for state in states), default=self.num_partitions)):
             raise RuntimeError(
                 f"partition {update} is inactive in subnetwork {active}, which the model is now, so that a step would"
                 " be lost; step outside of partnets.subnetwork."
@@ -361,7 +361,12 @@ class PartitionedOptimizer(torch.optim.Optimizer):
         return group["lr"] / of if of else 1.0
 
     def __getstate__(self) -> dict:
-        own = {"count": self.count, "_owners": self._owners, "_rates": dict(self._rates), "_lrs": self._lrs}
+        own = {
+            "num_partitions": self.num_partitions,
+            "_owners": self._owners,
+            "_rates": dict(self._rates),
+            "_lrs": self._lrs,
+        }
         return {**super().__getstate__(), **own}
 
     def __setstate__(self, state: dict) -> None:
@@ -400,9 +405,11 @@ class PartitionedOptimizer(torch.optim.Optimizer):
             # torch adds "differentiable" to the defaults, but to no group, when it loads or copies a state.
             lacking = self.defaults.keys() - group.keys() - {"differentiable"}
             decays = group.get("weight_decay")
-            if lacking or (decays is not None and (not isinstance(decays, Sequence) or len(decays) != self.count)):
+            if lacking or (
+                decays is not None and (not isinstance(decays, Sequence) or len(decays) != self.num_partitions)
+            ):
                 what = f"no {', '.join(sorted(lacking))}" if lacking else f"weight_decay={decays}"
-                _raise_foreign(f"{what}, and this one is a {self.kind} of {self.count} partitions")
+                _raise_foreign(f"{what}, and this one is a {self.kind} of {self.num_partitions} partitions")
             for index, parameter in zip(group["params"], mine["params"], strict=True):
                 if states.get(index):
                     self._check_state(states[index], parameter, group)

@@ -71,7 +71,7 @@ class PerPartition(PartitionedOptimizer):
     def new_steps(self, parameter, group):
         # Each partition's row: how often it was stepped, and the numbers in torch's state. torch keeps the dtype of
         # 'step' when it loads a state, and casts all else to the parameter's.
-        return torch.zeros(self.count, 1 + len(self._numbers(group)), dtype=torch.float64, device="cpu")
+        return torch.zeros(self.num_partitions, 1 + len(self._numbers(group)), dtype=torch.float64, device="cpu")
 
     def step_entries(self, tensors, state, partition, update, group):
         settings, names, steps = self.settings_of(group, update), self.moments(group), state["step"][update - 1]

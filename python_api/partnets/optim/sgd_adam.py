@@ -127,7 +127,7 @@ class Adam(PartitionedOptimizer):
         return "exp_avg", "exp_avg_sq"
 
     def new_steps(self, parameter, group):
-        return torch.zeros(self.count, dtype=torch.int64, device=parameter.device)
+        return torch.zeros(self.num_partitions, dtype=torch.int64, device=parameter.device)
 
     def _started(self, state, parameter, group):
         state = super()._started(state, parameter, group)

@@ -41,7 +41,7 @@ BIAS_STREAM = 1
 SCHEMES = ("weight", "node")
 
 
-class Division:
+class Assignment:
     """The planned partitions of a module, which `apply` makes.
 
     Args:
@@ -74,7 +74,7 @@ class Division:
         statistics: Sequence[str],
         narrow: Narrow | None,
     ) -> None:
-        self.module, self.proportions, self.count, self.seed = module, proportions, len(proportions), seed
+        self.module, self.proportions, self.num_partitions, self.seed = module, proportions, len(proportions), seed
         self.defaults, self.scheme, self.statistics = defaults, scheme, tuple(statistics)
         self.rule, self.is_known = rule_of(type(module)), known_rule(type(module)) is not None
         self.partitions: dict[str, Partition] = {}
@@ -89,7 +89,7 @@ class Division:
                 continue
             if narrow is not None and name in narrow.owners:
                 ids = narrow.partition(name, parameter.shape)
-                self.partitions[name] = Partition.from_ids(ids, count=self.count).to(parameter.device)
+                self.partitions[name] = Partition.from_ids(ids, num_partitions=self.num_partitions).to(parameter.device)
                 if self.rule.is_weight(name, parameter):
                     self._note_start(name, parameter, stays=True)
                 else:
@@ -114,7 +114,7 @@ class Division:
             self.values[name] = values
             is_fresh = weight.requires_grad and self._looks_drawn(name, weight)
             self.redrawn[name] = weight.is_meta or not weight.any() or is_fresh
-        is_one = self.count == 1  # then the distribution of drawn values is nowhere else
+        is_one = self.num_partitions == 1  # then the distribution of drawn values is nowhere else
         stays = is_one or name not in self.values or isinstance(resolved, Zeros)
         self._note_start(name, self.values.get(name, weight) if is_one else weight, stays)
 
@@ -132,13 +132,15 @@ class Division:
         else:
             outputs = self.rule.outputs(self.module, name, weight)
             of_outputs = Partition.random((1, int(outputs.max()) + 1), self.proportions, seed=seed).ids()[0]
-            partition = Partition.from_ids(of_outputs[outputs].expand(weight.shape).contiguous(), count=self.count)
+            partition = Partition.from_ids(
+                of_outputs[outputs].expand(weight.shape).contiguous(), num_partitions=self.num_partitions
+            )
         padding = padding_of(self.module, weight)
-        if padding is None or self.count == 1:
+        if padding is None or self.num_partitions == 1:
             return partition
         ids = partition.ids()
         ids[padding] = 1  # it never learns, and stays as it is in every subnetwork
-        return Partition.from_ids(ids, count=self.count)
+        return Partition.from_ids(ids, num_partitions=self.num_partitions)
 
     def _resolved(self, name: str, weight: Tensor) -> Defaults:
         if isinstance(self.defaults, Defaults):
@@ -189,14 +191,14 @@ class Division:
     @torch.no_grad()
     def apply(self) -> None:
         """Partition the module."""
-        module, count = self.module, self.count
+        module, num_partitions = self.module, self.num_partitions
         for name, values in self.values.items():
             module._parameters[name].copy_(values)
-        state = PartitionState(count)
+        state = PartitionState(num_partitions)
         setattr(module, ATTRIBUTE, state)
         state.starts = self.starts
         state.lacking = tuple(name for name, parameter in module._parameters.items() if parameter is None)
-        if count == 1:
+        if num_partitions == 1:
             return
         state.narrow, state.statistics = self.narrow, self.statistics
         for name, partition in self.partitions.items():
@@ -204,13 +206,15 @@ class Division:
         for name, is_scale in self.vectors.items():
             state.vectors[name] = is_scale
             vector = module._parameters[name].detach()
-            rows = torch.full((count, *vector.shape), float(is_scale), dtype=vector.dtype, device=vector.device)
+            rows = torch.full(
+                (num_partitions, *vector.shape), float(is_scale), dtype=vector.dtype, device=vector.device
+            )
             rows[0] = vector
             module.register_buffer(name + ROWS, rows)
             noted([PartitionedParameter(module, name)])
         for name in self.statistics:
             value, persists = holder_of(module, name)[name].detach(), name not in module._non_persistent_buffers_set
-            module.register_buffer(name + ROWS, value.expand(count, *value.shape).clone(), persistent=persists)
+            module.register_buffer(name + ROWS, value.expand(num_partitions, *value.shape).clone(), persistent=persists)
             if not is_norm(state):
                 state.initial[name] = value.clone()
         if BATCHES in self.statistics:
@@ -225,14 +229,16 @@ def set_partition(module: nn.Module, name: str, partition: Partition, sizes: Seq
     is_stored, state = isinstance(partition.defaults, Stored), state_of(module)
     state.weights[name] = None if is_stored else partition.defaults
     module.register_buffer(name + MAP, partition.map)
-    module.register_buffer(name + DEFAULTS, numbers_of(partition.defaults, partition.count, math.prod(partition.shape)))
+    module.register_buffer(
+        name + DEFAULTS, numbers_of(partition.defaults, partition.num_partitions, math.prod(partition.shape))
+    )
     if is_stored:
         values = partition.defaults.stored
         if values.is_meta:  # loading a state_dict fills it
             packed = values.new_empty(sum(sizes[1:]))
         else:
             ids = partition.ids()
-            packed = torch.cat([values[ids == k] for k in range(2, partition.count + 1)])
+            packed = torch.cat([values[ids == k] for k in range(2, partition.num_partitions + 1)])
         module.register_buffer(name + STORED, packed)
     state.sums_of_maps.pop(name, None)
     check_map(module, name)

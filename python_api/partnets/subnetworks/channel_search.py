@@ -1,4 +1,4 @@
-"""find_channels: which channels of a model's modules belong together, and can be divided.
+"""find_channels: which channels of a model's modules belong together, and can be partitioned.
 
 torch-pruning's dependency graph (Fang et al., CVPR 2023) proposes groups of channels, or the user declares them. The
 graph takes operations that it does not know for elementwise ones, and users err: each group is tried on the example
@@ -44,7 +44,7 @@ from partnets.utils.random_state import preserved, seed
 from partnets.utils.tree_leaves import content, tensors
 
 ROOTS = (_ConvNd, nn.Linear, nn.Embedding)
-# Where channels cannot be divided anywhere: as 2 or 3 tensors beside each other, or in heads of so many channels.
+# Where channels cannot be partitioned anywhere: as 2 or 3 tensors beside each other, or in heads of so many channels.
 BESIDE, HEADS = (2, 3), (8, 16, 32, 64, 128)
 # A module, a side, indices of channels there, and those of the same channels in the group's first module.
 Entry = tuple[nn.Module, Side, Sequence[int], Sequence[int]]
@@ -73,14 +73,14 @@ def find_channels(
             chosen = _accepted(trials, [alternatives for alternatives in found if alternatives], [])
     if not chosen:
         raise ValueError(
-            f"no channels of this {type(model).__name__} can be divided so that narrower subnetworks run on the"
+            f"no channels of this {type(model).__name__} can be partitioned so that narrower subnetworks run on the"
             " example and leave the others out; declare groups as channels=, or use scheme='weight' or 'node'."
         )
     unused = [path for path, one in model.named_modules() if isinstance(one, ROOTS) and one in among - trials.used]
     if unused:
         warnings.warn(
             f"the example does not use {', '.join(unused[:5])}{' and others' if len(unused) > 5 else ''}, of which no"
-            " channels are divided: code that computes with them and narrow layers will raise an error in narrow"
+            " channels are partitioned: code that computes with them and narrow layers will raise an error in narrow"
             " subnetworks. Pass an example that uses all layers, or remove them if nothing does.",
             stacklevel=4,  # past partition and its decorator
         )
@@ -96,7 +96,7 @@ def find_channels(
 
 
 def _owners(proportions: Sequence[float], measure: str, size: int, beside: int = 1, block: int = 1) -> Tensor:
-    """Return the partition of each of so many channels, which are divided in blocks, in each part beside the others."""
+    """Return the partition of each of `size` channels, in blocks, and the same in each part beside the others."""
     owners = torch.ones(size // beside // block, dtype=torch.uint8, device="cpu")
     for end in widths(len(owners), proportions, measure)[:-1]:
         owners[end:] += 1
@@ -106,7 +106,7 @@ def _owners(proportions: Sequence[float], measure: str, size: int, beside: int =
 def _declared(
     trials: Trials, groups: Sequence[Mapping], among: Collection[nn.Module], owners_of: Callable[..., Tensor]
 ) -> list[Channels]:
-    """Return the groups that the user has declared, divided; raise ValueError if one cannot be."""
+    """Return the groups that the user has declared, partitioned; raise ValueError if one cannot be."""
     chosen: list[Channels] = []
     for number, group in enumerate(groups):
         try:
@@ -121,7 +121,7 @@ def _declared(
         except Whole as error:
             why = str(error)
         if why:
-            raise ValueError(f"channels[{number}] cannot be divided: {why}.")
+            raise ValueError(f"channels[{number}] cannot be partitioned: {why}.")
     return chosen
 
 
@@ -231,7 +231,7 @@ def _traced(trials: Trials) -> list[list[Entry]]:
 def _alternatives(
     trials: Trials, group: list[Entry], among: Collection[nn.Module], owners_of: Callable[..., Tensor]
 ) -> list[Channels]:
-    """Return how a group of channels that belong together may be divided, from the best to the last resort."""
+    """Return how a group of channels that belong together may be partitioned, from the best to the last resort."""
     if all(side == OUT for _, side, *_ in group) or not among.issuperset(module for module, *_ in group):
         return []  # the model's outputs, or a part that stays as it is
     size, norms = len(group[0][2]), [module for module, *_ in group if isinstance(module, nn.GroupNorm)]
@@ -242,7 +242,7 @@ def _alternatives(
             continue
         try:
             channels = _divided(group, owners_of(size, beside, block))
-            joined(trials.model, [channels], trials.count)
+            joined(trials.model, [channels], trials.num_partitions)
         except (Whole, IndexError):  # torch-pruning may relate channels that do not exist
             continue
         found.append(channels)
@@ -250,7 +250,7 @@ def _alternatives(
 
 
 def _divided(group: list[Entry], owners: Tensor) -> Channels:
-    """Return a group's channels, divided by the owners of those of its first module; others belong to partition 1."""
+    """Return a group's channels with the owners of its first module's; others belong to partition 1."""
     if owners.max() == 1:
         raise Whole("partition 1 would have all of them")
     channels: Channels = defaultdict(dict)
@@ -276,7 +276,7 @@ def _size_of(module: nn.Module, side: Side) -> int | None:
 
 
 def _accepted(trials: Trials, groups: list[list[Channels]], chosen: list[Channels]) -> list[Channels]:
-    """Return the chosen groups of channels, and those of the others that can be divided with them."""
+    """Return the chosen groups of channels, and those of the others that can be partitioned with them."""
     if not groups:
         return chosen
     first = chosen + [alternatives[0] for alternatives in groups]
@@ -300,8 +300,8 @@ class Trials:
         used: the modules that the dense model has called, and those that MultiheadAttention uses without calls.
     """
 
-    def __init__(self, model: nn.Module, example: Any, count: int) -> None:
-        self.model, self.example, self.count = model, example, count
+    def __init__(self, model: nn.Module, example: Any, num_partitions: int) -> None:
+        self.model, self.example, self.num_partitions = model, example, num_partitions
         dtypes = [p.dtype for p in model.parameters() if p.is_floating_point()]
         self.tolerance = max((torch.finfo(dtype).eps for dtype in dtypes), default=1e-7) ** 0.5
         self.shapes: dict[bool, list[torch.Size]] = {}
@@ -344,11 +344,11 @@ class Trials:
             return content(_called(model, self.example))
 
     def refusal(self, groups: Iterable[Channels]) -> str:
-        """Return why these groups of channels cannot be divided together; nothing if they can."""
+        """Return why these groups of channels cannot be partitioned together; nothing if they can."""
         try:
-            narrow = joined(self.model, groups, self.count)
+            narrow = joined(self.model, groups, self.num_partitions)
             for mode, shapes in self.shapes.items():
-                for k in range(1, self.count):
+                for k in range(1, self.num_partitions):
                     found, padded = self.run(mode, narrow, k), self.run(mode, narrow, k, is_padded=True)
                     if [one.shape for one in found] != shapes:
                         return f"subnetwork {k} returns tensors of other shapes"

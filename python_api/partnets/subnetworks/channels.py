@@ -1,8 +1,8 @@
 """Nested channels: subnetwork k is the first channels of each layer, and computes with nothing else.
 
 All channels of modules that belong together, such as the outputs of a convolution, the norm after it and the inputs of
-the next one, are divided in order: see channel_search. Inside of subnetwork k < C the modules have narrow parameters,
-which are views of the whole ones.
+the next one, are partitioned in order: see channel_search. Inside of subnetwork k < C the modules have narrow
+parameters, which are views of the whole ones.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ CONV1D = {OUT: ({"weight": 1, "bias": 0}, ("nf",)), IN: ({"weight": 0}, ("nx",))
 
 
 class Whole(Exception):
-    """Channels cannot be divided; the message says why."""
+    """Channels cannot be partitioned; the message says why."""
 
 
 @dataclass
@@ -90,8 +90,8 @@ def widths(size: int, proportions: Sequence[float], measure: str = "channels") -
     Args:
         size: the number of channels of the layer.
         proportions: C numbers that sum to 1.
-        measure: 'channels': of the channels. 'weights': of the weights of a layer whose inputs are divided too, so that
-            subnetwork k has the square root of its share of both.
+        measure: 'channels': of the channels. 'weights': of the weights of a layer whose inputs are partitioned too, so
+            that subnetwork k has the square root of its share of both.
 
     Example:
         >>> widths(64, (0.8, 0.1, 0.1)), widths(64, (0.8, 0.1, 0.1), "weights")
@@ -136,7 +136,7 @@ def place_of(module: nn.Module, side: Side) -> tuple[dict[str, int], tuple[str, 
     return next((place for cls in type(module).__mro__ if (place := PLACES.get((cls, side)))), ({}, ()))
 
 
-def joined(model: nn.Module, groups: Iterable[Channels], count: int) -> dict[nn.Module, Narrow]:
+def joined(model: nn.Module, groups: Iterable[Channels], num_partitions: int) -> dict[nn.Module, Narrow]:
     """Return how the modules of a model are narrowed by several groups of channels.
 
     Raises:
@@ -147,7 +147,7 @@ def joined(model: nn.Module, groups: Iterable[Channels], count: int) -> dict[nn.
         for module, sides in group.items():
             own = channels.setdefault(module, {})
             own.update({side: torch.maximum(own.get(side, owners), owners) for side, owners in sides.items()})
-    made = {module: _narrow_of(module, sides, count) for module, sides in channels.items()}
+    made = {module: _narrow_of(module, sides, num_partitions) for module, sides in channels.items()}
     seen: dict[nn.Parameter, dict[int, list[int]]] = {}
     for module in model.modules():
         for name, parameter in module._parameters.items():
@@ -158,7 +158,7 @@ def joined(model: nn.Module, groups: Iterable[Channels], count: int) -> dict[nn.
     return made
 
 
-def _narrow_of(module: nn.Module, channels: Mapping[Side, Tensor], count: int) -> Narrow:
+def _narrow_of(module: nn.Module, channels: Mapping[Side, Tensor], num_partitions: int) -> Narrow:
     made, kind, groups = Narrow(), type(module).__name__, getattr(module, "groups", 1)
     if groups > 1 and not groups == module.in_channels == module.out_channels:
         raise Whole(f"a {kind} has {groups} groups of channels")
@@ -169,7 +169,7 @@ def _narrow_of(module: nn.Module, channels: Mapping[Side, Tensor], count: int) -
                 made.owners.setdefault(name, {})[dim] = owners
             elif getattr(module, name, None) is not None:
                 raise Whole(f"the {name} of a {kind} is computed from other parameters")
-        numbers: list[Any] = [int((owners <= k).sum()) for k in range(1, count + 1)]
+        numbers: list[Any] = [int((owners <= k).sum()) for k in range(1, num_partitions + 1)]
         made.attributes |= dict.fromkeys(attributes, numbers)
         if "normalized_shape" in attributes:
             if tuple(module.normalized_shape) != (len(owners),):
@@ -178,7 +178,7 @@ def _narrow_of(module: nn.Module, channels: Mapping[Side, Tensor], count: int) -
         if "num_groups" in attributes:
             rows = owners.view(module.num_groups, -1)
             if (rows != rows[:, :1]).any():
-                raise Whole(f"channels would be divided inside of a group of a {kind}")
+                raise Whole(f"channels would be partitioned inside of a group of a {kind}")
             made.attributes["num_groups"] = [number // rows.shape[1] for number in numbers]
         if side == OUT:
             made.outputs = owners

@@ -42,9 +42,9 @@ def computed_parameters(switch: Switch, active: int, update: int | None) -> Iter
                 own, rows = holder_of(module, name), module._buffers[name + ROWS]
                 learns = update is not None and (module.training or not is_norm(state))
                 buffers.append((own, name, own[name], rows, learns))
-                own[name] = own[name].detach().clone() if active == state.count else rows[active - 1].clone()
+                own[name] = own[name].detach().clone() if active == state.num_partitions else rows[active - 1].clone()
         for module, state in zip(switch.modules, switch.states, strict=True):
-            if state.narrow is not None and active != state.count:
+            if state.narrow is not None and active != state.num_partitions:
                 narrow_to(module, active)
                 narrow.append(module)
         yield

@@ -96,9 +96,9 @@ def selected(
 ) -> Iterator[None]:
     """Make a model its subnetwork by its present switch; see subnetwork."""
     if isinstance(active, Tensor) or isinstance(update, Tensor):
-        groups = grouped(active, update, switch.count)
+        groups = grouped(active, update, switch.num_partitions)
         with (
-            _entered(switch, switch.count, PER_EXAMPLE),
+            _entered(switch, switch.num_partitions, PER_EXAMPLE),
             grouping(model, groups, switch, () if hyper else hyperparameters(model)),
             holding({SEVERAL: True}),
         ):
@@ -106,15 +106,18 @@ def selected(
                 state.learned |= {group.update for group in groups if group.update}
             yield
         return
-    _check(switch.count, active, update)
+    _check(switch.num_partitions, active, update)
     withheld = hyperparameters(model) if update is not None and not hyper else ()
     with _entered(switch, active, update, masked), frozen(withheld):
         yield
 
 
-def _check(count: int, active: int, update: int | None) -> None:
-    if type(active) is not int or not 1 <= active <= count:
-        raise ValueError(f"active={active!r}, but this model has {count} partitions; pass an int from 1 to {count}.")
+def _check(num_partitions: int, active: int, update: int | None) -> None:
+    if type(active) is not int or not 1 <= active <= num_partitions:
+        raise ValueError(
+            f"active={active!r}, but this model has {num_partitions} partitions; pass an int from 1 to"
+            f" {num_partitions}."
+        )
     if update is not None and (type(update) is not int or not 1 <= update <= active):
         raise ValueError(f"update={update!r} with active={active}; pass an int from 1 to {active}, or None.")
 
@@ -124,9 +127,12 @@ def _entered(switch: Switch, active: int, update: int | None, masked: bool = Tru
     before = _claimed(switch)
     entry, still, statistics, is_entered = object(), [], [], False
     written, failed = [], None
-    is_outermost, is_whole = all(thread is None for _, _, thread, *_ in before), active == update == switch.count
+    is_outermost, is_whole = (
+        all(thread is None for _, _, thread, *_ in before),
+        active == update == switch.num_partitions,
+    )
     try:
-        if is_outermost and all(one.active == one.count for one in switch.states):
+        if is_outermost and all(one.active == one.num_partitions for one in switch.states):
             switch.prepare()
         still = [] if update == PER_EXAMPLE else switch.still(update)
         switch.move(active)
@@ -155,7 +161,7 @@ def _entered(switch: Switch, active: int, update: int | None, masked: bool = Tru
             put_back(statistics)
         is_crossed = is_entered and any(state.entry is not entry for state in switch.states)
         if is_crossed:
-            before = [(state.count, state.count, None, True, None) for state in switch.states]
+            before = [(state.num_partitions, state.num_partitions, None, True, None) for state in switch.states]
         if is_entered and not is_crossed:
             written = switch.written()
             try:
@@ -248,7 +254,7 @@ def whole(model: nn.Module) -> Iterator[None]:
 def settle(switch: Switch) -> None:
     """Make a model the whole network again, where `resident` has left it in a subnetwork."""
     if all(state.thread is None for state in switch.states):
-        switch.move([state.count for state in switch.states])
+        switch.move([state.num_partitions for state in switch.states])
         switch.note()
 
 

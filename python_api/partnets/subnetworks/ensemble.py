@@ -20,8 +20,8 @@ class Ensemble(nn.Module):
 
     Args:
         networks: torch modules with the same inputs and outputs.
-        count: C; the number of networks if None. If there are fewer networks, later subnetworks are the last network
-            and later partitions are empty.
+        num_partitions: C; the number of networks if None. If there are fewer networks, later subnetworks are the last
+            network and later partitions are empty.
 
     Attributes:
         networks: nn.ModuleList.
@@ -30,8 +30,8 @@ class Ensemble(nn.Module):
         Those of the networks.
 
     Raises:
-        ValueError: there is no network, there are more than count, one is partitioned itself, or two share a trainable
-            parameter or batch normalisation.
+        ValueError: there is no network, there are more than num_partitions, one is partitioned itself, or two share a
+            trainable parameter or batch normalisation.
 
     Example:
         >>> import torch, partnets
@@ -43,11 +43,14 @@ class Ensemble(nn.Module):
         2
     """
 
-    def __init__(self, networks: Sequence[nn.Module], count: int | None = None) -> None:
+    def __init__(self, networks: Sequence[nn.Module], num_partitions: int | None = None) -> None:
         super().__init__()
-        count = len(networks) if count is None else count
-        if not 1 <= len(networks) <= count:
-            raise ValueError(f"there are {len(networks)} networks for {count} partitions; pass 1 to {count} networks.")
+        num_partitions = len(networks) if num_partitions is None else num_partitions
+        if not 1 <= len(networks) <= num_partitions:
+            raise ValueError(
+                f"there are {len(networks)} networks for {num_partitions} partitions; pass 1 to"
+                f" {num_partitions} networks."
+            )
         if any(partitioned_modules(network) for network in networks):
             raise ValueError("a network has partitions itself; pass torch modules, or train it without an Ensemble.")
         _check_apart(networks)
@@ -60,10 +63,10 @@ class Ensemble(nn.Module):
             for module in network.modules():
                 own = [name for name, p in module._parameters.items() if p is not None and p not in shared]
                 if own or isinstance(module, _NormBase):  # norms without parameters follow their network's batches
-                    state = PartitionState(count)
+                    state = PartitionState(num_partitions)
                     state.wholes = dict.fromkeys(own, k)
                     setattr(module, ATTRIBUTE, state)
-        setattr(self, ATTRIBUTE, PartitionState(count))
+        setattr(self, ATTRIBUTE, PartitionState(num_partitions))
 
     def forward(self, *inputs, **named):
         return self._network(state_of(self).active)(*inputs, **named)

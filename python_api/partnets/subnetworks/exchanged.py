@@ -126,7 +126,7 @@ class Weight(Exchanged):
             try:
                 if not numbers.is_meta and int(numbers[5]) != self.parameter.numel():
                     raise ValueError(f"it has {self.parameter.numel()} entries instead of {int(numbers[5])}.")
-                Partition(tuple(self.parameter.shape), self.state.count, map, Zeros())
+                Partition(tuple(self.parameter.shape), self.state.num_partitions, map, Zeros())
             except ValueError as error:
                 raise ValueError(
                     f"the {self.name} of a {type(self.module).__name__} does not fit its partitions, {self.name}{MAP}:"
@@ -146,7 +146,7 @@ class Weight(Exchanged):
                 for whole in (partition.ids().to(parameter.device), defaults)
             )
             index = torch.int32 if parameter.numel() <= INT32_MAX else torch.int64
-            found = [(ids == k).nonzero().view(-1) for k in range(2, self.state.count + 1)]
+            found = [(ids == k).nonzero().view(-1) for k in range(2, self.state.num_partitions + 1)]
             self.starts = [0, *itertools.accumulate(len(places) for places in found)]
             places = torch.cat(found) if found else ids.new_zeros(0, dtype=torch.int64)
             self.places, self.defaults = places.to(index), defaults[places]
@@ -162,7 +162,7 @@ class Weight(Exchanged):
             return map
         key = map.data_ptr(), version(buffer), grad.placements, grad.device
         if key != self._map[0]:
-            partition = Partition._unchecked(tuple(grad.shape), self.state.count, map, Zeros())
+            partition = Partition._unchecked(tuple(grad.shape), self.state.num_partitions, map, Zeros())
             own = local_partition(partition, grad)
             self._map = key, None if own is None else own.map
         return self._map[1]
@@ -196,7 +196,7 @@ class Vector(Exchanged):
     def combined(self) -> Tensor:
         """Return the vector of the whole network; of a DTensor this rank's part."""
         whole = torch.empty_like(self.rows[0])
-        combine_rows([whole], [self.rows], self.state.count, [self.is_product])
+        combine_rows([whole], [self.rows], self.state.num_partitions, [self.is_product])
         return part(whole, self.parameter).to(self.parameter.device)
 
     def check_shape(self) -> None:

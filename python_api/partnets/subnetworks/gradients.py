@@ -39,7 +39,7 @@ def _masked(one: Weight | Vector, grad: Tensor) -> Tensor | None:
 def mask_weight(one: Weight, grad: Tensor) -> Tensor | None:
     """Return the gradient with zeros outside of the partition that learns."""
     state = one.state
-    if state is None or state.count == 1 or state.update == PER_EXAMPLE:
+    if state is None or state.num_partitions == 1 or state.update == PER_EXAMPLE:
         return None
     if not state.masks and not torch.is_grad_enabled():  # gradients of gradients are of masked ones
         return None
@@ -47,14 +47,14 @@ def mask_weight(one: Weight, grad: Tensor) -> Tensor | None:
         return torch.zeros_like(grad)
     if (map := one.map_of(grad)) is None:
         return None
-    selected = select(local(grad), state.update, state.update, map, state.count, dispatch.requested())
+    selected = select(local(grad), state.update, state.update, map, state.num_partitions, dispatch.requested())
     return sharded_like(selected, grad)
 
 
 def mask_vector(one: Vector, grad: Tensor) -> Tensor | None:
     """Return the gradient by the vector of the partition that learns; `.grad` is of one partition at a time."""
     state = one.state
-    if state is None or state.count == 1 or state.update == PER_EXAMPLE:
+    if state is None or state.num_partitions == 1 or state.update == PER_EXAMPLE:
         return None
     update = state.update
     if update is None:

@@ -33,7 +33,7 @@ class PartitionedParameter:
         self.module, self.name, self.parameter = module, name, parameter_of(module, name)
         self.state: PartitionState = state_of(module)
         self.is_vector = name in self.state.vectors
-        self.owner = self.state.wholes.get(name, 1 if self.state.count == 1 else None)
+        self.owner = self.state.wholes.get(name, 1 if self.state.num_partitions == 1 else None)
         self._partition: tuple[tuple, Partition] | None = None
         self._buffer = name + ROWS if self.is_vector else "" if self.owner is not None else name + MAP
 
@@ -45,7 +45,7 @@ class PartitionedParameter:
     @property
     def stored(self) -> Tensor:
         """The tensor with the learned values of all partitions: the parameter, or the rows of a vector."""
-        return self.rows if self.is_vector and self.state.count > 1 else self.parameter
+        return self.rows if self.is_vector and self.state.num_partitions > 1 else self.parameter
 
     def place(self) -> tuple[int, ...]:
         """Return numbers that change if the parameter, its vectors or its map are moved in memory."""
@@ -69,7 +69,7 @@ class PartitionedParameter:
         return self._partition[1]
 
     def _whole(self, map: Tensor) -> Partition:
-        return Partition._unchecked(tuple(self.parameter.shape), self.state.count, map, Zeros())
+        return Partition._unchecked(tuple(self.parameter.shape), self.state.num_partitions, map, Zeros())
 
     def numel(self, k: int) -> int:
         """Return the number of entries of partition k, on all ranks together."""
@@ -103,7 +103,7 @@ class PartitionedParameter:
         All ranks must call it for a vector that is sharded.
         """
         grad = self.parameter.grad if self.owner in (None, k) else None
-        if not self.is_vector or self.state.count == 1:
+        if not self.is_vector or self.state.num_partitions == 1:
             return None if grad is None else local(redistributed(grad, self.parameter))
         if self.state.grads:
             forget_cleared(self)
@@ -119,7 +119,7 @@ class PartitionedParameter:
         """Set the gradient for a step of partition k, from a vector; keep those of other partitions."""
         parameter, state = self.parameter, self.state
         state.learned.add(k)
-        if self.is_vector and state.count > 1:
+        if self.is_vector and state.num_partitions > 1:
             turn_gradient(self, k)
             state.grads.get(self.name, {}).pop(k, None)
             parameter.grad = values.view_as(parameter).clone()
@@ -137,7 +137,7 @@ class PartitionedParameter:
     @torch.no_grad()
     def combine(self, into: Tensor | None = None) -> None:
         """Set the parameter to the sum or product of its vectors, after they were changed."""
-        if self.is_vector and self.state.count > 1:
+        if self.is_vector and self.state.num_partitions > 1:
             into = self.parameter if into is None else into
             combined = torch.empty_like(self.rows[0]) if is_sharded(into) else into.detach()
             combine_rows([combined], [self.rows], self.state.active, [self.state.vectors[self.name]])
@@ -158,7 +158,7 @@ def combine_all(parameters: Sequence[PartitionedParameter], made: dict[tuple, Ex
     """
     groups: dict[tuple, list[PartitionedParameter]] = defaultdict(list)
     for one in parameters:
-        if one.is_vector and one.state.count > 1:
+        if one.is_vector and one.state.num_partitions > 1:
             if is_sharded(one.parameter):
                 one.combine()
             else:
@@ -186,7 +186,7 @@ def partitioned_parameters(model: nn.Module) -> list[PartitionedParameter]:
     found, seen = [], set()
     for module in partitioned_modules(model):
         state = state_of(module)
-        for name in (*state.weights, *state.vectors, *state.wholes) if state.count > 1 else learned(module):
+        for name in (*state.weights, *state.vectors, *state.wholes) if state.num_partitions > 1 else learned(module):
             if id(parameter_of(module, name)) not in seen:
                 seen.add(id(parameter_of(module, name)))
                 found.append(PartitionedParameter(module, name))

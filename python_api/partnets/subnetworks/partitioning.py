@@ -16,7 +16,7 @@ import partkernels
 from partkernels import Zeros
 from partkernels.arguments import check_seed, sizes
 from partnets.hyper import Hyperparameter
-from partnets.subnetworks.assignment import SCHEMES, Division, drawn_entries
+from partnets.subnetworks.assignment import SCHEMES, Assignment, drawn_entries
 from partnets.subnetworks.channel_search import find_channels
 from partnets.subnetworks.channels import MEASURES, Narrow
 from partnets.subnetworks.initial_values import looks_learned
@@ -90,10 +90,10 @@ def partition(
             partnets.subnetworks.channels.
         example: for 'nested', an input with which the model is called to find the channels, and to check that narrow
             subnetworks run: a tensor, a tuple of arguments, or a dict of arguments by name.
-        channels: for 'nested', groups of channels that are divided alike. Each is a dict of dotted paths: 'outputs' of
-            layers and norms that return the channels, and of parameters that are added to them; 'inputs' of layers that
-            take them. If 'block' is a number, so many channels stay together, such as those of a head. Other channels
-            are in all subnetworks. If None, torch-pruning finds the groups.
+        channels: for 'nested', groups of channels that are partitioned alike. Each is a dict of dotted paths: 'outputs'
+            of layers and norms that return the channels, and of parameters that are added to them; 'inputs' of layers
+            that take them. If 'block' is a number, so many channels stay together, such as those of a head. Other
+            channels are in all subnetworks. If None, torch-pruning finds the groups.
         proportions_of: for 'nested': 'channels' if the proportions are shares of each layer's channels, 'weights' if
             they are shares of its weights; the shares of channels are then square roots. Numbers of channels are
             rounded to multiples of 16, 8, 4 or 2 if there are many.
@@ -153,8 +153,8 @@ def partition(
             found = {path: module for path, module in model.named_modules() if module in {*found.values(), *narrow}}
     chosen = "seed" if defaults is None else defaults
     options = {"defaults": chosen, "scheme": scheme, "frozen": frozen}
-    divisions = {
-        path: Division(
+    assignments = {
+        path: Assignment(
             module,
             proportions,
             seed=seeds.derived(seed, path),
@@ -164,23 +164,23 @@ def partition(
         )
         for path, module in found.items()
     }
-    tied = _tied(divisions)
-    _check_weight_norms(divisions)
+    tied = _tied(assignments)
+    _check_weight_norms(assignments)
     if defaults is None:
-        _warn_of_lost(divisions, tied)
-    for division in divisions.values():
-        division.apply()
-    for first, first_name, division, name in tied:
-        share(first.module, first_name, division.module, name)
+        _warn_of_lost(assignments, tied)
+    for assignment in assignments.values():
+        assignment.apply()
+    for first, first_name, assignment, name in tied:
+        share(first.module, first_name, assignment.module, name)
     switch_of(model)  # which remembers where partitioned modules are
     return model
 
 
-def _check_weight_norms(divisions: dict[str, Division]) -> None:
+def _check_weight_norms(assignments: dict[str, Assignment]) -> None:
     """Raise ValueError where weight_norm would divide by 0: all entries of an output are inactive, and 0."""
-    for path, division in divisions.items():
-        norm = next((one for one in division.module.children() if isinstance(one, _WeightNorm)), None)
-        partition = division.partitions.get("original1")
+    for path, assignment in assignments.items():
+        norm = next((one for one in assignment.module.children() if isinstance(one, _WeightNorm)), None)
+        partition = assignment.partitions.get("original1")
         if norm is None or partition is None or partition.is_meta or not isinstance(partition.defaults, Zeros):
             continue
         ids = partition.ids()
@@ -358,28 +358,28 @@ def _check_parameters(model: nn.Module, found: dict[str, nn.Module], skipped: se
         raise ValueError(f"{both[0]} is a parameter of a skipped module too; skip all of the modules that share it.")
 
 
-def _tied(divisions: dict[str, Division]) -> list[tuple[Division, str, Division, str]]:
+def _tied(assignments: dict[str, Assignment]) -> list[tuple[Assignment, str, Assignment, str]]:
     """Return each tied parameter: the place where it is partitioned, and another place."""
-    first: dict[int, tuple[str, Division, str]] = {}
+    first: dict[int, tuple[str, Assignment, str]] = {}
     tied = []
-    for path, division in divisions.items():
-        for name in [*division.partitions, *division.vectors]:
-            parameter = division.module._parameters[name]
+    for path, assignment in assignments.items():
+        for name in [*assignment.partitions, *assignment.vectors]:
+            parameter = assignment.module._parameters[name]
             key = id(parameter)
             if key not in first:
-                first[key] = path, division, name
+                first[key] = path, assignment, name
                 continue
             first_path, other, other_name = first[key]
             kinds = [
-                (name in one.partitions, one.vectors.get(of)) for one, of in ((other, other_name), (division, name))
+                (name in one.partitions, one.vectors.get(of)) for one, of in ((other, other_name), (assignment, name))
             ]
             if kinds[0] != kinds[1]:
                 raise ValueError(
                     f"modules share a parameter: {first_path}.{other_name} = {path}.{name}. As what these are, they"
                     " cannot share a partition; give each a parameter of its own, or skip both."
                 )
-            tied.append((other, other_name, division, name))
-            division.values.pop(name, None)
+            tied.append((other, other_name, assignment, name))
+            assignment.values.pop(name, None)
     return tied
 
 
@@ -396,13 +396,15 @@ def share(first: nn.Module, first_name: str, other: nn.Module, name: str) -> Non
         two.sums_of_maps[name] = one.sums_of_maps[first_name]
 
 
-def _warn_of_lost(divisions: dict[str, Division], tied: list) -> None:
-    drawn = {id(d.module._parameters[name]) for d in divisions.values() for name, ok in d.redrawn.items() if ok}
+def _warn_of_lost(assignments: dict[str, Assignment], tied: list) -> None:
+    drawn = {id(d.module._parameters[name]) for d in assignments.values() for name, ok in d.redrawn.items() if ok}
     paths = [
         path
-        for path, division in divisions.items()
-        if division.declared is None
-        and any(not ok and id(division.module._parameters[name]) not in drawn for name, ok in division.redrawn.items())
+        for path, assignment in assignments.items()
+        if assignment.declared is None
+        and any(
+            not ok and id(assignment.module._parameters[name]) not in drawn for name, ok in assignment.redrawn.items()
+        )
     ]
     if paths:
         warnings.warn(

@@ -29,18 +29,18 @@ class Group(NamedTuple):
     rows: list[int]
 
 
-def grouped(active: Tensor | int, update: Tensor | int | None, count: int) -> list[Group]:
+def grouped(active: Tensor | int, update: Tensor | int | None, num_partitions: int) -> list[Group]:
     """Return groups of examples with the same active subnetwork and the same learning partition.
 
     Args:
         active, update: those of partnets.subnetwork; one of them is a tensor.
-        count: C.
+        num_partitions: C.
 
     Raises:
         ValueError: a tensor does not contain whole numbers, one for each example, or a number is out of range.
 
     Example:
-        >>> grouped(torch.tensor([2, 1, 2]), torch.tensor([2, 0, 2]), count=2)
+        >>> grouped(torch.tensor([2, 1, 2]), torch.tensor([2, 0, 2]), num_partitions=2)
         [Group(active=1, update=None, rows=[1]), Group(active=2, update=2, rows=[0, 2])]
     """
     given = _numbers("active", active), _numbers("update", update)
@@ -52,12 +52,14 @@ def grouped(active: Tensor | int, update: Tensor | int | None, count: int) -> li
     (examples,) = lengths
     actives, updates = (numbers if isinstance(numbers, list) else [numbers] * examples for numbers in given)
     for row, (k, learning) in enumerate(zip(actives, updates, strict=True)):
-        if not 1 <= k <= count:
-            raise ValueError(f"active of example {row} is {k}; pass 1..{count}, of the {count} partitions.")
+        if not 1 <= k <= num_partitions:
+            raise ValueError(
+                f"active of example {row} is {k}; pass 1..{num_partitions}, of the {num_partitions} partitions."
+            )
         if not 0 <= learning <= k:
             raise ValueError(f"update of example {row} is {learning}; pass 1..{k}, up to its active, or 0 for none.")
     if not examples:
-        return [Group(count, None, [])]
+        return [Group(num_partitions, None, [])]
     pairs = list(zip(actives, updates, strict=True))
     order = sorted(range(examples), key=pairs.__getitem__)
     return [Group(k, learning or None, list(rows)) for (k, learning), rows in groupby(order, key=pairs.__getitem__)]

@@ -72,7 +72,7 @@ def _before_loading(module: nn.Module, state_dict: dict, prefix: str, *rest) -> 
 def _whole_state(module: nn.Module) -> PartitionState:
     """Return a module's state; raise RuntimeError while a subnetwork is active."""
     state = state_of(module)
-    if state.thread is not None or state.active != state.count:
+    if state.thread is not None or state.active != state.num_partitions:
         raise RuntimeError(
             f"the model is subnetwork {state.active} now, whose state_dict lacks the entries of other partitions; take"
             " or load it outside of partnets.subnetwork."
@@ -91,20 +91,20 @@ def _fault(module: nn.Module, name: str, saved: dict[str, Tensor | None], prefix
         )
     if map is not None and not is_sharded(map) and not is_sharded(own) and map.shape == own.shape:
         try:
-            Partition(tuple(weight.shape), state.count, map.contiguous(), Zeros())
+            Partition(tuple(weight.shape), state.num_partitions, map.contiguous(), Zeros())
         except ValueError as error:
             return f"{MAP}: {error}"
         if state.narrow is not None and name in state.narrow.owners:
             ids = state.narrow.partition(name, weight.shape)
-            if not torch.equal(map.cpu(), Partition.from_ids(ids, count=state.count).map):
+            if not torch.equal(map.cpu(), Partition.from_ids(ids, num_partitions=state.num_partitions).map):
                 raise RuntimeError(
                     f"{prefix}{name}{MAP} has other partitions than those of this model's nested channels; partition"
                     " the model as the saved one was."
                 )
     if numbers is None or is_sharded(numbers) or numbers.shape != (6,) or numbers.is_meta:
         return None
-    if (count := int(numbers[4])) != state.count:
-        return f"{MAP} has {count} partitions; this model has {state.count}."
+    if (count := int(numbers[4])) != state.num_partitions:
+        return f"{MAP} has {count} partitions; this model has {state.num_partitions}."
     is_stored = defaults_of(numbers) is None
     if is_stored != (name + STORED in module._buffers):
         kinds = ("stored defaults", "other ones") if is_stored else ("no stored defaults", "some")

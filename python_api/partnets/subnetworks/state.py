@@ -49,7 +49,7 @@ class PartitionState:
     """The partitions of one module.
 
     Attributes:
-        count: C, the number of partitions.
+        num_partitions: C, the number of partitions.
         weights: the names of parameters whose entries belong to partitions, with their defaults; None where stored.
         vectors: the names of parameters with a vector for each partition; whether these are multiplied, not added.
         statistics: the names of buffers and frozen parameters with a separate value for each subnetwork.
@@ -76,8 +76,8 @@ class PartitionState:
         "learned_from",
     )
 
-    def __init__(self, count: int) -> None:
-        self.count = count
+    def __init__(self, num_partitions: int) -> None:
+        self.num_partitions = num_partitions
         self.weights: dict[str, Defaults | None] = {}
         self.vectors: dict[str, bool] = {}
         self.statistics: tuple[str, ...] = ()
@@ -91,15 +91,15 @@ class PartitionState:
         # Initial distributions of parameters where they are not torch's; initial statistics of stateful modules.
         self.starts: dict[str, Any] = {}
         self.initial: dict[str, Tensor] = {}
-        self.active: int = count
-        self.update: int | None = count
+        self.active: int = num_partitions
+        self.update: int | None = num_partitions
         self.thread: int | None = None
         self.entry: object | None = None
         self.masks = True
         # The number of running calls of models with the module; the subnetwork that computed last, and the partition
         # that learned: see guard.
         self.running = 0
-        self.called: tuple[int, int | None] = count, count
+        self.called: tuple[int, int | None] = num_partitions, num_partitions
         # The address and version of the buffers that `weights` was read from, by the weights' names.
         self.defaults_read: dict[str, tuple[int, int]] = {}
         # The sums of maps by the weights' names, to see whether others have written into them; shared by tied weights.
@@ -121,11 +121,11 @@ class PartitionState:
         self.unscaled: set[str] = set()
 
     def __reduce__(self):
-        if self.thread is not None or self.active != self.count:
+        if self.thread is not None or self.active != self.num_partitions:
             raise RuntimeError(
                 f"the model is subnetwork {self.active} now; copy or save it outside of partnets.subnetwork."
             )
-        return PartitionState, (self.count,), {name: getattr(self, name) for name in self.KEPT}
+        return PartitionState, (self.num_partitions,), {name: getattr(self, name) for name in self.KEPT}
 
 
 def parameter_of(module: nn.Module, name: str) -> nn.Parameter:
@@ -202,7 +202,7 @@ def num_partitions(model: nn.Module) -> int:
     Raises:
         ValueError: the model is not partitioned, or its modules differ in C.
     """
-    counts = {state_of(module).count for module in partitioned_modules(model)}
+    counts = {state_of(module).num_partitions for module in partitioned_modules(model)}
     if not counts:
         raise ValueError(
             f"this {type(model).__name__} has no partitions; make them with partnets.partition(model, proportions)."
@@ -224,13 +224,13 @@ def partition_of(module: nn.Module, name: str) -> Partition:
     defaults, map = state.weights[name], local(module._buffers[name + MAP])
     if defaults is None:
         whole = torch.zeros(weight.shape, dtype=weight.dtype, device=weight.device)
-        partition = Partition._unchecked(tuple(weight.shape), state.count, map, Zeros())
+        partition = Partition._unchecked(tuple(weight.shape), state.num_partitions, map, Zeros())
         ids = partition.ids()
         stored = local(module._buffers[name + STORED]).split(partition.sizes()[1:])
         for k, values in enumerate(stored, 2):
             whole[ids == k] = values
         defaults = Stored(whole)
-    return Partition._unchecked(tuple(weight.shape), state.count, map, defaults)
+    return Partition._unchecked(tuple(weight.shape), state.num_partitions, map, defaults)
 
 
 def read_defaults(module: nn.Module, name: str) -> None:
@@ -257,16 +257,16 @@ def check_map(module: nn.Module, name: str) -> None:
         )
 
 
-def numbers_of(defaults: Defaults, count: int, entries: int) -> Tensor:
+def numbers_of(defaults: Defaults, num_partitions: int, entries: int) -> Tensor:
     """Return a weight's defaults as the six int64 numbers that a state_dict stores; the inverse is `defaults_of`.
 
     They are the kind (an index of KINDS), the bits of the scale or standard deviation as a float64, the seed, the
-    stream, the number of partitions `count`, and the number of the weight's entries.
+    stream, the number of partitions `num_partitions`, and the number of the weight's entries.
     """
     scale = getattr(defaults, "scale", getattr(defaults, "std", 0.0))
     (bits,) = struct.unpack("<q", struct.pack("<d", scale))
     values = KINDS.index(type(defaults)), bits, getattr(defaults, "seed", 0), getattr(defaults, "stream", 0)
-    return torch.tensor([*values, count, entries], dtype=torch.int64, device="cpu")
+    return torch.tensor([*values, num_partitions, entries], dtype=torch.int64, device="cpu")
 
 
 def defaults_of(numbers: Tensor) -> Defaults | None:
@@ -276,7 +276,7 @@ def defaults_of(numbers: Tensor) -> Defaults | None:
         ValueError: the kind is unknown.
 
     Example:
-        >>> defaults_of(numbers_of(Uniform(0.5, seed=3), count=2, entries=12))
+        >>> defaults_of(numbers_of(Uniform(0.5, seed=3), num_partitions=2, entries=12))
         Uniform(scale=0.5, seed=3, stream=0)
     """
     kind, bits, seed, stream, *_ = numbers.tolist()
@@ -326,7 +326,7 @@ def weights_of(model: nn.Module) -> Iterator[tuple[nn.Module, str]]:
 def inside(model: nn.Module) -> bool:
     """Return whether a model is inside of partnets.subnetwork, or left in a subnetwork."""
     states = [state_of(module) for module in partitioned_modules(model)]
-    return any(state.thread is not None or state.active != state.count for state in states)
+    return any(state.thread is not None or state.active != state.num_partitions for state in states)
 
 
 def partitions(model: nn.Module) -> dict[str, Partition]:

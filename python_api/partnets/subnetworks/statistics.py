@@ -58,7 +58,7 @@ def batches_of(norm: nn.Module) -> int:
     own = norm._buffers[name]
     if own is None or own.is_meta:
         return UNKNOWN_AT
-    if state.count == 1:
+    if state.num_partitions == 1:
         return _sum_of_bits(own)
     rows = norm._buffers[name + ROWS]
     if own.shape != rows.shape[1:]:  # narrow
@@ -68,7 +68,7 @@ def batches_of(norm: nn.Module) -> int:
 
 def is_stale(norm: nn.Module) -> bool:
     """Return whether a partition has learned since the running statistics of a module were estimated or loaded."""
-    return state_of(norm).count > 1 and int(norm._buffers[ESTIMATED][0]) != batches_of(norm)
+    return state_of(norm).num_partitions > 1 and int(norm._buffers[ESTIMATED][0]) != batches_of(norm)
 
 
 def hold_statistics(norm: nn.Module, weights: int = 0) -> None:
@@ -77,14 +77,14 @@ def hold_statistics(norm: nn.Module, weights: int = 0) -> None:
     Args:
         weights: the sum_of_weights of the model; 0 if it is unknown.
     """
-    if state_of(norm).count > 1:
+    if state_of(norm).num_partitions > 1:
         norm._buffers[ESTIMATED].copy_(torch.tensor([batches_of(norm), weights], device="cpu"))
 
 
 def stale_norms(model: nn.Module) -> dict[str, nn.Module]:
     """Return the modules with running statistics older than the weights, by their paths."""
     norms = {path: m for path, m in model.named_modules() if (state := state_of(m)) and BATCHES in state.statistics}
-    norms = {path: norm for path, norm in norms.items() if state_of(norm).count > 1}
+    norms = {path: norm for path, norm in norms.items() if state_of(norm).num_partitions > 1}
     known = {path: int(norm._buffers[ESTIMATED][1]) for path, norm in norms.items()}
     # The stored checksum is that of the whole network; inside a subnetwork it cannot be computed.
     present = sum_of_weights(model) if any(known.values()) and not inside(model) else 0
@@ -124,7 +124,7 @@ def _sum_of_bits(tensor: torch.Tensor) -> int:
 def outdate_statistics(model: nn.Module) -> None:
     """Mark statistics as stale, because the layers before the norms have changed."""
     for norm in partitioned_norms(model):
-        if norm.training and state_of(norm).count > 1:
+        if norm.training and state_of(norm).num_partitions > 1:
             norm._buffers[ESTIMATED].fill_(UNKNOWN_AT)
 
 

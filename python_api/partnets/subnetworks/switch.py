@@ -70,7 +70,7 @@ class Switch:
         self.weights = [one for one in found.values() if isinstance(one, Weight)]
         self.vectors = [one for one in found.values() if isinstance(one, Vector)]
         self.exchanged = [*self.weights, *self.vectors]
-        self.count = num_partitions(model)
+        self.num_partitions = num_partitions(model)
         of_state = list(zip(self._modules, self.states, range(len(modules)), strict=True))
         self._with_statistics = [(module, i) for module, state, i in of_state if state.statistics]
         self._narrow = [module for module, state, _ in of_state if state.narrow is not None]
@@ -165,7 +165,7 @@ class Switch:
             if not one.is_unchanged():
                 self._agree(one)
         ones, combined, exchange = self._check_of
-        exchange(self.count)
+        exchange(self.num_partitions)
         for one, whole in zip(ones, combined, strict=True):
             if not torch.equal(one.whole, whole):
                 self._agree(one, is_seen=False)
@@ -305,7 +305,7 @@ class Switch:
         self.widen()
         for reference in self._narrow:
             module = reference()
-            if (active := state_of(module).active) != self.count:
+            if (active := state_of(module).active) != self.num_partitions:
                 narrow_to(module, active)
 
     def still(self, update: int | None) -> list[nn.Parameter]:

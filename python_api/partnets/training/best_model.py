@@ -20,7 +20,7 @@ class Best:
         step: the step of the highest L_ML; 0 before the first evaluation.
         lml: the highest L_ML, in nats.
         state: a copy of each parameter and buffer, by dotted name.
-        division: the fingerprint of the partitions, division(model). If it changes, as by load_state_dict, the next
+        assignment: the fingerprint of the partitions, assignment(model). If it changes, as by load_state_dict, the next
             evaluation replaces the best.
 
     Example:
@@ -35,14 +35,14 @@ class Best:
     step: int = 0
     lml: float = -float("inf")
     state: dict[str, Tensor] = field(default_factory=dict)
-    division: str = ""
+    assignment: str = ""
 
     def offer(self, model: nn.Module, step: int, lml: float) -> bool:
         """Keep a copy of the model and return True if its L_ML is higher than before or partitions have moved."""
-        now = division(model)
-        if not lml > self.lml and (self.division == now or not self.state):
+        now = assignment(model)
+        if not lml > self.lml and (self.assignment == now or not self.state):
             return False
-        self.step, self.lml, self.division = step, lml, now
+        self.step, self.lml, self.assignment = step, lml, now
         self.state = copies(model)
         return True
 
@@ -55,7 +55,7 @@ class Best:
         """
         if not self.state:
             raise ValueError("no state has been kept; evaluate L_ML first, as Trainer(..., lml_every=100) does.")
-        if self.division not in ("", division(model)):
+        if self.assignment not in ("", assignment(model)):
             raise ValueError(
                 f"the best state is of step {self.step}, and partitions have moved since, as by load_state_dict: its"
                 " weights would belong to other partitions and carry later chunks into earlier ones. Evaluate L_ML"
@@ -65,7 +65,7 @@ class Best:
             tensor.copy_(self.state[name])
 
 
-def division(model: nn.Module) -> str:
+def assignment(model: nn.Module) -> str:
     """Return a fingerprint of the maps of entries to partitions; "" if the model has no maps."""
     maps = hashlib.sha256()
     found = [module._buffers[name + MAP] for module, name in weights_of(model)]

@@ -69,8 +69,8 @@ def held_out(
     if not isinstance(validation, float | int):
         data, sizes = _joined(as_dataset(data), as_dataset(validation))
         indices = range(sizes[0]), range(sizes[0], sum(sizes))
-        return Ensemble([model], count=2), chunk(data, indices=indices, **options)
-    return Ensemble([model], count=2), chunk(data, (1 - validation, validation), **options)
+        return Ensemble([model], num_partitions=2), chunk(data, indices=indices, **options)
+    return Ensemble([model], num_partitions=2), chunk(data, (1 - validation, validation), **options)
 
 
 def _joined(first: Dataset, second: Dataset) -> tuple[Dataset, list[int]]:

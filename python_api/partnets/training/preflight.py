@@ -45,10 +45,10 @@ def check_leaks(
         batch_size: the training's batch size; at most AUDITED examples on each rank are used.
         sampling: the subnetworks' shares of the steps, 0 for those that do not learn; empty if all learn.
     """
-    if chunks.count == 1:
+    if len(chunks) == 1:
         return
     generator, size = Generator().manual_seed(0), min(batch_size, AUDITED * chunks.ranks)
-    last = max((k for k, share in enumerate(sampling, start=1) if share), default=chunks.count)
+    last = max((k for k, share in enumerate(sampling, start=1) if share), default=len(chunks))
     refuse_leaks(model, lambda: chunks.sample(2, size, generator), compute, last)
 
 
@@ -257,5 +257,5 @@ def check_finite(loss: Tensor, what: str) -> None:
     if not math.isfinite(value := loss.item()):
         raise FloatingPointError(
             f"the loss of {what} is {value}. Look for inputs that are not finite, a learning rate that is too high"
-            " (clip= helps), and logarithms or divisions in the loss."
+            " (clip= helps), and logarithms or assignments in the loss."
         )

@@ -18,7 +18,7 @@ from partnets.hyper import Hyperparameter, hyperparameters, penalties
 from partnets.hyper.penalty import penalised
 from partnets.optim.base import PartitionedOptimizer, check_partitioned
 from partnets.subnetworks.context import selected, subnetwork
-from partnets.subnetworks.state import num_partitions as count
+from partnets.subnetworks.state import num_partitions
 from partnets.subnetworks.statistics import following_norms, other_norms, outdate_statistics
 from partnets.subnetworks.switch import Switch, switch_of
 from partnets.utils.modules import evaluating, is_sharded
@@ -61,7 +61,7 @@ def hyper_learning(model: nn.Module, k: int) -> Iterator[None]:
     Raises:
         ValueError: k is out of range.
     """
-    check_k(count(model), k, least=2)
+    check_k(num_partitions(model), k, least=2)
     with subnetwork(model, active=k - 1, update=None), evaluating(*following_norms(model)):
         yield
 
@@ -127,7 +127,7 @@ def step_weights(
     """
     check_partitioned(optimizer)
     switch = switch_of(model)
-    check_k(switch.count, k, least=1)
+    check_k(switch.num_partitions, k, least=1)
     check_clip(clip)
     _check_all_known(model, optimizer)
     optimizer.zero_grad()
@@ -236,7 +236,7 @@ def checked_weights(
         raise ValueError(f"batches is {_kind(batches)}; pass {{k: a batch of D_k}}, with k from 2 on.")
     if isinstance(optimizer, PartitionedOptimizer):
         raise ValueError(f"optimizer is a {type(optimizer).__name__} of partitions; pass one of torch.optim, of ψ.")
-    check_k(count(model), *batches, least=2)
+    check_k(num_partitions(model), *batches, least=2)
     known = set(model.parameters())
     if strange := [parameter for parameter in parameters_of(optimizer) if parameter not in known]:
         raise ValueError(

@@ -147,7 +147,7 @@ class Trainer:
         self.hyper = find_hyper(model, hyper)
         self.strategy = self._make_strategy(hyper_gradient, hyper is None or bool(self.hyper))
         self.hyper_gradient = {path: self.strategy.chosen.get(module) for path, module in self.hyper.items()}
-        if hyper is None and self.needs_unseen and chunks.count > 1:
+        if hyper is None and self.needs_unseen and len(chunks) > 1:
             preflight.warn_of_forgotten(model)
 
         preflight.check_learns(model, loss)
@@ -156,7 +156,7 @@ class Trainer:
         self.loss, self.hyper_loss = loss, plain(loss) if hyper_loss is None else hyper_loss
         if (self.hyper and self.needs_unseen) or self.settings.lml_every:
             check_unseen(chunks)
-        self._judges = chunks.count > 1 and self.needs_unseen and bool(self.hyper or self.settings.lml_every)
+        self._judges = len(chunks) > 1 and self.needs_unseen and bool(self.hyper or self.settings.lml_every)
         if self._judges:
             check_loss(self.hyper_loss)
             preflight.warn_of_proportions(model, chunks.proportions)
@@ -174,7 +174,7 @@ class Trainer:
         if self.settings.sampling is None:
             self.settings.sampling = chunks.proportions
         owned = partitioned_parameters(model)
-        self.settings.check_sampling([any(one.numel(k) for one in owned) for k in range(1, chunks.count + 1)])
+        self.settings.check_sampling([any(one.numel(k) for one in owned) for k in range(1, len(chunks) + 1)])
         _ = self._parts, self._hyper_parts, self.values()  # these raise if a part is empty, or has no values
         self.generator = torch.Generator().manual_seed(self.settings.seed)
         self.history = History()

@@ -121,7 +121,7 @@ def make_problem(
     dtype = next((p.dtype for p in network.parameters() if p.is_floating_point()), torch.get_default_dtype())
     dataset, options = _as_data(data, dtype), {} if collate is None else {"collate": collate}
     chunks = chunk(dataset, proportions, seed=seed, groups=groups, stratify=stratify, **options)
-    if chunks.count < 2:
+    if len(chunks) < 2:
         raise ValueError(f"proportions={tuple(proportions)}; pass two or more: unseen data judge the trainings.")
     device = device_of(network) if device is None else _usable(device)
     wrapped, hyper, outside = put_before(network, hyper)

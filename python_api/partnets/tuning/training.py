@@ -145,7 +145,7 @@ class Training:
             for module in self.augmenting:
                 module.eval()
         self.repeated = {learning[name]: values.to(problem.device) for name, values in (schedule or {}).items()}
-        self.partitioned = self.chunks.count > 2
+        self.partitioned = len(self.chunks) > 2
         if self.partitioned:
             self.network = partition(self.network, self.chunks.proportions, defaults="stored", seed=seed)
             self.optimizer = partitioned_optimizer(problem.optimizer, self.network)
@@ -172,7 +172,7 @@ class Training:
     @property
     def is_judged(self) -> bool:
         """True if unseen data judge this training."""
-        return self.chunks.count > 1
+        return len(self.chunks) > 1
 
     def run(self, until: int) -> None:
         """Train up to a step with this training's random states; the caller's are restored.
@@ -366,7 +366,7 @@ class Training:
         """Yield each unseen chunk's number and the part of it that judges."""
         chunks = self.chunks
         share = 1.0 if self.unseen is None else self.unseen / sum(chunks.sizes[1:])
-        for k in range(2, chunks.count + 1):
+        for k in range(2, len(chunks) + 1):
             yield k, Subset(chunks[k], range(max(1, round(share * len(chunks[k])))))
 
     def _nats(self, judging: Iterable[tuple[int, Subset]], copies: int = 0) -> tuple[float, float, int]:

@@ -84,4 +84,4 @@ def local_partition(partition: Partition, like: Tensor) -> Partition | None:
     if not ids.numel():
         return None
     packed = packed_map.pack(packed_map.to_matrix((ids - 1).to(torch.uint8)), partition.bits)
-    return Partition._unchecked(tuple(ids.shape), partition.count, packed.to(local(like).device), Zeros())
+    return Partition._unchecked(tuple(ids.shape), partition.num_partitions, packed.to(local(like).device), Zeros())

@@ -412,10 +412,16 @@ LINEARS = [{"outputs": ["0"], "inputs": ["2"]}]
         ({"scheme": "weight"}, "leave them out with 'weight'"),
         ({"scheme": "weight", "example": None, "channels": LINEARS}, "leave them out with 'weight'"),
         ({"scheme": "nest"}, "'weight', 'node' or 'nested'"),
-        ({"channels": []}, "no channels of this Sequential can be divided"),
-        ({"channels": [{"outputs": ["0"]}]}, r"channels\[0\] cannot be divided: RuntimeError: mat1 and mat2 shapes"),
-        ({"channels": [{"outputs": ["4"]}]}, r"channels\[0\] cannot be divided: .* tensors of other shapes"),
-        ({"channels": [*LINEARS, {"outputs": ["9"]}]}, r"channels\[1\] cannot be divided: '9' is no partitioned layer"),
+        ({"channels": []}, "no channels of this Sequential can be partitioned"),
+        (
+            {"channels": [{"outputs": ["0"]}]},
+            r"channels\[0\] cannot be partitioned: RuntimeError: mat1 and mat2 shapes",
+        ),
+        ({"channels": [{"outputs": ["4"]}]}, r"channels\[0\] cannot be partitioned: .* tensors of other shapes"),
+        (
+            {"channels": [*LINEARS, {"outputs": ["9"]}]},
+            r"channels\[1\] cannot be partitioned: '9' is no partitioned layer",
+        ),
         ({"channels": [{"outputs": ["1"]}]}, "'1' is no partitioned layer, norm or parameter with outputs"),
         ({"channels": [{"outputs": ["0"], "inputs": ["4"]}]}, ".*mat1"),
         ({"channels": [{"outputs": ["4"], "inputs": ["2"]}]}, "are no multiples of one"),
@@ -458,9 +464,9 @@ def compiled():
             LINEARS,
             "code of the model mixes or moves channels",
         ),
-        (lambda: nn.Linear(5, 3), None, "no channels of this Linear can be divided"),
+        (lambda: nn.Linear(5, 3), None, "no channels of this Linear can be partitioned"),
         (on_meta, None, "the model is on the meta device"),
-        pytest.param(compiled, None, "no channels of this Sequential can be divided", marks=pytest.mark.full),
+        pytest.param(compiled, None, "no channels of this Sequential can be partitioned", marks=pytest.mark.full),
     ],
 )
 def test_models_without_channels_to_partition_are_refused(make, groups, message):

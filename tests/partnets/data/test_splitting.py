@@ -21,7 +21,7 @@ def split(n, proportions=PROPORTIONS, **options):
 
 
 def labels_of(chunks, labels):
-    return [[labels[i] for i in chunks.indices(k)] for k in range(1, chunks.count + 1)]
+    return [[labels[i] for i in chunks.indices(k)] for k in range(1, len(chunks) + 1)]
 
 
 @pytest.mark.full

@@ -236,7 +236,7 @@ def response(kind, options):
     if kind == "L_ML":
         model = partnets.partition(network, (0.5, 0.3, 0.2), defaults="stored").double()
     else:
-        model = partnets.Ensemble([network], count=2).double()
+        model = partnets.Ensemble([network], num_partitions=2).double()
     call, batch = model, tuple(map(mine, BATCH))
     if dist.is_initialized() and kind == "torch's":
         call = nn.parallel.DistributedDataParallel(model, find_unused_parameters=True)

@@ -73,7 +73,7 @@ def learn(model, call, optimizer, steps=range(STEPS)):
 def gradients(model):
     """Return the gradients of all partitions of each parameter, and those of ψ."""
     owned = partitioned_parameters(model)
-    found = [one.gradient(k) for one in owned for k in range(1, one.state.count + 1)]
+    found = [one.gradient(k) for one in owned for k in range(1, one.state.num_partitions + 1)]
     return [*found, *(parameter.grad for parameter in hyper.hyperparameters(model))]
 
 

@@ -205,7 +205,7 @@ def test_the_vectors_of_a_bias_that_two_layers_share_do_not_count():
 def test_a_frozen_skipped_norm_is_accepted():
     network = nn.Sequential(nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2), nn.Flatten(), nn.Linear(18, 2))
     network[1].requires_grad_(False)
-    assert Vectors(partnets.partition(network, (0.5, 0.5), skip="1")).count == 2
+    assert Vectors(partnets.partition(network, (0.5, 0.5), skip="1")).num_partitions == 2
 
 
 def test_a_model_that_was_moved_or_loaded_keeps_its_vectors():

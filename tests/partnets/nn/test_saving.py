@@ -155,7 +155,7 @@ def changed(**entries):
         (changed(weight_partition=torch.zeros(5, 8, dtype=torch.uint8)), "size mismatch for weight_partition"),
         (
             changed(weight_partition=lambda map: torch.full_like(map, 255)),
-            "weight_partition: the map holds an id above its count",
+            "weight_partition: the map holds an id above",
         ),
         (changed(weight_partition=torch.zeros(5, 16)), "needs a contiguous torch.uint8 map"),
         (changed(weight_defaults=torch.tensor([9, 0, 0, 0, 3, 60])), "defaults are of kind 9; known are 0 to 3"),

@@ -206,7 +206,7 @@ def test_a_loss_that_a_linearised_response_cannot_see_is_refused():
 
     model = converted(linearised=True)
     with pytest.raises(RuntimeError, match="not computed from the output"):
-        step(partnets.Ensemble([model], count=2), called=model)
+        step(partnets.Ensemble([model], num_partitions=2), called=model)
     model = partnets.partition(converted(linearised=True).append(Twice()), PROPORTIONS, defaults="stored")
     with pytest.raises(RuntimeError, match="forward mode"):
         step(model, called=model)

@@ -67,7 +67,7 @@ def test_a_step_of_the_weights_is_algorithm_1(options):
     with vector.at((vector.present() + vector.scale() * noise).detach()):
         loss_of(expected).backward()
 
-    step(partnets.Ensemble([network], count=2))
+    step(partnets.Ensemble([network], num_partitions=2))
     for name, parameter in expected.named_parameters():
         now = network.get_parameter(name)
         if parameter in psi:
@@ -101,7 +101,7 @@ def test_a_linearised_response_learns_by_outputs_that_are_linear_in_it(per_examp
 
     zero, one = torch.zeros((), dtype=torch.float64), torch.ones((), dtype=torch.float64)
     F.cross_entropy(sum(torch.func.jvp(response, (zero,), (one,))), y).backward()
-    step(partnets.Ensemble([network], count=2), batch=(x, y))
+    step(partnets.Ensemble([network], num_partitions=2), batch=(x, y))
     names = [name for name in response_names(network) if not name.endswith("scale_raw")]
     assert len(names) == 12
     for name in names:
@@ -119,7 +119,7 @@ def test_penalties_of_a_linearised_response_are_exact():
         penalty = hyper.ActivationPenalty(0.5, range=hyper.logarithmic(1e-3, 1.0))
         network = stn.convert(nn.Sequential(layer, decay, penalty), [decay, penalty], linearised=linearised)
         nn.init.normal_(network[0].weight_scale)
-        step(partnets.Ensemble([network], count=2), batch=DATA)
+        step(partnets.Ensemble([network], num_partitions=2), batch=DATA)
         found.append(dict(network.named_parameters()))
     for name, parameter in found[0].items():
         torch.testing.assert_close(found[1][name], parameter)
@@ -129,7 +129,7 @@ def test_partitioned_layers_that_do_not_respond_are_linearised_too():
     """Check that a linearised step of partition 1 is that of the dense subnetwork 1, for the entries that it owns."""
     model = partnets.partition(shifted(linearised=True, skip=["6"]).double().eval(), PROPORTIONS, defaults="stored")
     dense = partnets.merge(model, 1)
-    for each in (model, partnets.Ensemble([dense], count=3)):
+    for each in (model, partnets.Ensemble([dense], num_partitions=3)):
         step(each, batch=(X[:6].double(), Y[:6]))
     stepped = dict(partnets.merge(model, 1).named_parameters())
     partitions = partnets.partitions(model)
@@ -140,7 +140,7 @@ def test_partitioned_layers_that_do_not_respond_are_linearised_too():
 
 def test_a_step_of_the_hyperparameters_is_algorithm_1():
     network = shifted()
-    model, expected, before = partnets.Ensemble([network], count=2), copy.deepcopy(network), copied(network)
+    model, expected, before = partnets.Ensemble([network], num_partitions=2), copy.deepcopy(network), copied(network)
     optimizer = torch.optim.SGD(hyperparameters(model), lr=0.5)
     modes = []
 
@@ -264,7 +264,11 @@ def test_a_batch_counts_once_in_running_statistics_at_the_present_hyperparameter
     network = nn.Sequential(noise, nn.BatchNorm1d(4), nn.Linear(4, 2))
     stn.convert(network, noise, scale=3.0, learn_scale=False, skip=[] if responds else ["1"])
     expected = copy.deepcopy(network[1])
-    model = partnets.partition(network, (0.5, 0.5), defaults="stored") if lml else partnets.Ensemble([network], count=2)
+    model = (
+        partnets.partition(network, (0.5, 0.5), defaults="stored")
+        if lml
+        else partnets.Ensemble([network], num_partitions=2)
+    )
     model.train()
     before = copy.deepcopy(network[1])
     step(model, batch=(X[:8], Y[:8]), lr=0.1)
@@ -371,7 +375,7 @@ def test_recomputed_activations_are_those_of_the_same_hyperparameters():
         model = Recomputed(recomputes)
         model.dropout.eval()
         stn.convert(model, model.dropout)
-        ensemble = partnets.Ensemble([model], count=2)
+        ensemble = partnets.Ensemble([model], num_partitions=2)
         optimizer, psi = optim.SGD(ensemble, lr=0.1), torch.optim.SGD(hyperparameters(model), lr=0.1)
 
         def loss(batch, ensemble=ensemble):

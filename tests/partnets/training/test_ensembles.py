@@ -152,7 +152,7 @@ def test_standard_training_is_the_plain_pytorch_loop(norm):
     ("construct", "message"),
     [
         (lambda: Ensemble([]), "0 networks for 0 partitions"),
-        (lambda: Ensemble([nn.Linear(2, 2)] * 3, count=2), "3 networks for 2 partitions; pass 1 to 2"),
+        (lambda: Ensemble([nn.Linear(2, 2)] * 3, num_partitions=2), "3 networks for 2 partitions; pass 1 to 2"),
         (lambda: Ensemble([partnets.Linear(2, 2)]), "has partitions itself"),
         (lambda: Ensemble([nn.Linear(2, 2)] * 2), "1 and 2 share the parameter weight"),
         (lambda: Ensemble([nn.BatchNorm1d(2, affine=False)] * 2), "1 and 2 share batch normalisation"),

@@ -16,7 +16,7 @@ from partnets.federated.assignment import assign
 from partnets.federated.client import TURN, Client
 from partnets.federated.flower.messages import ARRAYS, CONFIG, read_values, to_reply
 from partnets.federated.vectors import Vectors
-from partnets.subnetworks.state import num_partitions as count
+from partnets.subnetworks.state import num_partitions
 from partnets.training.preflight import warn_of_proportions
 from partnets.utils import random_state
 from partnets.utils.seeds import derived
@@ -115,10 +115,10 @@ def _place(context: Context, proportions: Sequence[float] | None, seed: int) -> 
 
 
 def _check_proportions(model: nn.Module, proportions: Sequence[float]) -> None:
-    if len(proportions) != count(model):
+    if len(proportions) != num_partitions(model):
         raise ValueError(
-            f"proportions={tuple(proportions)} are of {len(proportions)} chunks, but the model has C={count(model)};"
-            " pass the same proportions to partnets.partition and client_app."
+            f"proportions={tuple(proportions)} are of {len(proportions)} chunks, but the model has"
+            f" C={num_partitions(model)}; pass the same proportions to partnets.partition and client_app."
         )
     warn_of_proportions(model, proportions)
 

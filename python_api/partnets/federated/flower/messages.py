@@ -78,8 +78,8 @@ def read_update(content: RecordDict, vectors: Vectors) -> Update:
     if len(content) != 3:
         raise ValueError(f"it has the records {sorted(content)}.")
     chunk = metrics["chunk"]
-    if type(chunk) is not int or not 1 <= chunk <= vectors.count:
-        raise ValueError(f"it has chunk {chunk!r}, but there are {vectors.count} chunks.")
+    if type(chunk) is not int or not 1 <= chunk <= vectors.num_partitions:
+        raise ValueError(f"it has chunk {chunk!r}, but there are {vectors.num_partitions} chunks.")
     weights, gradients = vectors.sent_by(chunk)
     _check_names(arrays, [*weights, *(GRADIENT + name for name in gradients)])
     return Update(

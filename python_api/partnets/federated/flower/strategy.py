@@ -98,7 +98,7 @@ class PartitionedFedAvg(Strategy):
 
     def summary(self) -> None:
         vectors = self.server.vectors
-        log(INFO, "\t├──> %d partitions, in all %d numbers", vectors.count, sum(vectors.lengths.values()))
+        log(INFO, "\t├──> %d partitions, in all %d numbers", vectors.num_partitions, sum(vectors.lengths.values()))
         log(INFO, "\t└──> %g of the nodes train in a round, at least %d", self.fraction, self.min_nodes)
 
     def start(
