@@ -10,5 +10,6 @@ Images keep the dtype of their files, mostly uint8, and a model begins with a la
 
 from partnets.data.dataset import Data, digits, moments
 from partnets.data.normalise import Normalise, ToFloat
+from partnets.data.parts import Parts
 
-__all__ = ["Data", "Normalise", "ToFloat", "digits", "moments"]
+__all__ = ["Data", "Normalise", "Parts", "ToFloat", "digits", "moments"]

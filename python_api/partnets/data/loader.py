@@ -8,13 +8,14 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import torch
-from torch import Generator
+from torch import Generator, Tensor
 from torch.utils.data import DataLoader, Dataset, Sampler, get_worker_info
 
 from partkernels.arguments import check_seed
 from partnets.data.chunks import Chunks, check_chunks, check_unseen, draw_k
 from partnets.data.examples import Collate
 from partnets.data.fetching import check_options
+from partnets.data.parts import Parts
 from partnets.utils import random_state
 from partnets.utils.checks import check_at_least
 from partnets.utils.seeds import derived
@@ -51,6 +52,8 @@ class Loader(DataLoader):
         steps: the draws of an epoch, len(loader).
         hyper_batch_size: examples in a step of ψ; None for steps of w only.
         steps_ahead: the number of steps of w in a lookahead of ψ (partnets.Lookahead); each has a batch of batch_size.
+        accumulate: the number of equal parts of each batch. If it is above 1, a batch is a list of them, and
+            partnets.step_weights and step_hyper accumulate their gradients, which takes the memory of one part.
         seed: an int in [0, 2**63).
         collate_fn: makes each of the two batches of a list of its examples; the chunks' collate if None.
         **options: of torch's DataLoader, such as num_workers, pin_memory and persistent_workers.
@@ -59,7 +62,8 @@ class Loader(DataLoader):
         chunks, hyper_batch_size, steps_ahead: as given.
 
     Raises:
-        ValueError: a number is out of range, or there is no chunk for ψ to learn from.
+        ValueError: a number is out of range, there is no chunk for ψ to learn from, or a batch size is not a multiple
+            of accumulate.
         TypeError: an option selects the examples of a batch, such as sampler or shuffle.
 
     Example:
@@ -79,12 +83,13 @@ class Loader(DataLoader):
         steps: int,
         hyper_batch_size: int | None = None,
         steps_ahead: int = 0,
+        accumulate: int = 1,
         seed: int = 0,
         collate_fn: Collate | None = None,
         **options,
     ) -> None:
         check_chunks(chunks)
-        check_at_least(1, batch_size=batch_size, steps=steps)
+        check_at_least(1, batch_size=batch_size, steps=steps, accumulate=accumulate)
         check_at_least(0, steps_ahead=steps_ahead)
         check_options(options, "Loader", also=["persistent_workers"])
         if hyper_batch_size is not None:
@@ -92,11 +97,14 @@ class Loader(DataLoader):
             check_unseen(chunks)
         elif steps_ahead:
             raise ValueError(f"steps_ahead={steps_ahead} needs steps of ψ; pass hyper_batch_size.")
+        for name, size in {"batch_size": batch_size, "hyper_batch_size": hyper_batch_size or 0}.items():
+            if size % accumulate:
+                raise ValueError(f"{name}={size} has no {accumulate} equal parts; pass a multiple of accumulate.")
         check_seed("seed", seed)
         if collate_fn is not None:
             chunks = copy.copy(chunks)
             chunks.collate = collate_fn
-        draws = _Draws(chunks, batch_size, hyper_batch_size, steps_ahead, seed)
+        draws = _Draws(chunks, batch_size, hyper_batch_size, steps_ahead, accumulate, seed)
         # A draw is a batch of size one, because loops that resume skip whole batches. Without its generator, each
         # iteration would consume a number of torch's global one and change the model's noise.
         one = {
@@ -138,32 +146,51 @@ class Loader(DataLoader):
 class _Draws(Dataset):
     """A dataset with draw n at index n."""
 
+    # Whether each part of a batch is an item of the dataset.
+    has_parts_as_items = False
+
     def __init__(
-        self, chunks: Chunks, batch_size: int, hyper_batch_size: int | None, steps_ahead: int, seed: int
+        self,
+        chunks: Chunks,
+        batch_size: int,
+        hyper_batch_size: int | None,
+        steps_ahead: int,
+        accumulate: int,
+        seed: int,
     ) -> None:
         self.chunks, self.batch_size, self.hyper_batch_size, self.seed = chunks, batch_size, hyper_batch_size, seed
-        self.steps_ahead = steps_ahead
+        self.steps_ahead, self.accumulate = steps_ahead, accumulate
 
     def identity(self) -> dict[str, Any]:
         """Return everything that determines the draws."""
         sizes = {"batch_size": self.batch_size, "hyper_batch_size": self.hyper_batch_size}
+        sizes["accumulate"] = self.accumulate
         return {"chunks": self.chunks.fingerprint, "seed": self.seed, **sizes}
 
-    def __getitem__(self, n: int) -> Draw:
+    def __getitem__(self, item: int) -> Draw:
         if get_worker_info() is not None:  # otherwise random transforms would depend on the worker
-            random_state.seed(derived(self.seed, f"examples of {n}"))
+            random_state.seed(derived(self.seed, f"examples of {item}"))
+        n, part = divmod(item, self.accumulate) if self.has_parts_as_items else (item, None)
         generator = Generator().manual_seed(derived(self.seed, str(n)))
-        u = self.chunks.proportions
+        u, chunks = self.chunks.proportions, self.chunks
         k = draw_k(u, generator)
-        batch = self.chunks.sample_upto(k, self.batch_size, generator)
-        if self.hyper_batch_size is None:
+        drawn = chunks.draw_upto(k, self.batch_size, generator)
+        batch = self._fetched(drawn) if part is None else chunks.fetch(drawn.chunk(self.accumulate)[part])
+        if self.hyper_batch_size is None or part:  # the first part comes with the batch of ψ
             return Draw(k, batch, None, None)
         hyper_k = draw_k(u, generator, start=2)
-        unseen = self.chunks.sample(hyper_k, self.hyper_batch_size, generator)
+        unseen = self._fetched(chunks.draw(hyper_k, self.hyper_batch_size, generator))
         if not self.steps_ahead:
             return Draw(k, batch, hyper_k, unseen)
-        seen = [self.chunks.sample_upto(hyper_k - 1, self.batch_size, generator) for _ in range(self.steps_ahead)]
+        size = self.batch_size
+        seen = [self._fetched(chunks.draw_upto(hyper_k - 1, size, generator)) for _ in range(self.steps_ahead)]
         return Draw(k, batch, hyper_k, (unseen, seen))
+
+    def _fetched(self, drawn: Tensor) -> Any:
+        """Return a batch, in parts if gradients accumulate."""
+        if self.accumulate == 1:
+            return self.chunks.fetch(drawn)
+        return Parts(self.chunks.fetch(part) for part in drawn.chunk(self.accumulate))
 
 
 class _Numbers(Sampler):

@@ -60,12 +60,12 @@ class PartitionedTrainer(transformers.Trainer):
     """A transformers.Trainer for a partitioned model in one process, without a validation set.
 
     A training step is a step of ψ (Eq. 4) and one of w_k (Eq. 3), as in partnets.Trainer; transformers clips the
-    gradient of w_k, steps and schedules. Batches are drawn by partnets.Loader and collated by the data collator.
-    Checkpoints and save_model contain a model of torch's layers for from_pretrained and, in partitioned.pt, the
-    partitioned model, from which resume_from_checkpoint resumes to the same bits. With metric_for_best_model="lml" and
-    greater_is_better=True, load_best_model_at_end selects by L_ML. Label smoothing applies only to the weights. A
-    compute_loss_func applies to ψ and L_ML too, so it should be a negative log-likelihood. For another of
-    transformers' trainers, derive a class from this one and from that.
+    gradient of w_k, steps and schedules. With gradient_accumulation_steps, both accumulate: see data.Parts. Batches are
+    drawn by partnets.Loader and collated by the data collator. Checkpoints and save_model contain a model of torch's
+    layers for from_pretrained and, in partitioned.pt, the partitioned model, from which resume_from_checkpoint resumes
+    to the same bits. With metric_for_best_model="lml" and greater_is_better=True, load_best_model_at_end selects by
+    L_ML. Label smoothing applies only to the weights. A compute_loss_func applies to ψ and L_ML too, so it should be a
+    negative log-likelihood. For another of transformers' trainers, derive a class from this one and from that.
 
     Args:
         model: a model of transformers with partitioned layers and modules of partnets.hyper.
@@ -81,8 +81,8 @@ class PartitionedTrainer(transformers.Trainer):
     Raises:
         ImportError: transformers is not installed; at import of this module.
         ValueError: train_dataset is not Chunks or differs in C from the model, the optimiser is not of partnets.optim,
-            the arguments ask for gradient accumulation, fp16, a train_sampling_strategy other than "random", or several
-            processes or GPUs, or model_init is given. When training starts: the audit finds a leak.
+            the arguments ask for fp16, a train_sampling_strategy other than "random", or several processes or GPUs.
+            When training starts: the audit finds a leak.
 
     Example:
         >>> from partnets.integrations.hugging_face import PartitionedTrainer
@@ -101,24 +101,13 @@ class PartitionedTrainer(transformers.Trainer):
         chunks = options.get("train_dataset")
         if not isinstance(chunks, Chunks):
             raise ValueError(f"train_dataset is a {type(chunks).__name__}; pass partnets.chunk(dataset, proportions).")
-        if options.get("model_init") is not None:
-            raise ValueError(
-                "model_init is given, but a search would construct models with other partitions; pass the model itself,"
-                " and learn ψ in one run."
-            )
+        self._make_optimizer = hyper_optimizer or (lambda parameters: torch.optim.Adam(parameters, lr=1e-3))
+        self._given, self._audit, self._strategy = hyper_gradient, audit, None
         super().__init__(*args, eval_dataset=chunks if eval_dataset is None else eval_dataset, **options)
-        check_counts(self.model, chunks)
-        check_learns(self.model, self.compute_loss_func)
         self._check_arguments()
+        self._adopt(self.model)
         if self.optimizer is not None:
             self.optimizer = _stepping(self.optimizer)
-        make = hyper_optimizer or (lambda parameters: torch.optim.Adam(parameters, lr=1e-3))
-        psi = hyperparameters(self.model)
-        self.hyper_optimizer = make(psi) if psi else None
-        learning = parameters_of(self.hyper_optimizer) if psi else []
-        self._strategy = Strategy.of_parameters(self.model, learning, hyper_gradient if learning else None)
-        self._hyper_losses: list[Tensor] = []
-        self._still, self._to_audit = still_modules(self.model), audit
         config = getattr(self.model, "config", None)
         if getattr(config, "problem_type", None) == "regression" or getattr(config, "num_labels", 2) == 1:
             warnings.warn(
@@ -127,18 +116,32 @@ class PartitionedTrainer(transformers.Trainer):
                 stacklevel=2,
             )
 
+    def call_model_init(self, trial=None) -> nn.Module:
+        """Return a new model of model_init, for a training or a trial of hyperparameter_search."""
+        model = super().call_model_init(trial)
+        if self._strategy is not None:  # otherwise transformers' constructor called
+            self._adopt(model)
+        return model
+
+    def _adopt(self, model: nn.Module) -> None:
+        """Check a model, and make the optimizer of its ψ."""
+        check_counts(model, self.train_dataset)
+        check_learns(model, self.compute_loss_func)
+        psi = hyperparameters(model)
+        self.hyper_optimizer = self._make_optimizer(psi) if psi else None
+        learning = parameters_of(self.hyper_optimizer) if psi else []
+        self._strategy = Strategy.of_parameters(model, learning, self._given if learning else None)
+        self._hyper_losses: list[Tensor] = []
+        self._still, self._to_audit = still_modules(model), self._audit
+
     def _check_arguments(self) -> None:
         args, cure = self.args, "pass one of partnets.optim as optimizers=(optimizer, None)."
         optim, given = getattr(args.optim, "value", args.optim), self.optimizer_cls_and_kwargs
         strategy = getattr(args, "train_sampling_strategy", "random")  # absent in transformers 5.0
-        several = {
-            "gradient_accumulation_steps": args.gradient_accumulation_steps,
-            "the number of processes": args.world_size,
-            "the number of GPUs": max(args.n_gpu, 1),
-        }
+        several = {"the number of processes": args.world_size, "the number of GPUs": max(args.n_gpu, 1)}
         for name, value in several.items():
             if value != 1:
-                raise ValueError(f"{name} is {value}, but each batch trains another partition; train with 1.")
+                raise ValueError(f"{name} is {value}, but all would draw the same batches; train with 1.")
         if optim not in ADAMW and self.optimizer is None:
             raise ValueError(f"optim is {optim}; {cure}")
         if args.optim_args and self.optimizer is None:
@@ -185,7 +188,10 @@ class PartitionedTrainer(transformers.Trainer):
         return self.optimizer
 
     def get_train_dataloader(self):
-        """Return a partnets.Loader; the batches of an epoch have as many examples as the chunks, rounded up."""
+        """Return a partnets.Loader; the batches of an epoch have as many examples as the chunks, rounded up.
+
+        With gradient_accumulation_steps, an item is a part of a batch, and the first one comes with the batch of ψ.
+        """
         chunks, size = self._collated(self.train_dataset), self.args.train_batch_size
         check_same_chunks(self.model, chunks)
         remember_chunks(self.model, chunks)
@@ -193,11 +199,12 @@ class PartitionedTrainer(transformers.Trainer):
         if self.args.dataloader_num_workers:
             options["persistent_workers"] = self.args.dataloader_persistent_workers
             options["prefetch_factor"] = self.args.dataloader_prefetch_factor
-        steps = math.ceil(len(chunks.order) / size)
-        hyper_size = None if self.hyper_optimizer is None else size
-        options |= {"hyper_batch_size": hyper_size, "steps_ahead": self._strategy.seen}
+        parts = self.args.gradient_accumulation_steps
+        steps = parts * math.ceil(len(chunks.order) / (parts * size))
+        options |= {"hyper_batch_size": None if self.hyper_optimizer is None else parts * size, "accumulate": parts}
         seed = self.args.seed if self.args.data_seed is None else self.args.data_seed
-        loader = Loader(chunks, size, steps=steps, seed=seed, **options)
+        loader = Loader(chunks, parts * size, steps=steps, seed=seed, steps_ahead=self._strategy.seen, **options)
+        loader.dataset.has_parts_as_items = True  # transformers' loop takes a part at a time
         return self.accelerator.prepare(loader)
 
     def _collated(self, chunks: Chunks) -> Chunks:
@@ -224,7 +231,7 @@ class PartitionedTrainer(transformers.Trainer):
             self._hyper_losses.append(loss)
             self.hyper_optimizer.zero_grad()  # otherwise the loop's clipping would include ψ's gradient
         with weights_learning(self.model, k):
-            loss = self._computed(batch)
+            loss = self._computed(batch) / self.args.gradient_accumulation_steps
             self.accelerator.backward(loss)
         optimizer.update = k
         return loss.detach()

@@ -22,7 +22,7 @@ from partnets.training.step import (
     parameters_of,
     training_only,
 )
-from partnets.training.unrolled import Averaged, InnerSteps, alone, check_all_finite, leaving_nothing
+from partnets.training.unrolled import Averaged, InnerSteps, accumulated, alone, check_all_finite, leaving_nothing
 from partnets.utils.checks import check_at_least
 from partnets.utils.modules import evaluating
 from partnets.utils.solvers import conjugate_gradients, neumann
@@ -230,7 +230,7 @@ def step_lookahead(
         optimizer: an optimiser of partnets.optim of this model.
         hyper_optimizer: an optimizer of torch.optim of ψ.
         batches: {k: (a batch of D_k, batches of D_1:k-1)} with k from 2 on, and one batch of D_1:k-1 for each step to
-            look ahead.
+            look ahead; each may be data.Parts.
         loss: loss(batch), as for partnets.step_weights, a mean; the terms of hyper.Penalty modules are added.
         hyper_loss: loss(batch) of unseen data, without terms that only regularise.
         by: 'direct', 'lookahead', 'implicit', a Lookahead or an Implicit, for all of ψ; or a dict from modules with
@@ -332,11 +332,9 @@ def _gradients(
     value = None
     if direct:
         with hyper_learning(model, k + 1), penalties(), evaluating(*off):
-            loss_of_unseen = hyper_loss(unseen)
-            value = check_all_finite(loss_of_unseen, averaged, "a step of ψ")
-            if loss_of_unseen.requires_grad:
-                gradients = torch.autograd.grad(loss_of_unseen, direct, allow_unused=True)
-                found = {p: by for p, by in zip(direct, gradients, strict=True) if by is not None}
+            value, gradients = accumulated(hyper_loss, unseen, direct)
+            value = check_all_finite(value, averaged, "a step of ψ")
+            found = {p: by for p, by in zip(direct, gradients, strict=True) if by is not None}
     with leaving_nothing(model):
         for one, psi in own.items():
             inner = InnerSteps(model, optimizer, k, loss, psi, one.exact, clip, averaged)

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from partnets.data.parts import Parts
 from partnets.hyper import Hyperparameter, hyperparameters, penalties
 from partnets.hyper.penalty import penalised
 from partnets.optim.base import PartitionedOptimizer, check_partitioned
@@ -95,7 +96,8 @@ def step_weights(
         model: a partitioned model.
         optimizer: an optimiser of partnets.optim of this model.
         k: an int from 1 to C.
-        batch: the argument of `loss`, from chunks 1..k only, as Chunks.sample_upto returns it.
+        batch: the argument of `loss`, from chunks 1..k only, as Chunks.sample_upto returns it; or the data.Parts of a
+            batch, over which gradients accumulate.
         loss: loss(batch), the mean negative log-likelihood per example in nats, computed by the model. The terms of
             hyper.Penalty modules in the model are added to it.
         clip: the norm to which the gradient of w_k is clipped; None does not clip.
@@ -133,14 +135,22 @@ def step_weights(
     optimizer.zero_grad()
     if masked is None:
         masked = clip is not None or backward is not Tensor.backward or has_step_hooks(optimizer)
+    values, parts = [], Parts.of(batch)
     with _weights_learning(switch, model, k, masked):
-        value, total = penalised(loss, batch)
-        backward(total)
+        for part in parts:
+            value, total = penalised(loss, part)
+            backward(total if len(parts) == 1 else total / len(parts))
+            values.append(value.detach())
     clip_gradient(optimizer, clip)
     optimizer.step(update=k)
     if not masked:
         optimizer.zero_grad()
-    return value.detach()
+    return mean_of(values)
+
+
+def mean_of(values: list[Tensor]) -> Tensor:
+    """Return the mean of the losses of a batch's parts."""
+    return values[0] if len(values) == 1 else torch.stack(values).mean()
 
 
 def has_step_hooks(optimizer: torch.optim.Optimizer) -> bool:
@@ -176,7 +186,8 @@ def step_hyper(
     Args:
         model: a partitioned model with ψ inside.
         optimizer: an optimizer of torch.optim of ψ.
-        batches: {k: a batch of D_k} with k from 2 on, usually one; subnetwork k - 1 computes the loss of D_k's batch.
+        batches: {k: a batch of D_k} with k from 2 on, usually one; subnetwork k - 1 computes the loss of D_k's batch,
+            or of its data.Parts.
         loss: as for step_weights.
         weights: the weight of each chunk's loss, by k; equal weights with a sum of 1 if None.
         backward: as for step_weights.
@@ -204,13 +215,15 @@ def step_hyper(
     optimizer.zero_grad()
     values, off = [], training_only(model)
     for k, batch in batches.items():
+        parts = Parts.of(batch)
         with hyper_learning(model, k), penalties(), evaluating(*off):  # penalties regularise only w
-            value = loss(batch)
-            if weights[k] != 1:  # usually there is one chunk
-                value = weights[k] * value
-            if value.requires_grad:  # otherwise ψ has no effect, which check_reached reports below
-                backward(value)
-        values.append(value.detach())
+            for part in parts:
+                value, weight = loss(part), weights[k] / len(parts)
+                if weight != 1:  # usually there is one chunk
+                    value = weight * value
+                if value.requires_grad:  # otherwise ψ has no effect, which check_reached reports below
+                    backward(value)
+                values.append(value.detach())
     check_reached(model, parameters_of(optimizer))
     optimizer.step()
     outdate_statistics(model)

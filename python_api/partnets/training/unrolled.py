@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from partnets.data.parts import Parts
 from partnets.hyper import penalties
 from partnets.hyper.penalty import penalised
 from partnets.optim.base import PartitionedOptimizer
@@ -18,6 +19,7 @@ from partnets.subnetworks.state import held_statistics, is_norm, partitioned_mod
 from partnets.subnetworks.statistics import following_norms
 from partnets.subnetworks.switch import noted
 from partnets.training.preflight import check_finite
+from partnets.training.step import mean_of
 from partnets.utils.modules import device_of, evaluating, is_sharded
 from partnets.utils.random_state import get_state, preserved, set_state
 from partnets.utils.twice import twice_differentiable
@@ -76,6 +78,20 @@ def leaving_nothing(model: nn.Module) -> Iterator[None]:
             yield
         finally:
             put_back(before)
+
+
+def accumulated(
+    loss: Compute, batch: Any, wanted: Sequence[Tensor], graph: bool = False
+) -> tuple[Tensor, list[Tensor | None]]:
+    """Return the mean loss of a batch's parts, detached, and its gradients; with `graph`, of all parts at once."""
+    parts, values, found = Parts.of(batch), [], [None] * len(wanted)
+    for part in parts:
+        value = loss(part)
+        values.append(value.detach())
+        if value.requires_grad:
+            value = value if len(parts) == 1 else value / len(parts)
+            found = _added(found, torch.autograd.grad(value, wanted, create_graph=graph, allow_unused=True))
+    return mean_of(values), found
 
 
 def _is_compiled(module: nn.Module) -> bool:
@@ -194,10 +210,9 @@ class InnerSteps:
     ) -> tuple[Tensor, Packed, list[Tensor | None]]:
         """Return the loss after the steps, its gradient of w_k, and this rank's direct gradient of ψ."""
         with self._computing(self.weights), evaluating(*training_only), penalties():
-            value = loss(batch)
-            found = torch.autograd.grad(value, [*self.parameters, *psi], allow_unused=True)  # recomputes checkpoints
-        by_weights, by_psi = found[: len(self.parameters)], list(found[len(self.parameters) :])
-        return value.detach(), self._averaged(self._packed(by_weights, zeros=True)), by_psi
+            value, found = accumulated(loss, batch, [*self.parameters, *psi])  # recomputes checkpoints
+        by_weights, by_psi = found[: len(self.parameters)], found[len(self.parameters) :]
+        return value, self._averaged(self._packed(by_weights, zeros=True)), by_psi
 
     def back(self, by_weights: Packed) -> list[Tensor | None]:
         """Propagate a loss's gradient of w_k back through the steps, discard them, and return this rank's part of ψ's.
@@ -311,11 +326,9 @@ class InnerSteps:
                 put_back(kept)
             elif kept is not None:
                 kept[:] = held_statistics(self.others)
-            total = penalised(self.loss, batch)[1]
+            total, found = accumulated(lambda part: penalised(self.loss, part)[1], batch, wanted, graph)
             check_all_finite(total, self.averaged, "a step of the weights that a step of ψ looks through")
-            if not total.requires_grad:
-                return [None] * len(wanted)
-            return list(torch.autograd.grad(total, wanted, create_graph=graph, allow_unused=True))
+            return found
 
     @contextmanager
     def _computing(self, weights: Whole) -> Iterator[None]:

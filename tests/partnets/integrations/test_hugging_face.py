@@ -29,3 +29,75 @@ def test_each_evaluation_has_the_same_noise(tmp_path):
     first = trainer.evaluate()
     Noisy()[0]
     assert trainer.evaluate() == first
+
+
+class Parity(torch.utils.data.Dataset):
+    def __len__(self):
+        return 40
+
+    def __getitem__(self, i):
+        ids = torch.randint(10, (4,), generator=torch.Generator().manual_seed(i))
+        return {"input_ids": ids, "labels": int(ids.sum()) % 2}
+
+
+def masked():
+    """Return a partitioned model without noise, with a mask of its pooled output as ψ."""
+    torch.manual_seed(0)
+    config = transformers.BertConfig(**SIZES, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
+    model = transformers.BertForSequenceClassification(config)
+    model.dropout = partnets.hyper.InputMask(8)
+    return partnets.partition(model, (0.6, 0.2, 0.2), defaults="seed", seed=0)
+
+
+def trainer_of(folder, model=None, **options):
+    settings = {"report_to": "none", "use_cpu": True, "num_train_epochs": 2, "learning_rate": 1e-2}
+    arguments = transformers.TrainingArguments(folder, max_grad_norm=0.5, **settings | options)
+    chunks = partnets.chunk(Parity(), (0.6, 0.2, 0.2))
+    source = {"model_init": masked} if model is None else {"model": model}
+    return PartitionedTrainer(args=arguments, train_dataset=chunks, **source)
+
+
+def test_accumulated_gradients_train_as_whole_batches_do(tmp_path):
+    found = []
+    for size, parts in ((8, 1), (2, 4)):
+        sizes = {"per_device_train_batch_size": size, "gradient_accumulation_steps": parts}
+        trainer = trainer_of(tmp_path / str(parts), masked(), **sizes)
+        loss = trainer.train().training_loss
+        found.append([torch.tensor(loss), *trainer.model.state_dict().values()])
+        assert trainer.state.global_step == 10
+    for one, other in zip(*found, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-6)
+    assert not torch.equal(found[0][-1], list(masked().state_dict().values())[-1])
+
+
+@pytest.mark.full
+def test_an_accumulated_training_resumes_to_the_same_bits(tmp_path):
+    sizes = {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 4, "save_steps": 3}
+    whole = trainer_of(tmp_path / "whole", masked(), **sizes)
+    whole.train()
+    resumed = trainer_of(tmp_path / "resumed", masked(), **sizes)
+    resumed.train(resume_from_checkpoint=str(tmp_path / "whole" / "checkpoint-3"))
+    pairs = zip(whole.model.state_dict().values(), resumed.model.state_dict().values(), strict=True)
+    assert all(torch.equal(one, other) for one, other in pairs)
+
+
+def test_a_search_trains_a_new_model_in_each_trial(tmp_path):
+    trainer = trainer_of(tmp_path, max_steps=3, save_strategy="no")
+    rates = iter((1e-2, 1e-6))
+
+    def space(trial):
+        rate = next(rates)
+        return {"learning_rate": trial.suggest_float("learning_rate", rate, rate)}
+
+    lmls = []
+
+    def objective(metrics):
+        lmls.append(metrics["eval_lml"])
+        return lmls[-1]
+
+    best = trainer.hyperparameter_search(
+        space, compute_objective=objective, n_trials=2, direction="maximize", backend="optuna"
+    )
+    assert best.objective == max(lmls) and lmls[0] != lmls[1]
+    untrained = trainer_of(tmp_path, masked()).evaluate()["eval_lml"]
+    assert lmls[1] == pytest.approx(untrained, abs=1e-2)  # the second trial starts from a new model
