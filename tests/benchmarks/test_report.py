@@ -9,6 +9,7 @@ from html.parser import HTMLParser
 
 import pytest
 
+from partbench import summary
 from partbench.compare import changes
 from partbench.report import comparison, page
 from partbench.results import Record, Results
@@ -209,6 +210,13 @@ def test_one_pass_has_no_interval():
     document = made("one pass")
     assert not re.search(r'<span class="interval">[^<]|<title>[^<]*\[', document.html)
     assert "With 1 pass there is no interval." in document.text
+
+
+def test_an_interrupted_run_is_summarised_by_its_complete_passes():
+    records = step(count=3)
+    further = [dataclasses.replace(one, case=one.case | {"active": 3}, samples=one.samples[:2]) for one in records]
+    row = summary.step([*records, *further]).set_index("scheme").loc["partkernels cpu"]
+    assert row.parameters.value == pytest.approx(1.1) and row.parameters.confidence == 0.5
 
 
 def test_words_from_a_file_cannot_become_markup():

@@ -13,11 +13,9 @@ import torch
 
 from partbench.figures import markdown
 from partbench.paper.experiment import EXPERIMENTS, Claim, Record
-from partbench.report.readme import steps
-from partbench.results import Results
 
 RESULTS, INDEX = Path("benchmarks/results/paper"), Path("docs/paper.md")
-BLOCK = re.compile(r"(<!-- (result|costs|index): (\S+) -->\n).*?(<!-- end of \2 -->)", re.DOTALL)
+BLOCK = re.compile(r"(<!-- (result|index): (\S+) -->\n).*?(<!-- end of \2 -->)", re.DOTALL)
 # Dots an inch of pictures: enough for a screen, at a tenth of the file size of vector graphics.
 DPI = 110
 
@@ -90,7 +88,7 @@ def filled(text: str, results: Path) -> str:
     """Return the text with each block between its two comments regenerated; edits inside are lost.
 
     Args:
-        results: the folder of the experiments' results; those of the benchmark suites are in its parent.
+        results: the folder of the experiments' results.
 
     Raises:
         ValueError: the text has no such block.
@@ -102,8 +100,6 @@ def filled(text: str, results: Path) -> str:
         begin, kind, name, end = match.groups()
         if kind == "index":
             return f"{begin}{_index(results)}\n{end}"
-        if kind == "costs":
-            return f"{begin}{steps(Results.load(results.parent / f'{name}.json'))}\n{end}"
         return f"{begin}{Report.load(results / f'{name}.json').text()}\n{end}"
 
     return BLOCK.sub(made, text)

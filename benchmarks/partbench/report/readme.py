@@ -81,11 +81,6 @@ def _speed(row: pd.Series, several: bool) -> tuple[str, ...]:
     return what, f"{row['mean']:.2f}", f"{row.low:.2f} to {row.high:.2f}", where
 
 
-def steps(results: Results) -> str:
-    """Return the circumstances of a file, and its table of training steps (Table 8)."""
-    return f"{_how(results)}\n\n{_steps(results.records)}"
-
-
 def _steps(records: Sequence[Record]) -> str:
     rows, lines = summary.step(records), []
     for row in rows[rows.series == ""].itertuples():
