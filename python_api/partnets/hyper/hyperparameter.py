@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from torch import nn
 
 from partnets.hyper.learned import Learned
+from partnets.utils.modules import modules_of
 
 CURE = "give its class a to_torch() that returns a torch.nn module with the same output in evaluation mode."
 
@@ -83,7 +84,7 @@ def hyperparameters(model: nn.Module) -> list[nn.Parameter]:
         >>> len(hyperparameters(nn.Sequential(hyper.InputMask(4), nn.Linear(4, 2))))
         1
     """
-    modules = [module for module in model.modules() if isinstance(module, Hyperparameter)]
+    modules = [module for module in modules_of(model) if isinstance(module, Hyperparameter)]
     return list(dict.fromkeys(parameter for module in modules for parameter in module.parameters()))
 
 

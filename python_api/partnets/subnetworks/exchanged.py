@@ -25,6 +25,7 @@ class Exchanged:
         state: the state of this module.
         parameter: the parameter of the whole network.
         whole: the parameter's memory, to see whether it was replaced; it shares the parameter's version.
+        watched: this memory and the rows, or None for shards and inference tensors, which have no one version.
         hooked: the ids of parameters with a hook that masks gradients, among them those gathered from shards.
     """
 
@@ -33,7 +34,8 @@ class Exchanged:
         self.whole: Tensor | None = None
         # The key of the hook of the parameter's gradients.
         self.hook: int | None = None
-        self._watched: tuple[Tensor, Tensor | None] | None = None
+        self._rows_name = name + ROWS
+        self.watched: tuple[Tensor, Tensor | None] | None = None
         self._module, self._state, self._parameter = weakref.ref(module), weakref.ref(state), weakref.ref(parameter)
 
     @property
@@ -50,11 +52,11 @@ class Exchanged:
 
     def hold(self) -> None:
         """Remember the parameter's memory and its rows, from which `version` is read."""
-        parameter, rows = self.parameter, self.module._buffers.get(self.name + ROWS)
+        parameter, rows = self.parameter, self.module._buffers.get(self._rows_name)
         self.whole = local(parameter).detach()
         tensors = [parameter] if rows is None else [parameter, rows]
         is_plain = not any(is_sharded(tensor) or tensor.is_inference() for tensor in tensors)
-        self._watched = (self.whole, rows) if is_plain else None
+        self.watched = (self.whole, rows) if is_plain else None
 
     def note(self) -> None:
         """Remember the versions of the parameter and its rows, so that is_unchanged finds later writes."""
@@ -65,13 +67,16 @@ class Exchanged:
 
         torch counts the writes into a tensor as its version; writes by `.data` are not counted.
         """
-        return self.version() == self.versions.get(self.name)
+        if self.watched is None:
+            return version_of(self) == self.versions.get(self.name)
+        whole, rows = self.watched
+        return (whole._version, 0 if rows is None else rows._version) == self.versions.get(self.name)
 
     def version(self) -> tuple[int, int]:
         """Return version_of(self), faster for most parameters."""
-        if self._watched is None:
+        if self.watched is None:
             return version_of(self)
-        whole, rows = self._watched
+        whole, rows = self.watched
         return whole._version, 0 if rows is None else rows._version
 
 
@@ -98,6 +103,8 @@ class Weight(Exchanged):
         self.key: tuple = ()
         self.made = 0
         self._map: tuple[tuple, Tensor | None] = (), None
+        self._buffers_read: list[Tensor | None] | None = None
+        self._names = [self.name + end for end in (MAP, DEFAULTS, STORED)]
 
     @property
     def is_narrow(self) -> bool:
@@ -106,16 +113,23 @@ class Weight(Exchanged):
 
     def refresh(self) -> None:
         """Recompute memory, places and values if parameter, map or defaults have changed; for a DTensor this rank's."""
-        parameter, buffers = local(self.parameter), self.module._buffers
-        map, stored = buffers[self.name + MAP], buffers.get(self.name + STORED)
-        numbers = buffers[self.name + DEFAULTS]
-        key = (
-            parameter.data_ptr(), parameter.dtype, parameter.stride(), local(map).data_ptr(), version(map),
-            local(numbers).data_ptr(), version(numbers),
-            None if stored is None else (local(stored).data_ptr(), version(stored)),
-        )  # fmt: skip
+        parameter, buffers = self.parameter, self.module._buffers
+        read = [buffers.get(name) for name in self._names]
+        # Tensors of which the key was read before: neither shards nor inference tensors.
+        known = self._buffers_read
+        is_known = known is not None and all(one is other for one, other in zip(read, known, strict=True))
+        if is_known and type(parameter) is nn.Parameter:
+            of_buffers = [(one.data_ptr(), one._version) for one in read if one is not None]
+            if (parameter.data_ptr(), parameter.dtype, parameter.stride(), of_buffers) == self.key:
+                return
+        parameter = local(parameter)
+        of_buffers = [(local(one).data_ptr(), version(one)) for one in read if one is not None]
+        key = parameter.data_ptr(), parameter.dtype, parameter.stride(), of_buffers
         if key == self.key:
             return
+        is_plain = not any(one is not None and (is_sharded(one) or one.is_inference()) for one in read)
+        self._buffers_read = read if is_plain else None
+        map, numbers, _ = read
         if map.is_meta:
             raise RuntimeError(
                 f"the {self.name} of a {type(self.module).__name__} is on the meta device, without values; call"
@@ -191,7 +205,11 @@ class Vector(Exchanged):
 
     @property
     def rows(self) -> Tensor:
-        return local(self.module._buffers[self.name + ROWS])
+        return local(self.module._buffers[self._rows_name])
+
+    def place(self) -> tuple[int, int]:
+        """Return the addresses of the parameter and of its rows; for DTensors, of this rank's parts."""
+        return local(self.parameter).data_ptr(), self.rows.data_ptr()
 
     def combined(self) -> Tensor:
         """Return the vector of the whole network; of a DTensor this rank's part."""

@@ -27,7 +27,7 @@ import torch
 from torch import Tensor, nn
 
 from partkernels import Defaults, Normal, Partition, Stored, Uniform, Zeros
-from partnets.utils.modules import is_sharded
+from partnets.utils.modules import is_sharded, modules_of
 from partnets.utils.shards import local, version
 
 ATTRIBUTE = "_partition_state"
@@ -156,18 +156,7 @@ def state_of(module: nn.Module) -> PartitionState | None:
 
 def partitioned_modules(model: nn.Module) -> list[nn.Module]:
     """Return the modules of a model that have a PartitionState, each once, in the order of model.modules()."""
-    found, seen, waiting = [], set(), [model]
-    while waiting:
-        module = waiting.pop()
-        if id(module) in seen:
-            continue
-        seen.add(id(module))
-        own = module.__dict__
-        if ATTRIBUTE in own:
-            found.append(module)
-        children = own["_modules"].values() if "_modules" in own else list(module.children())  # of compiled code
-        waiting.extend(child for child in reversed(children) if child is not None)
-    return found
+    return [module for module in modules_of(model) if ATTRIBUTE in module.__dict__]
 
 
 def is_norm(state: PartitionState) -> bool:

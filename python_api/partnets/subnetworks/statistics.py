@@ -12,7 +12,7 @@ from torch.nn.parameter import is_lazy
 
 from partnets.subnetworks.parameters import partitioned_parameters
 from partnets.subnetworks.state import BATCHES, ESTIMATED, ROWS, inside, partitioned_modules, state_of
-from partnets.utils.modules import is_sharded
+from partnets.utils.modules import is_sharded, modules_of
 
 # Integer dtypes by their size in bytes.
 WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64, 16: torch.int64}
@@ -37,7 +37,7 @@ def other_norms(model: nn.Module) -> list[nn.Module]:
         >>> other_norms(partnets.partition(model, (0.5, 0.5), skip="0")) == [model[0]]
         True
     """
-    return [module for module in model.modules() if isinstance(module, _NormBase) and state_of(module) is None]
+    return [module for module in modules_of(model) if isinstance(module, _NormBase) and state_of(module) is None]
 
 
 def following_norms(model: nn.Module) -> list[nn.Module]:
@@ -45,7 +45,7 @@ def following_norms(model: nn.Module) -> list[nn.Module]:
 
     These are the norms that partnets.partition left out, and those in a partnets.Ensemble.
     """
-    norms = [module for module in model.modules() if isinstance(module, _NormBase)]
+    norms = [module for module in modules_of(model) if isinstance(module, _NormBase)]
     return [norm for norm in norms if (state := state_of(norm)) is None or "running_mean" not in state.statistics]
 
 

@@ -51,7 +51,7 @@ class Switch:
         self.states = [state_of(module) for module in modules]
         self._ids = {id(state) for state in self.states}
         found: dict[int, Weight | Vector] = {}
-        self._aliases: list[tuple[weakref.ref, str, nn.Parameter]] = []
+        self._aliases: list[tuple[weakref.ref, str, nn.Parameter, PartitionState]] = []
         self.wholes: list[tuple[nn.Parameter, int]] = []
         for module, state in zip(modules, self.states, strict=True):
             if added := [name for name in state.lacking if module._parameters.get(name) is not None]:
@@ -63,7 +63,7 @@ class Switch:
                 self.wholes.append((parameter_of(module, name), owner))
             for name in (*state.weights, *state.vectors):
                 parameter = parameter_of(module, name)
-                self._aliases.append((weakref.ref(module), name, parameter))
+                self._aliases.append((weakref.ref(module), name, parameter, state))
                 if id(parameter) not in found:
                     found[id(parameter)] = self._exchanged_of(module, name, parameter)
                 state.exchanged[name] = found[id(parameter)]
@@ -114,7 +114,7 @@ class Switch:
     @property
     def aliases(self) -> list[tuple[nn.Module, str, nn.Parameter]]:
         """Each place of a partitioned parameter."""
-        return [(module(), name, parameter) for module, name, parameter in self._aliases]
+        return [(module(), name, parameter) for module, name, parameter, _ in self._aliases]
 
     @property
     def statistics(self) -> list[tuple[nn.Module, PartitionState]]:
@@ -129,7 +129,10 @@ class Switch:
         """Return whether this is still the switch of these modules and their parameters."""
         if modules != self.modules or [vars(module)[ATTRIBUTE] for module in modules] != self.states:
             return False
-        return all(parameter_of(module(), name) is parameter for module, name, parameter in self._aliases)
+        for module, name, parameter, state in self._aliases:
+            if state.base.get(name, module()._parameters.get(name)) is not parameter:  # as parameter_of, but faster
+                return False
+        return True
 
     def refuse_replacements(self) -> None:
         """Raise RuntimeError if modules without partitions are where partitioned ones were."""
@@ -150,7 +153,7 @@ class Switch:
                 one.refresh()
         self.check_statistics()
         made_of = [one.made for one in self.weights]
-        made_of += [(local(one.parameter).data_ptr(), one.rows.data_ptr()) for one in self.vectors]
+        made_of += [one.place() for one in self.vectors]
         if made_of != self._made_of:
             self._check_apart()
             self._made_of = made_of
@@ -369,18 +372,26 @@ class Switch:
 
     def renew(self) -> None:
         """Let torch refuse later backward passes of earlier outputs that need a weight."""
-        increment_version([one.parameter for one in self.exchanged if not one.parameter.is_inference()])
+        plain = [one.watched[0] for one in self.exchanged if one.watched is not None]  # with the parameter's version
+        others = [one.parameter for one in self.exchanged if one.watched is None]
+        increment_version([*plain, *(parameter for parameter in others if not parameter.is_inference())])
 
     def note(self) -> None:
         """Call `note` for all parameters, after a function of partnets has written into them."""
         for one in self.exchanged:
-            one.note()
+            if one.watched is None:
+                one.note()
+            else:
+                whole, rows = one.watched
+                one.versions[one.name] = whole._version, 0 if rows is None else rows._version
 
     def written(self) -> list[Weight | Vector]:
         """Return parameters written into since `note`, other than by partnets' optimizers; undo replacements."""
         found = []
         for one in self.exchanged:
             parameter = one.parameter
+            if one.watched is not None and parameter.data_ptr() == one.watched[0].data_ptr() and one.is_unchanged():
+                continue
             is_replaced = not is_sharded(parameter) and parameter.data_ptr() != one.whole.data_ptr()
             if is_replaced:  # such as by parameter.data = ...
                 parameter.data = one.whole

@@ -22,7 +22,7 @@ from partnets.subnetworks.context import selected, subnetwork
 from partnets.subnetworks.state import num_partitions
 from partnets.subnetworks.statistics import following_norms, other_norms, outdate_statistics
 from partnets.subnetworks.switch import Switch, switch_of
-from partnets.utils.modules import evaluating, is_sharded
+from partnets.utils.modules import evaluating, is_sharded, modules_of
 
 
 @contextmanager
@@ -161,7 +161,12 @@ def has_step_hooks(optimizer: torch.optim.Optimizer) -> bool:
 def _check_all_known(model: nn.Module, optimizer: PartitionedOptimizer) -> None:
     """Raise RuntimeError if the optimiser lacks a trainable weight, such as one frozen at its construction."""
     stepped = set(optimizer.parameters())
-    learning = {parameter for parameter in model.parameters() if parameter.requires_grad}
+    learning = {
+        parameter
+        for module in modules_of(model)
+        for parameter in module._parameters.values()
+        if parameter is not None and parameter.requires_grad
+    }
     missing = learning - stepped
     if missing and (missing := missing.difference(hyperparameters(model))) and learning & stepped:
         # If the optimiser has no trainable parameter of the model, step() raises.
@@ -237,7 +242,9 @@ def training_only(model: nn.Module) -> list[Hyperparameter]:
     are turned off even if they do not learn.
     """
     return [
-        module for module in model.modules() if isinstance(module, Hyperparameter) and module.hyper_gradient != "direct"
+        module
+        for module in modules_of(model)
+        if isinstance(module, Hyperparameter) and module.hyper_gradient != "direct"
     ]
 
 
