@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Generator, Tensor
-from torch.utils.data import DataLoader, Dataset, Sampler, get_worker_info
+from torch.utils.data import DataLoader, Dataset, DistributedSampler, get_worker_info
 
 from partkernels.arguments import check_seed
 from partnets.data.chunks import Chunks, check_chunks, check_unseen, draw_k
@@ -42,9 +42,10 @@ class Loader(DataLoader):
     Batches are drawn as in partnets.Trainer (Appendix I.1): with replacement, k in proportion to the chunks. Draw n
     depends only on the seed and n, not on earlier draws or the number of worker processes. An epoch is `steps` draws,
     not a pass over the data; an iteration yields the rest of the current epoch, and the next one continues with new
-    draws. After an interruption, load_state_dict, or the sampler's set_epoch, continues in the same way.
+    draws. After an interruption, load_state_dict or set_epoch continues in the same way.
 
-    For training in one process only: the processes of a distributed training would all have the same draws.
+    All ranks of a distributed training have the same draws. Pass partnets.distributed.share(chunks) to give each rank
+    its part of each batch; batch sizes are those of all ranks together. PartitionedModule of Lightning does so.
 
     Args:
         chunks: D_1..D_C.
@@ -122,6 +123,10 @@ class Loader(DataLoader):
             self.sampler.done += 1
             yield draw
 
+    def set_epoch(self, epoch: int) -> None:
+        """Continue with the draws of an epoch, as loops do that skip batches instead of loading a state_dict."""
+        self.sampler.set_epoch(epoch)
+
     def state_dict(self) -> dict[str, Any]:
         """Return the number of draws so far and the identity of their source."""
         return {"done": self.sampler.done, "of": self.dataset.identity()}
@@ -193,8 +198,11 @@ class _Draws(Dataset):
         return Parts(self.chunks.fetch(part) for part in drawn.chunk(self.accumulate))
 
 
-class _Numbers(Sampler):
-    """A sampler of the draws that are left of the current epoch."""
+class _Numbers(DistributedSampler):
+    """A sampler of the draws that are left of the current epoch, the same on all ranks.
+
+    Lightning replaces samplers of other classes by one that gives each rank other draws.
+    """
 
     def __init__(self, steps: int) -> None:
         self.steps, self.done = steps, 0
@@ -206,6 +214,6 @@ class _Numbers(Sampler):
         return iter(range(self.done, (self.done // self.steps + 1) * self.steps))
 
     def set_epoch(self, epoch: int) -> None:
-        """Set the epoch as in torch's DistributedSampler, for loops that do not save a loader's state_dict."""
+        """Continue with the draws of an epoch; see Loader.set_epoch, and accelerate, which calls this."""
         if epoch != self.done // self.steps:
             self.done = epoch * self.steps

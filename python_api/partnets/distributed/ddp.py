@@ -60,17 +60,13 @@ class DDP(nn.parallel.DistributedDataParallel):
             )
         check_outside(module)
         check_agreement(partitions(module), options.get("process_group"))
-        apart, given = _apart(module), getattr(module, _IGNORED, None)
-        setattr(module, _IGNORED, [*(given or ()), *apart])
+        given = getattr(module, _IGNORED, None)
+        leave_buffers_alone(module)
         try:
             super().__init__(module, **options | SET)
         finally:
             delattr(module, _IGNORED) if given is None else setattr(module, _IGNORED, given)
-        for name, buffer in apart.items():
-            if not name.endswith((MAP, DEFAULTS, STORED)):  # the same on all ranks
-                sent = buffer.to(self.device)
-                dist.broadcast(sent, group=self.process_group, group_src=0)
-                buffer.copy_(sent)
+        broadcast_rows(module, self.device, self.process_group)
         self.packing = Packing(module, self.process_group)
         self.register_comm_hook(self.packing, all_reduce_packed)
 
@@ -78,6 +74,20 @@ class DDP(nn.parallel.DistributedDataParallel):
         if torch.is_grad_enabled():
             self.packing.expect()
         return super().forward(*inputs, **arguments)
+
+
+def leave_buffers_alone(model: nn.Module) -> None:
+    """Keep torch's DistributedDataParallel from sending the buffers of partitions in every forward pass."""
+    setattr(model, _IGNORED, [*(getattr(model, _IGNORED, None) or ()), *_apart(model)])
+
+
+def broadcast_rows(model: nn.Module, device: torch.device, group: dist.ProcessGroup | None = None) -> None:
+    """Set the vectors and statistics of each partition to those of rank 0."""
+    for name, buffer in _apart(model).items():
+        if not name.endswith((MAP, DEFAULTS, STORED)):  # the same on all ranks
+            sent = buffer.to(device)
+            dist.broadcast(sent, group=group, group_src=0)
+            buffer.copy_(sent)
 
 
 def _apart(model: nn.Module) -> dict[str, Tensor]:

@@ -138,7 +138,7 @@ def partitions(model: nn.Module) -> dict[str, object]:
     for path, module in model.named_modules():
         if (state := state_of(module)) is None:
             continue
-        facts[f"the count of {path or 'the model'}"] = state.num_partitions
+        facts[f"the number of partitions of {path or 'the model'}"] = state.num_partitions
         for name in state.weights:
             weight = f"{path}.{name}".lstrip(".")
             for what, end in (("map", MAP), ("defaults", DEFAULTS), ("stored defaults", STORED)):

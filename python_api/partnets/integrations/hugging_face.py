@@ -7,6 +7,7 @@ import math
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,9 @@ from partnets.convert import merge
 from partnets.data.chunks import Chunks
 from partnets.data.fetching import batches
 from partnets.data.loader import Draw, Loader
+from partnets.distributed.ddp import broadcast_rows, leave_buffers_alone
+from partnets.distributed.ranks import averaged, check_agreement, partitions
+from partnets.distributed.shared_chunks import share
 from partnets.evaluation.running_statistics import estimate_statistics
 from partnets.evaluation.same_chunks import check_counts, check_same_chunks, remember_chunks
 from partnets.hyper import penalties
@@ -30,6 +34,7 @@ from partnets.training.checkpoint import raise_other_chunks
 from partnets.training.hypergradient import Strategy, Technique
 from partnets.training.preflight import check_leaks, check_learns
 from partnets.training.step import parameters_of, still_modules, weights_learning
+from partnets.training.unrolled import alone
 from partnets.utils import random_state, sealed
 from partnets.utils.modules import device_of, evaluating
 
@@ -57,7 +62,7 @@ class _StepsOnePartition:
 
 
 class PartitionedTrainer(transformers.Trainer):
-    """A transformers.Trainer for a partitioned model in one process, without a validation set.
+    """A transformers.Trainer for a partitioned model, without a validation set.
 
     A training step is a step of ψ (Eq. 4) and one of w_k (Eq. 3), as in partnets.Trainer; transformers clips the
     gradient of w_k, steps and schedules. With gradient_accumulation_steps, both accumulate: see data.Parts. Batches are
@@ -66,6 +71,8 @@ class PartitionedTrainer(transformers.Trainer):
     to the same bits. With metric_for_best_model="lml" and greater_is_better=True, load_best_model_at_end selects by
     L_ML. Label smoothing applies only to the weights. A compute_loss_func applies to ψ and L_ML too, so it should be a
     negative log-likelihood. For another of transformers' trainers, derive a class from this one and from that.
+
+    Processes that torchrun or accelerate has started share each batch by DistributedDataParallel.
 
     Args:
         model: a model of transformers with partitioned layers and modules of partnets.hyper.
@@ -81,8 +88,9 @@ class PartitionedTrainer(transformers.Trainer):
     Raises:
         ImportError: transformers is not installed; at import of this module.
         ValueError: train_dataset is not Chunks or differs in C from the model, the optimiser is not of partnets.optim,
-            the arguments ask for fp16, a train_sampling_strategy other than "random", or several processes or GPUs.
-            When training starts: the audit finds a leak.
+            or the arguments ask for fp16, a train_sampling_strategy other than "random", several GPUs in one process,
+            or ddp_find_unused_parameters=False. When training starts: the audit finds a leak, or the processes differ
+            in the model or the chunks.
 
     Example:
         >>> from partnets.integrations.hugging_face import PartitionedTrainer
@@ -138,10 +146,15 @@ class PartitionedTrainer(transformers.Trainer):
         args, cure = self.args, "pass one of partnets.optim as optimizers=(optimizer, None)."
         optim, given = getattr(args.optim, "value", args.optim), self.optimizer_cls_and_kwargs
         strategy = getattr(args, "train_sampling_strategy", "random")  # absent in transformers 5.0
-        several = {"the number of processes": args.world_size, "the number of GPUs": max(args.n_gpu, 1)}
-        for name, value in several.items():
-            if value != 1:
-                raise ValueError(f"{name} is {value}, but all would draw the same batches; train with 1.")
+        if args.n_gpu > 1:
+            raise ValueError(
+                f"one process has {args.n_gpu} GPUs, which DataParallel would use; start one for each, such as by"
+                " torchrun or accelerate launch."
+            )
+        if args.world_size > 1 and args.ddp_find_unused_parameters is False:
+            raise ValueError(
+                "ddp_find_unused_parameters is False, but each step trains other parameters; leave it out."
+            )
         if optim not in ADAMW and self.optimizer is None:
             raise ValueError(f"optim is {optim}; {cure}")
         if args.optim_args and self.optimizer is None:
@@ -195,17 +208,23 @@ class PartitionedTrainer(transformers.Trainer):
         chunks, size = self._collated(self.train_dataset), self.args.train_batch_size
         check_same_chunks(self.model, chunks)
         remember_chunks(self.model, chunks)
+        if (ranks := self.args.world_size) > 1:  # DistributedDataParallel wraps the model afterwards
+            check_agreement(partitions(self.model) | {"the chunks": chunks.fingerprint})
+            leave_buffers_alone(self.model)
+            broadcast_rows(self.model, self.args.device)
+            chunks = share(chunks)
         options = {"num_workers": self.args.dataloader_num_workers, "pin_memory": self.args.dataloader_pin_memory}
         if self.args.dataloader_num_workers:
             options["persistent_workers"] = self.args.dataloader_persistent_workers
             options["prefetch_factor"] = self.args.dataloader_prefetch_factor
         parts = self.args.gradient_accumulation_steps
-        steps = parts * math.ceil(len(chunks.order) / (parts * size))
-        options |= {"hyper_batch_size": None if self.hyper_optimizer is None else parts * size, "accumulate": parts}
+        examples = ranks * parts * size
+        steps = parts * math.ceil(len(chunks.order) / examples)
+        options |= {"hyper_batch_size": None if self.hyper_optimizer is None else examples, "accumulate": parts}
         seed = self.args.seed if self.args.data_seed is None else self.args.data_seed
-        loader = Loader(chunks, parts * size, steps=steps, seed=seed, steps_ahead=self._strategy.seen, **options)
+        loader = Loader(chunks, examples, steps=steps, seed=seed, steps_ahead=self._strategy.seen, **options)
         loader.dataset.has_parts_as_items = True  # transformers' loop takes a part at a time
-        return self.accelerator.prepare(loader)
+        return self.accelerator.prepare(loader) if ranks == 1 else loader  # which would give ranks other draws
 
     def _collated(self, chunks: Chunks) -> Chunks:
         """Return the chunks with transformers' data collator, unless they have their own collate."""
@@ -227,24 +246,28 @@ class PartitionedTrainer(transformers.Trainer):
         if hyper_k is not None:
             models, batches = (self.model, optimizer, self.hyper_optimizer), {hyper_k: hyper_batch}
             options = {"clip": self.args.max_grad_norm or None, "backward": self.accelerator.backward}
-            loss = self._strategy.step_hyper(*models, batches, self._computed, self._judged, **options)
-            self._hyper_losses.append(loss)
+            options["averaged"] = averaged if self.args.world_size > 1 else alone
+            # DistributedDataParallel expects one backward pass for each forward pass, unlike steps that look ahead.
+            computing = self.model if self._strategy.seen else model
+            losses = partial(self._computed, model=computing), partial(self._judged, model=computing)
+            with _synchronised(model):
+                self._hyper_losses.append(self._strategy.step_hyper(*models, batches, *losses, **options))
             self.hyper_optimizer.zero_grad()  # otherwise the loop's clipping would include ψ's gradient
         with weights_learning(self.model, k):
-            loss = self._computed(batch) / self.args.gradient_accumulation_steps
+            loss = self._computed(batch, model) / self.args.gradient_accumulation_steps
             self.accelerator.backward(loss)
         optimizer.update = k
         return loss.detach()
 
-    def _computed(self, batch: Any) -> Tensor:
+    def _computed(self, batch: Any, model: nn.Module) -> Tensor:
         """Return the loss as transformers' training_step computes it, without a backward pass."""
         with self.compute_loss_context_manager():
-            return self.compute_loss(self.model, self._prepare_inputs(batch))
+            return self.compute_loss(model, self._prepare_inputs(batch))
 
-    def _judged(self, batch: Any) -> Tensor:
+    def _judged(self, batch: Any, model: nn.Module) -> Tensor:
         """Return the loss without label smoothing, which only regularises the weights."""
         with self._without_smoothing():
-            return self._computed(batch)
+            return self._computed(batch, model)
 
     def _audited(self, batch: Any) -> tuple[Tensor, Tensor]:
         loss = self.compute_loss(self.model, self._prepare_inputs(batch))
@@ -272,7 +295,9 @@ class PartitionedTrainer(transformers.Trainer):
         """Log as transformers does; add the mean loss of ψ's steps and the present ψ to a training loss."""
         if "loss" in logs:
             if self._hyper_losses:
-                logs = logs | {"hyper_loss": torch.stack(self._hyper_losses).mean().item()}
+                loss = torch.stack(self._hyper_losses).mean()
+                loss = averaged([loss], [loss])[0] if self.args.world_size > 1 else loss
+                logs = logs | {"hyper_loss": loss.item()}
                 self._hyper_losses.clear()
             logs = logs | self.values()
         super().log(logs, *args, **options)
@@ -306,7 +331,7 @@ class PartitionedTrainer(transformers.Trainer):
                 random_state.seed_all(self.args.seed)  # the same noise in each evaluation
                 with subnetwork(self.model, active=k - 1):
                     for i, batch in enumerate(batches(chunks[k], size, collate=chunks.collate)):
-                        found -= min(size, chunks.sizes[k - 1] - i * size) * self._judged(batch).item()
+                        found -= min(size, chunks.sizes[k - 1] - i * size) * self._judged(batch, self.model).item()
         return found
 
     def evaluation_loop(self, *args, **options):
@@ -327,6 +352,8 @@ class PartitionedTrainer(transformers.Trainer):
             super()._save(output_dir)
         finally:
             self.model = partitioned
+        if not self.args.should_save:  # transformers calls this on all ranks
+            return
         chunks = self.train_dataset
         states = {"model": self.model.state_dict(), "order": chunks.order, "sizes": chunks.sizes}
         if self.hyper_optimizer is not None:
@@ -350,6 +377,19 @@ class PartitionedTrainer(transformers.Trainer):
 
     def _load_best_model(self) -> None:
         self._load_from_checkpoint(self.state.best_model_checkpoint)
+
+
+@contextmanager
+def _synchronised(model: nn.Module) -> Iterator[None]:
+    """Average gradients over ranks in the context, also in parts of a batch before the last one."""
+    before = getattr(model, "require_backward_grad_sync", None)
+    if before is not None:
+        model.require_backward_grad_sync = True
+    try:
+        yield
+    finally:
+        if before is not None:
+            model.require_backward_grad_sync = before
 
 
 def _stepping(optimizer: PartitionedOptimizer) -> PartitionedOptimizer:

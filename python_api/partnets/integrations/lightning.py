@@ -6,9 +6,12 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from partnets.data.loader import Draw, Loader
+from partnets.distributed.ddp import broadcast_rows, leave_buffers_alone
+from partnets.distributed.ranks import averaged, check_agreement, gathered, own_rank, partitions
+from partnets.distributed.shared_chunks import share
 from partnets.evaluation.running_statistics import estimate_statistics
 from partnets.evaluation.same_chunks import check_counts, check_same_chunks, remember_chunks
 from partnets.hyper import Hyperparameter
@@ -16,6 +19,7 @@ from partnets.optim import PartitionedOptimizer
 from partnets.training.hypergradient import Strategy, Technique
 from partnets.training.preflight import check_leaks
 from partnets.training.step import parameters_of, step_weights
+from partnets.training.unrolled import alone
 from partnets.utils import random_state
 
 try:
@@ -38,6 +42,9 @@ class PartitionedModule(LightningModule):
     training_step, after super().training_step. global_step and max_steps count the steps of both optimisers.
     Checkpoints include the random states and resume to the same bits. Overrides of the hooks below must call super().
 
+    Several processes train by strategy="ddp_find_unused_parameters_true", each on its part of every batch, as with
+    partnets.distributed.Trainer: the loader's batch sizes are those of all processes together.
+
     ψ that acts only in training learns by looking ahead, so the loader needs the same number of steps_ahead. Unseen
     data are evaluated by training_loss too, with these modules in evaluation mode.
 
@@ -48,9 +55,10 @@ class PartitionedModule(LightningModule):
 
     Raises:
         ImportError: Lightning is not installed; at import of this module.
-        ValueError: the loader or the optimisers are not as above, the model and the chunks differ in C, training uses
-            several processes, gradients are scaled (precision="16-mixed") with `clip` or looking ahead, or
-            partnets.audit finds a leak, unless the class has audit = False; when training starts.
+        ValueError: the loader or the optimisers are not as above, the model and the chunks differ in C, several
+            processes use another strategy or cannot share a batch, gradients are scaled (precision="16-mixed") with
+            `clip` or looking ahead, or partnets.audit finds a leak, unless the class has audit = False; when training
+            starts.
         RuntimeError: on_train_start was overridden without a call of super(); before the first step.
 
     Example:
@@ -94,22 +102,32 @@ class PartitionedModule(LightningModule):
             )
         optimizers = self.optimizers()
         optimizer, hyper_optimizer = (optimizers, None) if draw.hyper_k is None else optimizers
-        compute, options = self.training_loss, {"backward": self.manual_backward}
-        self.log("loss", step_weights(self, optimizer, draw.k, draw.batch, compute, clip=self.clip, **options))
+        compute, options, ranks = self.training_loss, {"backward": self.manual_backward}, self.trainer.world_size
+        loss = step_weights(self, optimizer, draw.k, draw.batch, compute, clip=self.clip, **options)
+        self.log("loss", loss, sync_dist=ranks > 1)
         if hyper_optimizer is None:
             return
         batches = {draw.hyper_k: draw.hyper_batch}
-        how = {"clip": self.clip, **options}
+        how = {"clip": self.clip, "averaged": averaged if ranks > 1 else alone, **options}
         loss = self._strategy.step_hyper(self, optimizer, hyper_optimizer, batches, compute, compute, **how)
-        self.log("hyper_loss", loss)
+        self.log("hyper_loss", loss, sync_dist=ranks > 1)
+
+    def setup(self, stage: str) -> None:
+        """Keep DistributedDataParallel from sending the buffers of partitions, which are the same on all ranks."""
+        if self.trainer.world_size > 1:
+            leave_buffers_alone(self)
 
     def on_fit_start(self) -> None:
-        """Raise ValueError for several processes and for overfit_batches."""
+        """Raise ValueError for strategies other than DDP and for overfit_batches; make all ranks' models equal."""
         if self.trainer.world_size > 1:
-            raise ValueError(
-                f"{self.trainer.world_size} processes would all learn from the same batches; pass devices=1, or use"
-                " partnets.distributed.Trainer, which divides each batch among processes."
-            )
+            model = self.trainer.strategy.model
+            if not isinstance(model, nn.parallel.DistributedDataParallel) or not model.find_unused_parameters:
+                raise ValueError(
+                    f"{self.trainer.world_size} processes train by {type(self.trainer.strategy).__name__}; pass"
+                    " strategy='ddp_find_unused_parameters_true', as each step trains other parameters."
+                )
+            check_agreement(partitions(self))
+            broadcast_rows(self, self.device)
         if self.trainer.overfit_batches:
             raise ValueError(
                 f"overfit_batches={self.trainer.overfit_batches} replaces the loader, which assigns batches to"
@@ -120,6 +138,8 @@ class PartitionedModule(LightningModule):
         """Check the model, the loader and the optimisers, and restore the random states of a resumed checkpoint."""
         loader = self.trainer.train_dataloader
         self._check(loader, self.trainer.optimizers)
+        if self.trainer.world_size > 1:
+            self._share(loader)
         check_same_chunks(self, loader.chunks)
         if self.audit:
             with self._without_logs():
@@ -128,6 +148,18 @@ class PartitionedModule(LightningModule):
         if self.trainer.ckpt_path is not None and self._noise is not None:
             random_state.set_state(self._noise, self.device)
         self._checked = True
+
+    def _share(self, loader: Loader) -> None:
+        """Let each rank draw its part of each batch."""
+        ranks, draws = self.trainer.world_size, loader.dataset
+        check_agreement({"the loader": draws.identity()})
+        for name, size in {"batch_size": draws.batch_size, "hyper_batch_size": draws.hyper_batch_size or 0}.items():
+            if size % (ranks * draws.accumulate):
+                raise ValueError(
+                    f"{name}={size} cannot be shared by {ranks} ranks with accumulate={draws.accumulate}; pass a"
+                    f" multiple of {ranks * draws.accumulate}."
+                )
+        draws.chunks = share(loader.chunks)
 
     def estimate_statistics(self) -> None:
         """Call partnets.estimate_statistics on the chunks of the training's Loader."""
@@ -160,12 +192,13 @@ class PartitionedModule(LightningModule):
         self.estimate_statistics()
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Add the random states to the checkpoint."""
-        checkpoint["noise"] = random_state.get_state(self.device)
+        """Add the random states of all ranks to the checkpoint."""
+        checkpoint["noise"] = gathered(random_state.get_state(self.device))
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Store the checkpoint's random states until training starts."""
-        self._noise = checkpoint.get("noise")
+        """Store this rank's random states in the checkpoint, if any, until training starts."""
+        noise, rank = checkpoint.get("noise", ()), own_rank()
+        self._noise = noise[rank] if rank < len(noise) else None
 
     def _check(self, loader: Any, optimizers: list) -> None:
         if not isinstance(loader, Loader):

@@ -305,7 +305,12 @@ TWO_STEPS_AHEAD = {"steps": STEPS, "hyper_batch_size": 8, "steps_ahead": 2}
         (StartsAlone, loader, {}, r"StartsAlone\.on_train_start .* call super\(\)\.on_train_start\(\)"),
         (Regularised, loader, {}, r"ψ looks 2 steps ahead.* for 0; pass partnets\.Loader\(steps_ahead=2\)"),
         (Classifier, loader, {"overfit_batches": 2}, r"overfit_batches=2 replaces .* leave it 0, and pass a partnets"),
-        (Classifier, loader, {"devices": 2, "strategy": "ddp_fork"}, "2 processes would all .* pass devices=1"),
+        (
+            Classifier,
+            loader,
+            {"devices": 2, "strategy": "ddp_fork"},
+            "2 processes train by DDPStrategy; pass",
+        ),
         (Clipped, loader, scaled(), r"clip=0\.1 .* GradScaler .*; pass precision='bf16-mixed', or set clip = None"),
         (Ahead, lambda chunks: partnets.Loader(chunks, 8, **TWO_STEPS_AHEAD), scaled(), "2 steps ahead .* GradScaler"),
     ],

@@ -1,0 +1,165 @@
+"""Lightning on two ranks trains as one process does."""
+
+import lightning
+import pytest
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.plugins.environments import LightningEnvironment
+from torch import nn
+
+import partnets
+from partnets import hyper
+from partnets.integrations.lightning import PartitionedModule
+
+PROPORTIONS, STEPS = (0.5, 0.3, 0.2), 6
+DDP = "ddp_find_unused_parameters_true"
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:The 'train_dataloader' does not have many workers"),
+    pytest.mark.filterwarnings("ignore:`isinstance.treespec, LeafSpec.` is deprecated:FutureWarning"),
+    pytest.mark.filterwarnings("ignore:Failed to load image Python extension"),
+]
+
+
+class OfGroup(LightningEnvironment):
+    """The ranks of the process group that exists."""
+
+    @property
+    def creates_processes_externally(self):
+        return True
+
+    def world_size(self):
+        return dist.get_world_size()
+
+    def global_rank(self):
+        return dist.get_rank()
+
+    def local_rank(self):
+        return dist.get_rank()
+
+    def set_world_size(self, size):
+        pass
+
+    def set_global_rank(self, rank):
+        pass
+
+    def teardown(self):
+        pass
+
+
+class MeanMask(hyper.InputMask):
+    """A mask without noise, which would differ between ranks."""
+
+    def forward(self, x):
+        return x * torch.sigmoid(self.logits)
+
+
+class Classifier(PartitionedModule):
+    def __init__(self, decays, noise, clip):
+        super().__init__()
+        torch.manual_seed(0)
+        layer = nn.Linear(4, 8)
+        psi = hyper.WeightDecay(layer, 0.1) if decays else MeanMask(4)
+        network = nn.Sequential(psi, layer, nn.LayerNorm(8), nn.Dropout(noise), nn.Linear(8, 3)).double()
+        self.network = partnets.partition(network, PROPORTIONS, seed=0)
+        self.clip = clip
+
+    def training_loss(self, batch):
+        x, y = batch
+        return F.cross_entropy(self.network(x), y)
+
+    def configure_optimizers(self):
+        return partnets.optim.Adam(self, lr=0.05), torch.optim.Adam(hyper.hyperparameters(self), lr=0.1)
+
+
+def chunks(changed=None):
+    generator = torch.Generator().manual_seed(0)
+    x, y = torch.randn(60, 4, generator=generator).double(), torch.randint(3, (60,), generator=generator)
+    found = partnets.chunk((x, y), PROPORTIONS)
+    if changed is not None:
+        x[found.indices(changed)] *= -1
+        y[found.indices(changed)] = (y[found.indices(changed)] + 1) % 3
+    return found
+
+
+def fit(folder, options=None, decays=False, noise=0.0, clip=None, changed=None, resume=None, save=False, strategy=DDP):
+    """Train on the ranks of the group, or in this process alone; return the weights and ψ."""
+    module = Classifier(decays, noise, clip)
+    draws = {"steps": STEPS, "hyper_batch_size": 8, "steps_ahead": int(decays)} | (options or {})
+    loader = partnets.Loader(chunks(changed), 12, **draws)
+    ranks = {"devices": 2, "strategy": strategy, "plugins": [OfGroup()]} if dist.is_initialized() else {"devices": 1}
+    keep = ModelCheckpoint(folder, "{step}", every_n_train_steps=2 * STEPS - 4, save_top_k=-1)
+    quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False}
+    trainer = lightning.Trainer(
+        accelerator="cpu", max_epochs=2, callbacks=[keep] if save else [], enable_checkpointing=save, **quiet, **ranks
+    )
+    if dist.is_initialized():
+        torch.manual_seed(dist.get_rank())
+    trainer.fit(module, loader, ckpt_path=resume)
+    return [tensor.detach().clone() for tensor in module.network.state_dict().values() if tensor.is_floating_point()]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"decays": True, "clip": 0.3},
+        pytest.param({"options": {"accumulate": 2}}, marks=pytest.mark.full),
+    ],
+    ids=["direct", "lookahead", "accumulated"],
+)
+def test_two_ranks_train_as_one_process_does(two_ranks, tmp_path, options):
+    expected = fit(tmp_path, **options)
+    for found in two_ranks(fit_with, tmp_path, options):
+        for one, other in zip(found, expected, strict=True):
+            torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-12)
+
+
+def fit_with(folder, options):
+    return fit(folder, **options)
+
+
+@pytest.mark.full
+def test_two_ranks_resume_to_the_same_bits_with_their_own_noise(two_ranks, tmp_path):
+    whole = two_ranks(fit_with, tmp_path, {"noise": 0.3, "save": True})
+    resumed = two_ranks(fit_with, tmp_path, {"noise": 0.3, "resume": str(next(tmp_path.glob("step=8*.ckpt")))})
+    for one, other in zip(whole, resumed, strict=True):
+        assert all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
+    assert all(torch.equal(a, b) for a, b in zip(*whole, strict=True))
+
+
+@pytest.mark.full
+def test_later_chunks_do_not_reach_earlier_partitions_on_two_ranks(two_ranks, tmp_path):
+    (first, _), (second, _) = (two_ranks(weights_of_partition_1, tmp_path, changed) for changed in (None, 3))
+    assert all(torch.equal(one, other) for one, other in zip(first, second, strict=True))
+
+
+def weights_of_partition_1(folder, changed):
+    """Train without ψ, which learns from all chunks; return the entries of partition 1."""
+    module = Classifier(False, 0.0, None)
+    module.configure_optimizers = lambda: partnets.optim.Adam(module, lr=0.05)
+    trainer = lightning.Trainer(
+        accelerator="cpu", devices=2, strategy=DDP, plugins=[OfGroup()], max_epochs=2, logger=False,
+        enable_progress_bar=False, enable_model_summary=False, enable_checkpointing=False,
+    )  # fmt: skip
+    trainer.fit(module, partnets.Loader(chunks(changed), 12, steps=STEPS))
+    found = partnets.partitions(module.network)
+    return [weight.detach()[found[name].mask(1)] for name, weight in module.network.named_parameters() if name in found]
+
+
+def refused(folder, options, draws):
+    with pytest.raises(ValueError) as error:
+        fit(folder, draws, **options)
+    return str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("options", "draws", "message"),
+    [
+        ({"strategy": "ddp"}, {}, "pass strategy='ddp_find_unused_parameters_true'"),
+        ({}, {"hyper_batch_size": 7}, "hyper_batch_size=7 cannot be shared by 2 ranks"),
+    ],
+)
+def test_ranks_refuse_settings_that_do_not_fit(two_ranks, tmp_path, options, draws, message):
+    assert all(message in found for found in two_ranks(refused, tmp_path, options, draws))
