@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from numbers import Real
@@ -26,8 +27,6 @@ from partnets.utils.checks import check_at_least
 EXAMPLES = 1797
 # Images converted to floats at once: about 50 MB for 3x64x64.
 BATCH = 1000
-# Names of the parts of a data set, which are no classes.
-PARTS = {"train", "training", "val", "valid", "validation", "dev", "test", "testing"}
 # How far floats may leave [0, 1].
 ROUNDING = 1e-3
 
@@ -87,6 +86,11 @@ class Data:
         x, y = _pair("train", train)
         is_pair = isinstance(test, tuple | list)
         (x, y), (test_x, test_y) = ((x, y), _pair("test", test)) if is_pair else _split(x, y, test, seed)
+        if x.dtype != test_x.dtype:
+            kinds = " and ".join(str(one.dtype).removeprefix("torch.") for one in (x, test_x))
+            raise TypeError(
+                f"x to train and to test are {kinds}, which are scaled differently; pass one dtype for both."
+            )
         if x.shape[1:] != test_x.shape[1:]:
             shapes = f"{list(x.shape)} and {list(test_x.shape)}"
             raise ValueError(f"x to train and to test are {shapes}; pass examples of one shape for both.")
@@ -99,7 +103,8 @@ class Data:
         """Return Data from a folder with a subfolder of images for each class, read by torchvision's ImageFolder.
 
         Images become RGB without transparency, uint8 [3, height, width], scaled and cropped in the middle. Label i is
-        the i-th subfolder in the order of names. Files and folders whose names begin with a dot are ignored.
+        the i-th subfolder in the order of names. Files and folders whose names begin with a dot are ignored, and files
+        that are not .jpg, .jpeg, .png, .ppm, .bmp, .pgm, .tif, .tiff or .webp.
 
         Args:
             root: this folder; or one with two such folders, train and test, and no other.
@@ -111,9 +116,10 @@ class Data:
         Raises:
             ImportError: torchvision is not installed.
             FileNotFoundError: the folder is missing, or has no subfolders, or one without images.
-            OSError: an image is damaged.
-            ValueError: there are other folders beside train, such as val; train and test have other classes, or there
-                is one class; or an image has more than 8 bits a channel.
+            OSError: an image is damaged or too large.
+            ValueError: there are training and other folders with the same classes, such as train and val; train and
+                test are one folder or have other classes, or there is one class; or an image has more than 8 bits a
+                channel.
 
         Example:
             >>> data = Data.from_folder("flowers", size=64)  # doctest: +SKIP
@@ -127,6 +133,8 @@ class Data:
         if len(folders) == 1:
             _check_share(test)
         parts = [_images(folder, height, width) for folder in folders]
+        if len(folders) == 2 and folders[0].resolve() == folders[1].resolve():
+            raise ValueError(f"root and test are the same folder, {root}; pass another one, or a share of it.")
         if parts[0].classes != parts[-1].classes:
             raise ValueError(f"{root} has the classes {parts[0].classes} to train and {parts[-1].classes} to test.")
         if len(parts[0].classes) < 2:
@@ -140,8 +148,8 @@ class Data:
         missing = next(label for label in range(len(known) + 1) if label not in known)
         if missing <= max(known | tested):
             raise ValueError(
-                f"no training example has the label {missing}, but one has {max(known | tested)}; pass labels without"
-                " gaps, such as numpy.unique(y, return_inverse=True)[1], and each one to train."
+                f"no training example has the label {missing}, but labels go to {max(known | tested)}; pass labels"
+                " without gaps, such as numpy.unique(y, return_inverse=True)[1], and each one to train."
             )
         return cls(name, train, test, len(known), *moments(train[0]))
 
@@ -186,15 +194,23 @@ class Data:
 
 def _parts(root: Path) -> list[Path]:
     """Return the folders train and test of root if it has these two, or root alone."""
-    names = {path.name.lower(): path for path in root.iterdir() if path.is_dir() and path.name[0] != "."}
-    if names.keys() == {"train", "test"}:
+    folders = _subfolders(root)
+    names = {name.lower(): path for name, path in folders.items()}
+    if names.keys() == {"train", "test"} and len(folders) == 2:
         return [names["train"], names["test"]]
-    if len(found := sorted(PARTS & names.keys())) > 1:
-        raise ValueError(
-            f"{root} has {', '.join(found)}, which are no classes; pass root=TRAINING and test=TEST,"
-            " or a folder with train and test alone."
-        )
+    inside = {name: _subfolders(folder).keys() for name, folder in names.items()}
+    for name in names:
+        if "train" in name and (others := [one for one in names if one != name and inside[one] & inside[name]]):
+            raise ValueError(
+                f"{root} has {name} and {others[0]}, which have the same subfolders and are no classes; pass"
+                " root=TRAINING and test=TEST, or a folder with train and test alone."
+            )
     return [root]
+
+
+def _subfolders(folder: Path) -> dict[str, Path]:
+    """Return the subfolders that are not hidden, by name."""
+    return {path.name: path for path in folder.iterdir() if path.is_dir() and path.name[0] != "."}
 
 
 def _images(folder: Path, height: int, width: int):
@@ -218,11 +234,15 @@ def _decoded(path: str, height: int, width: int) -> Tensor:
 
     try:
         with Image.open(path) as picture:
-            if picture.mode.startswith(("I", "F")):  # conversion would clip them to white
+            # Conversion would clip the first two to white, and PIL cuts several channels of 16 bits to 8.
+            if picture.mode.startswith(("I", "F")) or any(";16" in str(tile[-1]) for tile in picture.tile):
                 raise ValueError(f"{path} has more than 8 bits a channel (mode {picture.mode}); convert it to 8 bits.")
-            image = ImageOps.fit(ImageOps.exif_transpose(picture).convert("RGB"), (width, height))
-    except (OSError, SyntaxError) as error:  # SyntaxError is that of a damaged PNG
-        raise OSError(f"{path} is damaged: {error}") from error
+            picture.load()
+            with suppress(Exception):  # of many kinds; a picture with damaged EXIF data is left as it is
+                picture = ImageOps.exif_transpose(picture)
+            image = ImageOps.fit(picture.convert("RGB"), (width, height))
+    except (OSError, SyntaxError, Image.DecompressionBombError) as error:  # SyntaxError is that of a damaged PNG
+        raise OSError(f"{path} cannot be read ({error}); remove it, or save it again as PNG or JPEG.") from error
     return torch.from_numpy(numpy.array(image)).permute(2, 0, 1)
 
 
@@ -248,14 +268,16 @@ def _pair(what: str, pair: Sequence) -> tuple[Tensor, Tensor]:
     if not isinstance(pair, tuple | list) or len(pair) != 2:
         raise TypeError(f"{what} is a {type(pair).__name__}; pass (x, y), images or features and labels.")
     x, y = (as_tensor(part).cpu() for part in pair)
+    if x.is_complex() or y.is_complex():
+        raise TypeError(f"{what} has complex numbers; pass real ones, such as numpy.stack([z.real, z.imag], 1).")
     x = x[:, None] if x.dim() == 3 else x
     if x.dim() == 4 and x.dtype != torch.uint8 and not x.is_floating_point():
         kind = str(x.dtype).removeprefix("torch.")
         raise TypeError(f"{what} has images of {kind}; pass uint8 in 0..255, or floats in [0, 1].")
-    x = x.to(torch.uint8 if x.dtype == torch.uint8 else torch.float32, copy=True)
+    given, x = x, x.to(torch.uint8 if x.dtype == torch.uint8 else torch.float32, copy=True)
     if y.is_floating_point():
         raise TypeError(f"{what} has labels of {str(y.dtype).removeprefix('torch.')}; pass whole numbers from 0.")
-    if x.dim() not in (2, 4) or y.shape != x.shape[:1] or not len(x):
+    if x.dim() not in (2, 4) or y.shape != x.shape[:1] or not x.numel():
         raise ValueError(
             f"{what} has x of shape {list(x.shape)} and y of {list(y.shape)}; pass images [n, channels, height, width]"
             " or [n, height, width], or features [n, features], and labels [n]."
@@ -268,6 +290,11 @@ def _pair(what: str, pair: Sequence) -> tuple[Tensor, Tensor]:
         raise ValueError(
             f"{what} has images from {x.min():.4g} to {x.max():.4g}; pass uint8 in 0..255, or floats in [0, 1], and"
             " normalise in the model by data.Normalise."
+        )
+    if x.dim() == 2 and bool((lost := (given.amin(0) < given.amax(0)) & (x.amin(0) == x.amax(0))).any()):
+        raise ValueError(
+            f"feature {int(lost.nonzero()[0])} of {what} is the same number for all examples in float32; subtract its"
+            " mean and divide by its standard deviation."
         )
     return x, y.to(torch.int64, copy=True)
 

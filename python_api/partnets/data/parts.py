@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 
 class Parts(list):
-    """A batch as a list of parts of equal size, over which a step accumulates gradients, with the memory of one part.
+    """A batch as a list of parts, over which a step accumulates gradients, with the memory of one part.
 
-    partnets.step_weights, step_hyper and step_lookahead call the loss with each part and use the mean. This is the loss
-    of the whole batch if that is a mean over examples; normalisation layers see a part at a time. Exact lookahead keeps
-    the graphs of all parts.
+    partnets.step_weights, step_hyper and step_lookahead call the loss with each part and use the weighted mean. This is
+    the loss of the whole batch if that is a mean over examples and the parts are equal, or a mean over targets with the
+    parts' shares of the targets as weights. Normalisation layers, Mixup, and weights that are relative within a batch,
+    as of SourceWeights, see a part at a time. Exact lookahead keeps the graphs of all parts.
+
+    Args:
+        parts: the parts.
+        weights: a number for each part, with a sum of 1; equal if None. Parts with weight 0 are left out.
 
     Example:
         >>> import partnets, torch
@@ -25,7 +31,24 @@ class Parts(list):
         True
     """
 
+    def __init__(self, parts: Iterable[Any] = (), weights: Sequence[float] | None = None) -> None:
+        super().__init__(parts)
+        if weights is not None and (len(weights) != len(self) or abs(sum(weights) - 1) > 1e-6 or min(weights) < 0):
+            raise ValueError(f"weights={weights} of {len(self)} parts; pass one for each, with a sum of 1.")
+        self.weights = weights
+
     @classmethod
     def of(cls, batch: Any) -> Parts:
         """Return the parts of a batch; if it has none, the batch as the only part."""
         return batch if isinstance(batch, Parts) else cls([batch])
+
+    def weighted(self) -> Iterator[tuple[Any, float]]:
+        """Yield each part with its weight, if that is not 0.
+
+        Raises:
+            ValueError: there are no parts.
+        """
+        if not self:
+            raise ValueError("a batch has no parts; pass at least one.")
+        weights = [1 / len(self)] * len(self) if self.weights is None else self.weights
+        return ((part, weight) for part, weight in zip(self, weights, strict=True) if weight)

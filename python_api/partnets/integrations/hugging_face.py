@@ -19,6 +19,7 @@ from partnets.convert import merge
 from partnets.data.chunks import Chunks
 from partnets.data.fetching import batches
 from partnets.data.loader import Draw, Loader
+from partnets.data.parts import Parts
 from partnets.distributed.ddp import broadcast_rows, leave_buffers_alone
 from partnets.distributed.ranks import averaged, check_agreement, partitions
 from partnets.distributed.shared_chunks import share
@@ -205,6 +206,7 @@ class PartitionedTrainer(transformers.Trainer):
 
         With gradient_accumulation_steps, an item is a part of a batch, and the first one comes with the batch of ψ.
         """
+        self._check_arguments()  # a trial of a search sets others
         chunks, size = self._collated(self.train_dataset), self.args.train_batch_size
         check_same_chunks(self.model, chunks)
         remember_chunks(self.model, chunks)
@@ -244,6 +246,11 @@ class PartitionedTrainer(transformers.Trainer):
         k, batch, hyper_k, hyper_batch = inputs
         optimizer = getattr(self.optimizer, "optimizer", self.optimizer)  # inside accelerate's wrapper, if any
         if hyper_k is not None:
+            if self._strategy.seen:
+                unseen, seen = hyper_batch
+                hyper_batch = self._weighted(unseen), [self._weighted(one) for one in seen]
+            else:
+                hyper_batch = self._weighted(hyper_batch)
             models, batches = (self.model, optimizer, self.hyper_optimizer), {hyper_k: hyper_batch}
             options = {"clip": self.args.max_grad_norm or None, "backward": self.accelerator.backward}
             options["averaged"] = averaged if self.args.world_size > 1 else alone
@@ -254,10 +261,40 @@ class PartitionedTrainer(transformers.Trainer):
                 self._hyper_losses.append(self._strategy.step_hyper(*models, batches, *losses, **options))
             self.hyper_optimizer.zero_grad()  # otherwise the loop's clipping would include ψ's gradient
         with weights_learning(self.model, k):
-            loss = self._computed(batch, model) / self.args.gradient_accumulation_steps
-            self.accelerator.backward(loss)
+            parts = self.args.gradient_accumulation_steps
+            share = self._targets(batch) / num_items_in_batch if num_items_in_batch else 1 / parts
+            loss = torch.zeros((), device=self.args.device)
+            if share:  # the mean of no targets is NaN
+                loss = share * self._computed(batch, model)
+                self.accelerator.backward(loss)
         optimizer.update = k
         return loss.detach()
+
+    def get_batch_samples(self, epoch_iterator, num_batches, device):
+        """Return transformers' draws of a step, and the number of targets in their batches of w_k, if it is known."""
+        draws, _ = super().get_batch_samples(epoch_iterator, num_batches, device)
+        counts = [self._targets(draw.batch) for draw in draws]
+        return draws, None if None in counts else sum(counts) or None
+
+    def _targets(self, batch: Any) -> int | None:
+        """Return the number of labels in a batch that are not -100, over which transformers' losses are means.
+
+        None if labels are not integers, or there are several processes, which would wait for each other.
+        """
+        labels = batch.get("labels") if isinstance(batch, Mapping) else None
+        if self.args.world_size > 1 or not isinstance(labels, Tensor) or labels.is_floating_point():
+            return None
+        shifted = any(
+            kind in type(self.model).__name__ for kind in ("CausalLM", "LMHead")
+        )  # the first label has no logits
+        return int((labels[..., 1:] if shifted else labels).ne(-100).sum())
+
+    def _weighted(self, batch: Any) -> Any:
+        """Return a batch whose parts have their shares of its targets as weights."""
+        counts = [self._targets(part) for part in batch] if isinstance(batch, Parts) else []
+        if None in counts or not sum(counts):
+            return batch
+        return Parts(batch, [count / sum(counts) for count in counts])
 
     def _computed(self, batch: Any, model: nn.Module) -> Tensor:
         """Return the loss as transformers' training_step computes it, without a backward pass."""
@@ -331,6 +368,8 @@ class PartitionedTrainer(transformers.Trainer):
                 random_state.seed_all(self.args.seed)  # the same noise in each evaluation
                 with subnetwork(self.model, active=k - 1):
                     for i, batch in enumerate(batches(chunks[k], size, collate=chunks.collate)):
+                        if self._targets(batch) == 0:  # their mean is NaN
+                            continue
                         found -= min(size, chunks.sizes[k - 1] - i * size) * self._judged(batch, self.model).item()
         return found
 

@@ -24,7 +24,7 @@ from partnets.training.step import (
 )
 from partnets.training.unrolled import Averaged, InnerSteps, accumulated, alone, check_all_finite, leaving_nothing
 from partnets.utils.checks import check_at_least
-from partnets.utils.modules import evaluating
+from partnets.utils.modules import evaluating, modules_of
 from partnets.utils.solvers import conjugate_gradients, neumann
 
 METHODS = ("neumann", "conjugate_gradients")
@@ -156,6 +156,11 @@ class Strategy:
     def of_parameters(cls, model: nn.Module, learning: Sequence[nn.Parameter], given: Any) -> Strategy:
         """Return the strategy of the modules in `given`, and of the outermost modules with the other parameters."""
         found = list(given) if isinstance(given, Mapping) else []
+        inside = set(modules_of(model))
+        if strange := [type(one).__name__ for one in found if one not in inside]:
+            raise ValueError(
+                f"hyper_gradient has a {strange[0]}, which is not in the model; pass modules of the model."
+            )
         known = {parameter for module in found for parameter in module.parameters()}
         rest, inner = set(learning) - known, set()
         for module in model.modules():

@@ -135,22 +135,17 @@ def step_weights(
     optimizer.zero_grad()
     if masked is None:
         masked = clip is not None or backward is not Tensor.backward or has_step_hooks(optimizer)
-    values, parts = [], Parts.of(batch)
+    values = []
     with _weights_learning(switch, model, k, masked):
-        for part in parts:
+        for part, weight in Parts.of(batch).weighted():
             value, total = penalised(loss, part)
-            backward(total if len(parts) == 1 else total / len(parts))
-            values.append(value.detach())
+            backward(total if weight == 1 else weight * total)
+            values.append(weight * value.detach())
     clip_gradient(optimizer, clip)
     optimizer.step(update=k)
     if not masked:
         optimizer.zero_grad()
-    return mean_of(values)
-
-
-def mean_of(values: list[Tensor]) -> Tensor:
-    """Return the mean of the losses of a batch's parts."""
-    return values[0] if len(values) == 1 else torch.stack(values).mean()
+    return sum(values[1:], values[0])
 
 
 def has_step_hooks(optimizer: torch.optim.Optimizer) -> bool:
@@ -220,10 +215,9 @@ def step_hyper(
     optimizer.zero_grad()
     values, off = [], training_only(model)
     for k, batch in batches.items():
-        parts = Parts.of(batch)
         with hyper_learning(model, k), penalties(), evaluating(*off):  # penalties regularise only w
-            for part in parts:
-                value, weight = loss(part), weights[k] / len(parts)
+            for part, share in Parts.of(batch).weighted():
+                value, weight = loss(part), weights[k] * share
                 if weight != 1:  # usually there is one chunk
                     value = weight * value
                 if value.requires_grad:  # otherwise ψ has no effect, which check_reached reports below

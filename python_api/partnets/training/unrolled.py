@@ -19,7 +19,6 @@ from partnets.subnetworks.state import held_statistics, is_norm, partitioned_mod
 from partnets.subnetworks.statistics import following_norms
 from partnets.subnetworks.switch import noted
 from partnets.training.preflight import check_finite
-from partnets.training.step import mean_of
 from partnets.utils.modules import device_of, evaluating, is_sharded
 from partnets.utils.random_state import get_state, preserved, set_state
 from partnets.utils.twice import twice_differentiable
@@ -84,14 +83,14 @@ def accumulated(
     loss: Compute, batch: Any, wanted: Sequence[Tensor], graph: bool = False
 ) -> tuple[Tensor, list[Tensor | None]]:
     """Return the mean loss of a batch's parts, detached, and its gradients; with `graph`, of all parts at once."""
-    parts, values, found = Parts.of(batch), [], [None] * len(wanted)
-    for part in parts:
+    values, found = [], [None] * len(wanted)
+    for part, weight in Parts.of(batch).weighted():
         value = loss(part)
+        value = value if weight == 1 else weight * value
         values.append(value.detach())
         if value.requires_grad:
-            value = value if len(parts) == 1 else value / len(parts)
             found = _added(found, torch.autograd.grad(value, wanted, create_graph=graph, allow_unused=True))
-    return mean_of(values), found
+    return sum(values[1:], values[0]), found
 
 
 def _is_compiled(module: nn.Module) -> bool:

@@ -2,7 +2,9 @@
 
 import math
 import shutil
+import struct
 import sys
+import zlib
 
 import numpy
 import pandas
@@ -142,6 +144,20 @@ def test_arrays_of_every_kind_are_read(kind):
 
 
 ARRAYS = [
+    ((numpy.zeros((4, 3), complex), LABELS), {}, TypeError, "train has complex numbers; pass real ones"),
+    (
+        (numpy.arange(4)[:, None] + 1_700_000_000, LABELS),
+        {},
+        ValueError,
+        "feature 0 of train is the same .* in float32",
+    ),
+    ((numpy.zeros((4, 0)), LABELS), {}, ValueError, r"x of shape \[4, 0\]"),
+    (
+        (numpy.zeros((4, 3), numpy.uint8), LABELS),
+        {"test": (numpy.zeros((2, 3)), LABELS[:2])},
+        TypeError,
+        "are uint8 and float32, which are scaled differently",
+    ),
     ((numpy.zeros((4, 3)), LABELS / 2), {}, TypeError, "labels of float64; pass whole numbers"),
     ((numpy.zeros((4, 3)), LABELS - 1), {}, ValueError, "negative label"),
     ((numpy.zeros((4, 3)), LABELS[:3]), {}, ValueError, r"y of \[3\]"),
@@ -152,9 +168,19 @@ ARRAYS = [
     ((numpy.full((4, 1, 8, 8), 200.0), LABELS), {}, ValueError, r"from 200 to 200; pass uint8 in 0\.\.255, or floats"),
     ((numpy.full((4, 1, 8, 8), -0.5), LABELS), {}, ValueError, r"from -0\.5 to -0\.5; .*data\.Normalise"),
     ((numpy.ma.masked_equal(numpy.zeros((4, 3)), 0), LABELS), {}, ValueError, r"12 masked entries; pass x\.filled"),
-    ((numpy.zeros((4, 3)), LABELS + 10**6), {}, ValueError, "the label 0, but one has 1000001; .*return_inverse"),
-    ((numpy.zeros((6, 3)), [0, 0, 0, 2, 2, 2]), {}, ValueError, "the label 1, but one has 2; pass labels without gaps"),
-    ((numpy.zeros((4, 3)), LABELS), {"test": (numpy.zeros((1, 3)), [2])}, ValueError, "the label 2, but one has 2"),
+    ((numpy.zeros((4, 3)), LABELS + 10**6), {}, ValueError, "the label 0, but labels go to 1000001; .*return_inverse"),
+    (
+        (numpy.zeros((6, 3)), [0, 0, 0, 2, 2, 2]),
+        {},
+        ValueError,
+        "the label 1, but labels go to 2; pass labels without gaps",
+    ),
+    (
+        (numpy.zeros((4, 3)), LABELS),
+        {"test": (numpy.zeros((1, 3)), [2])},
+        ValueError,
+        "the label 2, but labels go to 2",
+    ),
     ((numpy.zeros((4, 3)), list("abab")), {}, TypeError, "an array of <U1; pass numbers"),
     ((torch.eye(4).to_sparse(), LABELS), {}, TypeError, "layout torch.sparse_coo; pass dense"),
     ((numpy.zeros((4, 3)), LABELS), {"test": 0.0}, ValueError, r"test=0\.0; pass a share"),
@@ -242,6 +268,30 @@ def test_a_test_folder_of_another_name_is_given(tmp_path):
     assert (data.name, len(data.train[0]), len(data.test[0]), data.classes) == ("train", 10, 10, 2)
 
 
+def test_damaged_exif_data_leave_an_image_as_it_is(tmp_path):
+    root = folder_of(tmp_path)
+    Image.new("RGB", (4, 4), (9, 0, 0)).save(root / "cat" / "3.png", exif=b"Exif\0\0garbage!")
+    assert len(all_of(Data.from_folder(root, 4))) == 10
+
+
+def deep_colours(root):
+    """Write a PNG of 16 bits a channel, which Pillow reads but does not write."""
+
+    def part(kind, content):
+        return struct.pack(">I", len(content)) + kind + content + struct.pack(">I", zlib.crc32(kind + content))
+
+    rows = zlib.compress(b"".join(b"\0" + b"\xff\x0f" * 12 for _ in range(4)))
+    header = part(b"IHDR", struct.pack(">IIBBBBB", 4, 4, 16, 2, 0, 0, 0))
+    content = b"\x89PNG\r\n\x1a\n" + header + part(b"IDAT", rows) + part(b"IEND", b"")
+    (root / "cat" / "3.png").write_bytes(content)
+
+
+def parts_of_another_name(root):
+    for folder in ("cat", "dog"):
+        shutil.rmtree(root / folder)
+    folder_of(root, ("seg_train", "seg_test"))
+
+
 def deep(root):
     Image.fromarray(numpy.full((6, 9), 40000, numpy.uint16)).save(root / "cat" / "3.png")
 
@@ -263,6 +313,8 @@ def other_classes(root):
 @pytest.mark.parametrize(
     ("spoil", "size", "error", "message"),
     [
+        (deep_colours, 4, ValueError, r"3\.png has more than 8 bits a channel"),
+        (parts_of_another_name, 4, ValueError, "seg_train and seg_test, which have the same subfolders"),
         (deep, 4, ValueError, r"3\.png has more than 8 bits a channel .*; convert it"),
         (lambda root: (root / "cat" / "3.png").write_bytes(b"no image"), 4, OSError, r"3\.png"),
         (lambda root: (root / "owl").mkdir(), 4, FileNotFoundError, "owl"),
@@ -272,11 +324,16 @@ def other_classes(root):
             lambda root: folder_of(root, ("training", "Val")),
             4,
             ValueError,
-            "training, val, which are no classes; .*test=",
+            "training and val, which have the same subfolders .*test=",
         ),
-        (lambda root: folder_of(root, ("train", "test")), 4, ValueError, "pets has test, train, which are no classes"),
+        (
+            lambda root: folder_of(root, ("train", "test")),
+            4,
+            ValueError,
+            "pets has train and test, which have the same",
+        ),
         (lambda root: shutil.rmtree(root / "dog"), 4, ValueError, "only one class, cat"),
-        (truncated, 4, OSError, r"3\.png is damaged"),
+        (truncated, 4, OSError, r"3\.png cannot be read"),
         (lambda root: None, (4, 0), ValueError, "width=0"),
         (lambda root: None, (4, 4, 4), ValueError, r"height=\(4, 4, 4\)"),
         (lambda root: None, 32.0, ValueError, r"height=32\.0; pass an int"),
@@ -293,3 +350,9 @@ def test_the_share_to_test_is_checked_before_images_are_read(tmp_path):
     (root / "cat" / "3.png").write_bytes(b"no image")
     with pytest.raises(ValueError, match="test=1; pass a share"):
         Data.from_folder(root, 4, test=1)
+
+
+def test_a_folder_is_not_its_own_test_set(tmp_path):
+    root = folder_of(tmp_path)
+    with pytest.raises(ValueError, match="root and test are the same folder"):
+        Data.from_folder(root, 4, test=root / ".." / root.name)

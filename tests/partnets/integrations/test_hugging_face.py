@@ -1,5 +1,6 @@
 """Hugging Face's trainer evaluates by L_ML."""
 
+import functools
 import random
 
 import pytest
@@ -101,3 +102,55 @@ def test_a_search_trains_a_new_model_in_each_trial(tmp_path):
     assert best.objective == max(lmls) and lmls[0] != lmls[1]
     untrained = trainer_of(tmp_path, masked()).evaluate()["eval_lml"]
     assert lmls[1] == pytest.approx(untrained, abs=1e-2)  # the second trial starts from a new model
+
+
+class MeanMask(partnets.hyper.InputMask):
+    """A mask without noise, of which parts without labels would draw none."""
+
+    def forward(self, x):
+        return x * torch.sigmoid(self.logits)
+
+
+class Texts(torch.utils.data.Dataset):
+    """Texts with different numbers of labels; every fourth one has none."""
+
+    def __len__(self):
+        return 40
+
+    def __getitem__(self, i):
+        ids = torch.randint(10, (6,), generator=torch.Generator().manual_seed(i))
+        labels = ids.clone()
+        labels[: 6 if i % 4 == 3 else i % 4] = -100
+        return {"input_ids": ids, "labels": labels}
+
+
+def test_accumulated_gradients_weigh_parts_by_their_targets(tmp_path):
+    found = []
+    for size, parts in ((8, 1), (2, 4)):
+        torch.manual_seed(0)
+        sizes = {"n_embd": 8, "n_layer": 1, "n_head": 2, "vocab_size": 10, "n_positions": 6}
+        config = transformers.GPT2Config(**sizes, resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0)
+        model = transformers.GPT2LMHeadModel(config)
+        model.transformer.drop = MeanMask(8)
+        partnets.partition(model, (0.6, 0.2, 0.2), defaults="seed", seed=0)
+        arguments = transformers.TrainingArguments(
+            tmp_path / str(parts), per_device_train_batch_size=size, gradient_accumulation_steps=parts, max_steps=4,
+            report_to="none", use_cpu=True, save_strategy="no", learning_rate=1e-2, logging_steps=1,
+        )  # fmt: skip
+        chunks = partnets.chunk(Texts(), (0.6, 0.2, 0.2))
+        adam = functools.partial(torch.optim.Adam, lr=1e-2)
+        trainer = PartitionedTrainer(model, arguments, train_dataset=chunks, hyper_optimizer=adam)
+        trainer.train()
+        logs = [log[name] for log in trainer.state.log_history[:-1] for name in ("loss", "hyper_loss", "grad_norm")]
+        found.append([torch.tensor(logs), *model.state_dict().values()])
+    assert torch.isfinite(found[0][0]).all() and trainer.evaluate()["eval_lml"] < 0
+    for one, other in zip(*found, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-5)
+
+
+def test_a_search_refuses_arguments_that_a_trainer_refuses(tmp_path):
+    trainer = trainer_of(tmp_path, max_steps=1, save_strategy="no")
+    with pytest.raises(ValueError, match="optim is sgd"):
+        trainer.hyperparameter_search(
+            lambda trial: {"optim": trial.suggest_categorical("optim", ["sgd"])}, n_trials=1, backend="optuna"
+        )

@@ -83,6 +83,25 @@ def test_a_lookahead_in_parts_is_that_of_the_whole_batch(by):
     check_equal(both(take))
 
 
+def test_weights_make_parts_equal_a_mean_over_targets():
+    x, y = examples(12)
+    y[:5] = -100  # the first part has no target
+    parts = Parts(zip(x.chunk(3), y.chunk(3), strict=True), weights=[0.0, 3 / 7, 4 / 7])
+    found = []
+    for batch in ((x, y), parts):
+        model = model_of()
+        model[0].eval()
+        value = partnets.step_weights(model, partnets.optim.SGD(model, lr=0.5), 2, batch, loss_of(model))
+        found.append([value, *model.state_dict().values()])
+    check_equal(found)
+
+
+@pytest.mark.parametrize("weights", [[1.0], [0.5, 0.6], [1.5, -0.5]])
+def test_weights_of_parts_have_a_sum_of_one(weights):
+    with pytest.raises(ValueError, match="of 2 parts; pass one for each"):
+        Parts([1, 2], weights)
+
+
 def test_parts_need_the_memory_of_one_at_a_time():
     model, alive, most = model_of(), [], []
 
