@@ -154,9 +154,7 @@ SGD = torch.optim.SGD, {"lr": 1.0}
         ({}, {"optim": "sgd"}, "pass one of partnets.optim"),
         ({}, {"optim": "galore_adamw"}, "galore_adamw; pass one of partnets.optim"),
         ({}, {"optim_args": "amsgrad=True"}, r"optim_args='amsgrad=True' .* pass one of partnets.optim"),
-        ({}, {"gradient_accumulation_steps": 2}, "gradient_accumulation_steps is 2"),
         ({}, {"train_sampling_strategy": "sequential"}, "train_sampling_strategy is sequential, .* leave it 'random'"),
-        ({"model": None, "model_init": Normalised}, {}, r"model_init is given, .* pass the model itself"),
         ({"optimizer_cls_and_kwargs": SGD}, {}, r"optimizer_cls_and_kwargs has SGD, .* pass one of partnets\.optim as"),
         (
             {"compute_loss_func": partnets.hyper.LabelSmoothing(0.1)},

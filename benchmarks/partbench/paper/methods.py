@@ -205,6 +205,7 @@ class Learner:
         angle = rotation(first_affine().values())
         augmentation = SchwobelAffine(rotation=(-angle, angle))
         options = {"samples": self.recipe.samples, "batch_size": self.recipe.batch, "seed": self.seed}
+        options["lr"] = self.recipe.lr / 4  # pretraining has four times this rate
         float_first = nn.Sequential(ToFloat(), augmentation)
         steps = 2 * self.steps - PRETRAINING
         model = baselines.last_layer(

@@ -57,7 +57,7 @@ def step_weights(
         >>> import partnets
         >>> from partnets import hyper, stn
         >>> dropout = hyper.Dropout(0.5)
-        >>> model = partnets.Ensemble([stn.convert(nn.Sequential(dropout, nn.Linear(4, 2)), dropout)], count=2)
+        >>> model = partnets.Ensemble([stn.convert(nn.Sequential(dropout, nn.Linear(4, 2)), dropout)], num_partitions=2)
         >>> optimizer = partnets.optim.SGD(model, lr=0.1)
         >>> x, y = torch.ones(3, 4), torch.tensor([0, 1, 1])
         >>> def loss(batch):
