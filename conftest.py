@@ -1,10 +1,10 @@
 """Test settings that must precede the import of PyTorch and Triton."""
 
 import dataclasses
+import importlib
 import importlib.util
 import os
 import sys
-import types
 from pathlib import Path
 
 import torch
@@ -29,10 +29,7 @@ if not torch.cuda.is_available():
         interpreter_builder.options = dataclasses.replace(interpreter_builder.options, sanitize_overflow=False)
 # poisoned_memory asks for deterministic algorithms, for which cuBLAS needs a fixed workspace.
 os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-# PyPI's torchvision is built for CUDA. With PyTorch's CPU build its operators do not load, and registering their shapes
-# raises. timm imports torchvision but needs none of these operators.
-if torch.version.cuda is None:
-    sys.modules.setdefault("torchvision._meta_registrations", types.ModuleType("torchvision._meta_registrations"))
+importlib.import_module("cpu_torchvision")
 # The flower package imports flwr, which needs Python 3.11 or later.
 if not importlib.util.find_spec("flwr"):
     collect_ignore = ["python_api/partnets/federated/flower"]

@@ -4,6 +4,7 @@ import torch
 from torch import nn
 
 import partnets
+from partnets import hyper
 from partnets.subnetworks.parameters import partitioned_parameters
 
 PROPORTIONS = (0.5, 0.3, 0.2)
@@ -32,3 +33,10 @@ def perturbed(model, std):
 
 def images():
     return torch.randn(4, 2, 5, 5, generator=torch.Generator().manual_seed(1))
+
+
+class MeanMask(hyper.InputMask):
+    """A mask without noise."""
+
+    def forward(self, x):
+        return x * torch.sigmoid(self.logits)

@@ -105,9 +105,8 @@ def _expected(measured: Sequence[Record], update: str, bases: dict[tuple, Record
     shares = [record.facts[f"share of {update}"] for record in measured]
     if not sum(shares):
         return None
-    by_pass = zip(
-        *(ratios(r.samples, bases[tuple(r.case.items())].samples) for r in measured), strict=False
-    )  # an interrupted run has more passes of its first cases
+    found = (ratios(record.samples, bases[tuple(record.case.items())].samples) for record in measured)
+    by_pass = zip(*found, strict=False)  # an interrupted run has more passes of its first cases
     return Estimate.of([sum(s * r for s, r in zip(shares, each, strict=True)) / sum(shares) for each in by_pass])
 
 

@@ -5,20 +5,15 @@ from __future__ import annotations
 import contextlib
 import copy
 import math
-import sys
-import types
 from collections.abc import Callable, Iterator
 
-import torch
-from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves, tree_map
-
-if torch.version.cuda is None:  # see the tests' conftest.py
-    sys.modules.setdefault("torchvision._meta_registrations", types.ModuleType("torchvision._meta_registrations"))
-
+import cpu_torchvision  # noqa: F401 - before torchvision
 import timm
+import torch
 import torchvision.models as vision
 import transformers
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves, tree_map
 
 import partnets
 from partnets.subnetworks.parameters import partitioned_parameters

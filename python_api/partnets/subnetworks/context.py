@@ -127,10 +127,8 @@ def _entered(switch: Switch, active: int, update: int | None, masked: bool = Tru
     before = _claimed(switch)
     entry, still, statistics, is_entered = object(), [], [], False
     written, failed = [], None
-    is_outermost, is_whole = (
-        all(thread is None for _, _, thread, *_ in before),
-        active == update == switch.num_partitions,
-    )
+    is_outermost = all(thread is None for _, _, thread, *_ in before)
+    is_whole = active == update == switch.num_partitions
     try:
         if is_outermost and all(one.active == one.num_partitions for one in switch.states):
             switch.prepare()

@@ -67,10 +67,7 @@ class Exchanged:
 
         torch counts the writes into a tensor as its version; writes by `.data` are not counted.
         """
-        if self.watched is None:
-            return version_of(self) == self.versions.get(self.name)
-        whole, rows = self.watched
-        return (whole._version, 0 if rows is None else rows._version) == self.versions.get(self.name)
+        return self.version() == self.versions.get(self.name)
 
     def version(self) -> tuple[int, int]:
         """Return version_of(self), faster for most parameters."""

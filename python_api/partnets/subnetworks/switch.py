@@ -379,11 +379,7 @@ class Switch:
     def note(self) -> None:
         """Call `note` for all parameters, after a function of partnets has written into them."""
         for one in self.exchanged:
-            if one.watched is None:
-                one.note()
-            else:
-                whole, rows = one.watched
-                one.versions[one.name] = whole._version, 0 if rows is None else rows._version
+            one.note()
 
     def written(self) -> list[Weight | Vector]:
         """Return parameters written into since `note`, other than by partnets' optimizers; undo replacements."""

@@ -360,5 +360,5 @@ def _check_gradients(model: nn.Module, learning: Sequence[nn.Parameter]) -> None
     if wrong:
         raise FloatingPointError(
             f"the gradient of {', '.join(wrong)} through the steps ahead is not finite; ψ has not been stepped. Look"
-            " for roots of 0 and assignments by 0 in the loss, which have no finite second derivative."
+            " for roots of 0 and divisions by 0 in the loss, which have no finite second derivative."
         )

@@ -257,5 +257,5 @@ def check_finite(loss: Tensor, what: str) -> None:
     if not math.isfinite(value := loss.item()):
         raise FloatingPointError(
             f"the loss of {what} is {value}. Look for inputs that are not finite, a learning rate that is too high"
-            " (clip= helps), and logarithms or assignments in the loss."
+            " (clip= helps), and logarithms or divisions in the loss."
         )

@@ -26,7 +26,7 @@ WHOLE = 0.7
 
 @dataclass(frozen=True)
 class Plan:
-    """The assignment of a budget among trainings.
+    """The division of a budget among trainings.
 
     Attributes:
         levels: the number of values tried for each factor, besides an untuned training.

@@ -1,17 +1,13 @@
 """Processes in a gloo group, kept for all tests of a session because starting them takes longer than the tests."""
 
 import datetime
-import sys
 import traceback
-import types
 
+import cpu_torchvision  # noqa: F401 - these processes read no conftest.py
 import torch
 import torch.distributed as dist
 from processes import CONTEXT
 
-# As in conftest.py, which these processes do not read: transformers imports torchvision.
-if torch.version.cuda is None:
-    sys.modules.setdefault("torchvision._meta_registrations", types.ModuleType("torchvision._meta_registrations"))
 # Long enough for a busy machine; deadlocked ranks fail after this time.
 TIMEOUT = datetime.timedelta(seconds=60)
 

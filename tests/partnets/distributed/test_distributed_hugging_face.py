@@ -7,6 +7,7 @@ import pytest
 import torch
 import torch.distributed as dist
 import transformers
+from small_network import MeanMask
 from torch import nn
 
 import partnets
@@ -27,13 +28,6 @@ class Parity(torch.utils.data.Dataset):
     def __getitem__(self, i):
         ids = torch.randint(10, (4,), generator=torch.Generator().manual_seed(i))
         return {"input_ids": ids, "labels": (int(ids.sum()) + (i in self.changed)) % 2}
-
-
-class MeanMask(hyper.InputMask):
-    """A mask without noise, which would differ between ranks."""
-
-    def forward(self, x):
-        return x * torch.sigmoid(self.logits)
 
 
 def trainer_of(folder, size, parts=1, decays=False, noise=0.0, changed=None, learns=True, **options):

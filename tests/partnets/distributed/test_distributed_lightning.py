@@ -7,6 +7,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.plugins.environments import LightningEnvironment
+from small_network import MeanMask
 from torch import nn
 
 import partnets
@@ -46,13 +47,6 @@ class OfGroup(LightningEnvironment):
 
     def teardown(self):
         pass
-
-
-class MeanMask(hyper.InputMask):
-    """A mask without noise, which would differ between ranks."""
-
-    def forward(self, x):
-        return x * torch.sigmoid(self.logits)
 
 
 class Classifier(PartitionedModule):

@@ -6,6 +6,7 @@ import random
 import pytest
 import torch
 import transformers
+from small_network import MeanMask
 
 import partnets
 from partnets.integrations.hugging_face import PartitionedTrainer
@@ -102,13 +103,6 @@ def test_a_search_trains_a_new_model_in_each_trial(tmp_path):
     assert best.objective == max(lmls) and lmls[0] != lmls[1]
     untrained = trainer_of(tmp_path, masked()).evaluate()["eval_lml"]
     assert lmls[1] == pytest.approx(untrained, abs=1e-2)  # the second trial starts from a new model
-
-
-class MeanMask(partnets.hyper.InputMask):
-    """A mask without noise, of which parts without labels would draw none."""
-
-    def forward(self, x):
-        return x * torch.sigmoid(self.logits)
 
 
 class Texts(torch.utils.data.Dataset):
