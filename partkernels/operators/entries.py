@@ -12,7 +12,7 @@ from torch.autograd.graph import increment_version
 from partkernels.backend import dispatch
 from partkernels.backend.reference.entries import empty_entries
 from partkernels.operators.checks import check_entries_apart, check_weight
-from partkernels.operators.registration import OWNERS, define, define_in_place
+from partkernels.operators.registration import OWNERS, define, define_for_libraries, define_in_place
 from partkernels.partition import NestedPartition, Partition
 
 _gather = define("gather_entries", f"Tensor tensor, int partition, {OWNERS}", empty_entries)
@@ -25,6 +25,7 @@ _exchange = define_in_place(
 _combine = define_in_place(
     "combine_rows", "Tensor(a!)[] vectors, Tensor[] rows, int active, int[] are_products, int skip"
 )
+define_for_libraries("exchange_by_tables(Tensor replacements, Tensor combinations, int active, int skip) -> ()")
 
 
 def exchange_entries(
@@ -82,7 +83,7 @@ def combine_rows(
 
 
 class Exchange:
-    """exchange_entries and combine_rows of the same tensors, for many calls: one launch on a GPU, without checks.
+    """exchange_entries and combine_rows of the same tensors, for many calls: one call or launch, without checks.
 
     Construct it from the tensors, and call it with the numbers of subnetworks. A call saves and replaces entries of
     `tensors`, and sets `vectors` to sums or products of `rows`, in place. The tensors must keep their memory.

@@ -42,7 +42,7 @@ def define(
     The kernel is the backend's function of this name, unless another kernel is given. `fake` makes the empty output.
     """
     if kernel is None:
-        _define_for_libraries(f"{name}({arguments}) -> Tensor")
+        define_for_libraries(f"{name}({arguments}) -> Tensor")
     _kernels[name] = kernel = kernel or _kernel(name, arguments)
     _register(f"{name}({arguments}, str backend) -> Tensor", kernel, fake)
     calls[name] = _call(name, kernel)
@@ -55,7 +55,7 @@ def define_in_place(name: str, arguments: str) -> Callable[..., None]:
     Gradients do not pass through it. Written tensors must not share memory with its other tensors. All tensors of a
     list must have one device and dtype.
     """
-    _define_for_libraries(f"{name}({arguments}) -> ()")
+    define_for_libraries(f"{name}({arguments}) -> ()")
     kernel, tensors, written = _kernel(name, arguments), _tensors(arguments), _written(arguments)
 
     def kernel_that_is_seen(*args):
@@ -77,7 +77,8 @@ def define_in_place(name: str, arguments: str) -> Callable[..., None]:
     return call_without_grad
 
 
-def _define_for_libraries(schema: str) -> None:
+def define_for_libraries(schema: str) -> None:
+    """Define an operator of the compiled libraries, which register its kernels when they are loaded."""
     for library in _compiled:
         library.define(schema.replace("SymInt", "int"))
 

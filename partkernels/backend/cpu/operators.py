@@ -7,7 +7,7 @@ most 16 MiB at a time; a few remaining cases use the convolutions of csrc/cpu.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -25,7 +25,43 @@ def __getattr__(name: str) -> Callable:
     return operator
 
 
-prepared = None  # it has no tables: calls of its operators cost a microsecond
+def prepared(
+    tensors: Sequence[Tensor],
+    places: Sequence[Tensor],
+    values: Sequence[Tensor],
+    saved: Sequence[Tensor],
+    vectors: Sequence[Tensor],
+    rows: Sequence[Tensor],
+    are_products: Sequence[int],
+) -> Callable[[int, int], None]:
+    """Return a function of `active` and `skip` that replaces entries and combines rows, by tables of addresses.
+
+    Args:
+        tensors, places, values, saved: see partkernels.operators.entries.exchange_entries.
+        vectors, rows, are_products: see combine_rows.
+    """
+    replacements = [
+        (tensor, tensor.numel(), tensor.element_size(), at, at.element_size(), at.numel(), others, mine)
+        for tensor, at, others, mine in zip(tensors, places, values, saved, strict=True)
+    ]
+    combinations = [
+        (vector, each, vector.numel(), vector.element_size(), is_product)
+        for vector, each, is_product in zip(vectors, rows, are_products, strict=True)
+    ]
+    tables = _addresses(replacements), _addresses(combinations)
+    exchange, alive = _cpu.exchange_by_tables.default._op, (tensors, places, values, saved, vectors, rows)
+
+    def run(active: int, skip: int = -1) -> None:
+        assert alive is not None
+        exchange(*tables, active, skip)
+
+    return run
+
+
+def _addresses(rows: list[tuple]) -> Tensor:
+    """Return int64 [len(rows), fields], with the addresses of tensors, 0 of empty ones."""
+    numbers = [[one.data_ptr() if isinstance(one, Tensor) else one for one in row] for row in rows]
+    return torch.tensor(numbers, dtype=torch.int64, device="cpu")
 
 
 def embedding(weight: Tensor, ids: Tensor, *rest) -> Tensor:
