@@ -111,8 +111,8 @@ class Case:
     def dense(self, x, weight, bias):
         return getattr(F, self.operator)(x, weight, bias, **self.geometry)
 
-    def ours(self, x, weight, partition, active, update=None, bias=None):
-        return getattr(pk, self.operator)(x, weight, partition, active, update=update, bias=bias, **self.geometry)
+    def ours(self, x, weight, partition, active, update=None, **bias):
+        return getattr(pk, self.operator)(x, weight, partition, active, update=update, **bias, **self.geometry)
 
 
 LINEAR = {

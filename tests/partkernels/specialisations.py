@@ -3,7 +3,7 @@
 On a GPU, Triton turns an integer argument of 1 into a constant, and compiles separate kernels for multiples of 16, for
 64-bit integers, for unaligned pointers and for None. Its interpreter does not specialise.
 
-usage: python specialisations.py {corners,compile,again}, without TRITON_INTERPRET
+usage: python specialisations.py {compile,again}, without TRITON_INTERPRET
 
 Prints the failures as JSON.
 """
@@ -15,14 +15,13 @@ import json
 import pkgutil
 import sys
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import chain, product
 from unittest.mock import patch
 
 import torch
 import triton
 import triton.language as tl
-from triton._C.libtriton import ir
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource, make_backend
 from triton.runtime.jit import JITFunction, create_function_from_signature
@@ -94,24 +93,10 @@ class Specialiser:
         return self._bind(**arguments)[1]
 
     def compile(self, arguments: dict) -> None:
-        source, options = self._source(arguments)
-        triton.compile(source, target=self.target, options=options.__dict__)
-
-    def translate(self, arguments: dict) -> None:
-        """Compile to Triton's simplified IR, which takes milliseconds and reveals most errors."""
-        source, options = self._source(arguments)
-        context, stages = ir.context(), {}
-        ir.load_dialects(context)
-        self.backend.load_dialects(context)
-        generators, modules = self.backend.get_codegen_implementation(options), self.backend.get_module_map()
-        self.backend.add_stages(stages, options, source.language)
-        module = source.make_ir(self.target, options, generators, modules, context)
-        stages["ttir"](module, {"target": self.target, **options.__dict__})
-
-    def _source(self, arguments: dict) -> tuple:
         bound, key, options = self._bind(**arguments)
         options, signature, constants, attributes = self.kernel._pack_args(self.backend, options, bound, key, options)
-        return ASTSource(self.kernel, signature, constants, attributes), options
+        source = ASTSource(self.kernel, signature, constants, attributes)
+        triton.compile(source, target=self.target, options=options.__dict__)
 
 
 def factors(kernel: JITFunction, examples: Sequence[dict]) -> dict[str, Sequence]:
@@ -162,13 +147,13 @@ def examples() -> list[tuple[str, JITFunction, list[dict]]]:
     return [(name, kernel, found[name]) for name, kernel in kernels().items()]
 
 
-def failures(compile: Callable[[Specialiser, dict], None]) -> list[str]:
+def failures() -> list[str]:
     """Return each kernel's errors with the number of failing rows."""
     found: dict[str, list[dict]] = {}
     for name, kernel, launched in examples():
         for row in corners(factors(kernel, launched)):
             try:
-                compile(Specialiser(kernel, row["target"]), arguments(launched[row["example"]], row))
+                Specialiser(kernel, row["target"]).compile(arguments(launched[row["example"]], row))
             except Exception as error:
                 found.setdefault(f"{name}: {str(error)[-300:]}", []).append(row)
     return [f"{what}\nin {len(rows)} rows, the first of them {rows[0]}" for what, rows in found.items()]
@@ -197,9 +182,5 @@ def compiled_again_for_others() -> list[str]:
 
 
 if __name__ == "__main__":
-    works = {
-        "corners": lambda: failures(Specialiser.translate),
-        "compile": lambda: failures(Specialiser.compile),
-        "again": lambda: compiled_again() + compiled_again_for_others(),
-    }
-    json.dump(works[sys.argv[1]](), sys.stdout)
+    found = failures() if sys.argv[1] == "compile" else compiled_again() + compiled_again_for_others()
+    json.dump(found, sys.stdout)

@@ -116,10 +116,13 @@ def test_kernels_get_rows_that_copies_of_16_bytes_take(x, is_copied, calls):
     assert not is_copied or taken.is_contiguous()
 
 
-def explained(*arguments) -> str:
+def explained(weight: torch.Tensor, rows: int, defaults: pk.Defaults | None = None) -> str:
+    """Return the note of a linear layer with so many rows of x."""
+    partition = pk.Partition.random(tuple(weight.shape), (0.5, 0.5), seed=0, defaults=defaults)
+    x = torch.randn(rows, weight.shape[1]).to(weight.dtype)
     with dispatch.noting() as notes:
         notes.append("linear")
-        cuda.linear(*arguments)
+        cuda.linear(x, weight, None, 1, None, *partition.flat())
     return notes[0]
 
 
@@ -135,28 +138,22 @@ def explained(*arguments) -> str:
     ],
 )
 def test_a_plan_and_its_reason(defaults, rows, dtype, is_fused, reason, calls):
-    partition = pk.Partition.random((8, 16), (0.5, 0.5), seed=0, defaults=defaults)
-    x, weight = torch.randn(rows, 16).to(dtype), torch.randn(8, 16).to(dtype)
-    note = explained(x, weight, None, 1, None, *partition.flat())
+    note = explained(torch.randn(8, 16).to(dtype), rows, defaults)
     assert reason in note and ("; fused" in note) == is_fused
 
 
 @pytest.mark.parametrize(
-    ("shape", "rows", "is_hopper", "reason"),
+    ("weight", "rows", "is_hopper", "reason"),
     [
-        ((16, 8), 8, True, "multiples of 16 bytes"),  # transposed
-        ((8, 12), 8, True, "multiples of 16 bytes"),
-        ((8, 16), 17, False, "need compute capability 9.0"),
-        ((9, 16), 17, True, "a multiple of 8 outputs"),
+        (torch.randn(16, 8).t(), 8, True, "multiples of 16 bytes"),
+        (torch.randn(8, 12), 8, True, "multiples of 16 bytes"),
+        (torch.randn(8, 16), 17, False, "need compute capability 9.0"),
+        (torch.randn(9, 16), 17, True, "a multiple of 8 outputs"),
     ],
 )
-def test_operands_that_no_kernel_serves_are_rebuilt(shape, rows, is_hopper, reason, calls, monkeypatch):
+def test_operands_that_no_kernel_serves_are_rebuilt(weight, rows, is_hopper, reason, calls, monkeypatch):
     monkeypatch.setattr(cuda, "_is_hopper", lambda device: is_hopper)
-    weight = torch.randn(shape).bfloat16()
-    weight = weight.t() if shape == (16, 8) else weight
-    partition = pk.Partition.random(tuple(weight.shape), (0.5, 0.5), seed=0)
-    x = torch.randn(rows, weight.shape[1]).bfloat16()
-    assert reason in explained(x, weight, None, 1, None, *partition.flat())
+    assert reason in explained(weight.bfloat16(), rows)
     assert {name for name, _ in calls} == {"subnetwork_weight_out"}
 
 

@@ -7,8 +7,6 @@ import torch.nn.functional as F
 import partkernels
 from partkernels.operators import dense
 
-SHAPES = [((5, 7), 3), ((2, 3, 16), 8), ((0, 7), 3), ((64, 96), 48)]
-
 
 @pytest.fixture(params=[True, False], ids=["ours", "torch's"])
 def ours(request, monkeypatch):
@@ -17,22 +15,28 @@ def ours(request, monkeypatch):
     monkeypatch.setattr(dense, "_is_faster", lambda: request.param)
 
 
+def same(found, expected, tolerance):
+    for one, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(one.double(), other, rtol=tolerance, atol=tolerance)
+
+
+def exact_and_given(dtype, *shapes):
+    """Return random float64 numbers that the dtype can represent, and the same numbers in the dtype."""
+    exact = [torch.randn(shape).to(dtype).double().requires_grad_() for shape in shapes]
+    return exact, [each.detach().to(dtype).requires_grad_() for each in exact]
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
-@pytest.mark.parametrize(("shape", "out"), SHAPES)
+@pytest.mark.parametrize(("shape", "out"), [((5, 7), 3), ((2, 3, 16), 8), ((0, 7), 3), ((64, 96), 48)])
 def test_products_and_gradients(ours, dtype, shape, out):
-    x, weight, bias = torch.randn(shape), torch.randn(out, shape[-1]), torch.randn(out)
-    exact = [each.to(dtype).double().requires_grad_() for each in (x, weight, bias)]
-    given = [each.to(dtype).requires_grad_() for each in (x, weight, bias)]
-    tolerance = {"rtol": 0.05, "atol": 0.05} if dtype == torch.bfloat16 else {"rtol": 1e-4, "atol": 1e-4}
+    exact, given = exact_and_given(dtype, shape, (out, shape[-1]), (out,))
     y, expected = dense.linear(*given), F.linear(*exact)
-    torch.testing.assert_close(y.double(), expected, **tolerance)
-    grad = torch.randn_like(expected)
-    found = torch.autograd.grad(y, given, grad.to(dtype))
-    for one, other in zip(found, torch.autograd.grad(expected, exact, grad), strict=True):
-        torch.testing.assert_close(one.double(), other, **tolerance)
-    with torch.no_grad():
-        torch.testing.assert_close(dense.linear_grad_input(grad.to(dtype), given[1]), found[0], **tolerance)
-        torch.testing.assert_close(dense.linear_grad_weight(grad.to(dtype), given[0]), found[1], **tolerance)
+    grad = torch.randn_like(expected).to(dtype)
+    grads = torch.autograd.grad(expected, exact, grad.double())
+    through = torch.autograd.grad(y, given, grad)
+    backwards = dense.linear_grad_input(grad, given[1]), dense.linear_grad_weight(grad, given[0])
+    tolerance = 0.05 if dtype == torch.bfloat16 else 1e-4
+    same((y, *through, *backwards), (expected, *grads, *grads[:2]), tolerance)
 
 
 def test_any_strides(ours):
@@ -58,36 +62,27 @@ def test_second_derivatives(ours):
 @pytest.mark.parametrize("groups", [1, 2])
 def test_dense_convolutions_and_gradients_agree_with_float64(dtype, groups):
     """Include dilated convolutions, in which PyTorch's bfloat16 kernels fail (docs/torch-faults.md)."""
-    generator = torch.Generator().manual_seed(0)
-    x, weight = (torch.randn(size, generator=generator) for size in ((2, 6, 9, 8), (4, 6 // groups, 3, 2)))
     geometry = (1, 2), (2, 1), (2, 1), groups
-    exact = [one.to(dtype).double().requires_grad_() for one in (x, weight)]
+    exact, (x, weight) = exact_and_given(dtype, (2, 6, 9, 8), (4, 6 // groups, 3, 2))
     expected = F.conv2d(*exact, None, *geometry)
-    grad = torch.randn(expected.shape, generator=generator).to(dtype)
+    grad = torch.randn(expected.shape).to(dtype)
     grads = torch.autograd.grad(expected, exact, grad.double())
-    x, weight = (one.detach().to(dtype).requires_grad_() for one in exact)
     y = dense.conv2d(x, weight, None, *geometry)
-    ours = [dense.conv2d_grad_input(grad, weight, x.shape, *geometry)]
-    ours.append(dense.conv2d_grad_weight(grad, x, weight.shape[2:], *geometry))
     through = torch.autograd.grad(y, (x, weight), grad)
-    tolerance = {"rtol": 20 * torch.finfo(dtype).eps, "atol": 20 * torch.finfo(dtype).eps}
-    for found, truth in zip((y, *ours, *through), (expected, *grads, *grads), strict=True):
-        torch.testing.assert_close(found.double(), truth, **tolerance)
+    backwards = [dense.conv2d_grad_input(grad, weight, x.shape, *geometry)]
+    backwards.append(dense.conv2d_grad_weight(grad, x, weight.shape[2:], *geometry))
+    same((y, *through, *backwards), (expected, *grads, *grads), 20 * torch.finfo(dtype).eps)
 
 
 @pytest.mark.parametrize(
-    "vendor, family, flags, is_faster",
+    "cpuinfo, is_faster",
     [
-        ("AuthenticAMD", 26, "avx2 avx512f", True),
-        ("AuthenticAMD", 25, "avx2 avx512f", False),
-        ("AuthenticAMD", 26, "avx2", False),
-        ("GenuineIntel", 26, "avx2 avx512f", False),
+        ("vendor_id\t: AuthenticAMD\ncpu family\t: 26\nflags\t\t: fpu avx2 avx512f\n", True),
+        ("vendor_id\t: AuthenticAMD\ncpu family\t: 25\nflags\t\t: fpu avx2 avx512f\n", False),
+        ("vendor_id\t: AuthenticAMD\ncpu family\t: 26\nflags\t\t: fpu avx2\n", False),
+        ("vendor_id\t: GenuineIntel\ncpu family\t: 26\nflags\t\t: fpu avx2 avx512f\n", False),
+        ("processor\t: 0\nFeatures\t: fp asimd\n", False),
     ],
 )
-def test_products_are_ours_where_the_vendors_leave_half_of_the_processor_unused(vendor, family, flags, is_faster):
-    cpuinfo = f"vendor_id\t: {vendor}\ncpu family\t: {family}\nflags\t\t: fpu {flags}\n"
+def test_products_are_ours_where_the_vendors_leave_half_of_the_processor_unused(cpuinfo, is_faster):
     assert dense.leaves_half_unused(cpuinfo) is is_faster
-
-
-def test_products_are_not_ours_on_an_unknown_processor():
-    assert not dense.leaves_half_unused("processor\t: 0\nFeatures\t: fp asimd\n")

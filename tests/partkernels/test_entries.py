@@ -82,19 +82,6 @@ def test_rows_are_summed_or_multiplied(target, dtype, active):
         )
 
 
-def test_places_that_do_not_fit_are_refused_before_anything_changes():
-    tensor, values = torch.arange(4.0), torch.zeros(2)
-    for places, others in [
-        (torch.tensor([0, 1, 2]), values),
-        (torch.tensor([0.0, 1.0]), values),
-        (torch.tensor([0, 1]), values.double()),
-        (torch.tensor([[0, 1]]), values),
-    ]:
-        with pytest.raises((RuntimeError, ValueError)):
-            exchange_entries([tensor], [places], [others], [None])
-    assert torch.equal(tensor, torch.arange(4.0)) and not values.any()
-
-
 def test_a_prepared_exchange_follows_the_backend_that_is_requested():
     tensor, values = torch.zeros(3), torch.ones(1)
     exchange = Exchange([tensor], [torch.tensor([1])], [values], [None])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import pytest
 import torch
@@ -48,15 +48,18 @@ class Step:
             decoupled = self.optimizer is torch.optim.AdamW
             pk.adam_step(*tensors, partition, update, step=self.number, decoupled=decoupled, **self.arguments)
 
-    def of_all(self, each: list[list[Tensor]], partitions: list[pk.Partition | None], update: int | None) -> None:
-        """Step several parameters in one call."""
+    def of_all(
+        self, each: list[list[Tensor]], partitions: list[pk.Partition | None], update: int | None, later: int = 0
+    ) -> None:
+        """Step several parameters in one call; the first ones have taken `later` steps more."""
         lists = [list(column) for column in zip(*each, strict=True)]
         if self.optimizer is torch.optim.SGD:
             parameters, grads, *buffers = lists
             pk.sgd_steps(parameters, grads, buffers[0] if buffers else [], partitions, update, **self.arguments)
         else:
-            numbers = {"steps": [self.number] * len(each), "decoupled": self.optimizer is torch.optim.AdamW}
-            pk.adam_steps(*lists, partitions, update, **numbers, **self.arguments)
+            steps = [self.number + later * (2 * i < len(each)) for i in range(len(each))]
+            decoupled = self.optimizer is torch.optim.AdamW
+            pk.adam_steps(*lists, partitions, update, steps=steps, decoupled=decoupled, **self.arguments)
 
     def torchs(self, tensors: list[Tensor], dtype: torch.dtype) -> list[Tensor]:
         """Return the tensors after torch's step on every entry, computed in a dtype."""
@@ -170,7 +173,7 @@ def test_a_mean_that_forgets_is_as_near_the_gradient_as_torchs(beta, dtype, targ
     torch.testing.assert_close(exp_avg.double(), expected, rtol=4 * torch.finfo(dtype).eps, atol=0.0)
 
 
-SHAPES = [(), (7,), (5, 300), (6, 5, 3), (3, 4, 2, 5), (2, 3, 4, 2, 2), (0, 3)]
+SHAPES = [(), (7,), (5, 300), (66, 520), (6, 5, 3), (3, 4, 2, 5), (2, 3, 1, 2), (2, 3, 4, 2, 2), (0, 3)]
 
 
 @pairwise(step=STEPS, layout=LAYOUTS[:3], target=EVERY)
@@ -179,17 +182,22 @@ def test_stepping_several_parameters_at_once_equals_separate_calls(step, layout,
     each, partitions = [], []
     for i, shape in enumerate(SHAPES):
         divides = len(shape) > 1 and 0 not in shape
-        random = pk.Partition.random(shape, (0.5, 0.3, 0.2), seed=i).to(target.device) if divides else None
+        proportions = (0.5, 0.3, 0.2) if i % 2 else (0.125,) * 8  # maps of 2 and of 4 bits
+        random = pk.Partition.random(shape, proportions, seed=i).to(target.device) if divides else None
         nested = pk.Partition.nested(shape, rows=(2, 4, shape[0])) if shape and shape[0] > 4 else None
         for partition in {random, nested}:
             for dtype in dtypes:
-                each.append(step.tensors(target, shape, dtype, layout if len(shape) > 1 else "contiguous"))
+                tensors = step.tensors(target, shape, dtype, layout if len(shape) > 1 else "contiguous")
+                if len(shape) == 5:
+                    tensors[1] = in_layout(tensors[1], "transposed")
+                each.append(tensors)
                 partitions.append(partition)
     alone = [[tensor.clone() for tensor in tensors] for tensors in each]
     with target.use():
-        step.of_all(each, partitions, 2)
-        for tensors, partition in zip(alone, partitions, strict=True):
-            step.ours(tensors, partition, 2)
+        step.of_all(each, partitions, 2, later=1000)
+        for i, (tensors, partition) in enumerate(zip(alone, partitions, strict=True)):
+            later = 1000 * (2 * i < len(each))
+            replace(step, number=step.number + later).ours(tensors, partition, 2)
     for one, other in zip(each, alone, strict=True):
         assert all(map(torch.equal, one, other))
 

@@ -89,14 +89,6 @@ def test_maps_are_made_on_the_cpu_whatever_the_default_device(module):
     assert partition.defaults == pk.Uniform(0.5, 0)
 
 
-def test_256_partitions_fit():
-    partition = pk.Partition.random((32, 32), [1 / 256] * 256, seed=0)
-    assert (partition.bits, partition.sizes()) == (8, [4] * 256)
-    assert partition.ids().max() == 256
-    assert_same(copy.deepcopy(partition), partition)
-    assert_same(pk.Partition(partition.shape, 256, partition.map), partition)
-
-
 @settings(max_examples=50, deadline=None)
 @given(
     st.integers(0, 10**9) | st.integers(0, 10**18),

@@ -117,27 +117,22 @@ def test_meta_tensors_have_the_operators_shapes_and_no_backend():
     assert y.is_meta and y.shape == (2, 4)
 
 
-@pytest.mark.parametrize("case", [LINEAR["odd"], CONV2D["odd"]], ids=["linear", "conv2d"])
+TABLE = Case("embedding", (), (15, 70), {"padding_idx": 1})
+
+
+def leaves(case):
+    x = torch.tensor([[3, 0], [3, 1]]) if case is TABLE else torch.randn(case.x, requires_grad=True)
+    return x, torch.randn(case.weight, requires_grad=True)
+
+
+@pytest.mark.parametrize("case", [LINEAR["odd"], CONV2D["odd"], TABLE], ids=lambda case: case.operator)
 @pytest.mark.parametrize("update", [None, 2])
 def test_nothing_but_x_weight_and_map_is_saved(case, update):
-    partition = partition_of(case, count=2)
-    x, weight = torch.randn(case.x, requires_grad=True), torch.randn(case.weight, requires_grad=True)
-    saved = []
+    partition, (x, weight), saved = partition_of(case, count=2), leaves(case), []
     with torch.autograd.graph.saved_tensors_hooks(lambda t: saved.append(t.data_ptr()) or t, lambda t: t):
         case.ours(x, weight, partition, 2, update)
-    expected = {weight.data_ptr(), partition.map.data_ptr()} | ({x.data_ptr()} if update else set())
-    assert set(saved) == expected
-
-
-def test_an_embedding_saves_only_ids_and_map_for_backward():
-    partition, ids, saved = pk.Partition.random((15, 70), (0.5, 0.5), seed=0), torch.tensor([3, 1]), []
-    with torch.autograd.graph.saved_tensors_hooks(lambda t: saved.append(t.data_ptr()) or t, lambda t: t):
-        pk.embedding(ids, torch.ones(15, 70, requires_grad=True), partition, 2, update=2)
-    assert set(saved) == {ids.data_ptr(), partition.map.data_ptr()}
-    saved.clear()
-    with torch.autograd.graph.saved_tensors_hooks(saved.append, lambda t: t):
-        pk.embedding(ids, torch.ones(15, 70, requires_grad=True), partition, 2)
-    assert not saved
+    expected = set() if case is TABLE else {weight.data_ptr(), partition.map.data_ptr()}
+    assert set(saved) == expected | ({x.data_ptr(), partition.map.data_ptr()} if update else set())
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -151,27 +146,24 @@ def test_a_table_is_never_materialised(backend):
 
 
 PROGRAMS = {"linear": LINEAR["odd"], "conv2d": CONV2D["odd"], "conv2d, same": CONV2D["even kernel, same"]}
-PROGRAMS["embedding"] = Case("embedding", (), (15, 70), {"padding_idx": 1})
+PROGRAMS["embedding"] = TABLE
 
 
 @pytest.mark.cases(usual=2)
 @pytest.mark.parametrize("case", PROGRAMS.values(), ids=PROGRAMS)
 @pytest.mark.parametrize("backend", ["reference", *BACKENDS, *INTERPRETED])
 def test_compiles_without_a_graph_break(case, backend):
-    partition, weight = partition_of(case), torch.randn(case.weight, requires_grad=True)
-    is_table = case.operator == "embedding"
-    x = torch.tensor([[3, 0], [3, 1]]) if is_table else torch.randn(case.x, requires_grad=True)
+    partition, (x, weight) = partition_of(case), leaves(case)
 
     def step(x, weight):
-        function, options = getattr(pk, case.operator), dict(case.geometry)
-        return (function(x, weight, partition, 2, update=2, **options).sin() ** 2).sum()
+        return (case.ours(x, weight, partition, 2, 2).sin() ** 2).sum()
 
-    leaves = [each for each in (x, weight) if each.requires_grad]
+    learned = [each for each in (x, weight) if each.requires_grad]
     torch.compiler.reset()  # `step` is one function to the compiler, with a limit of recompilations
     with pk.use_backend(backend):
-        eager = torch.autograd.grad(step(x, weight), leaves)
+        eager = torch.autograd.grad(step(x, weight), learned)
         compiled = torch.compile(step, fullgraph=True, backend="aot_eager")
-        traced = torch.autograd.grad(compiled(x, weight), leaves)
+        traced = torch.autograd.grad(compiled(x, weight), learned)
     assert all(map(torch.equal, eager, traced))
 
 
@@ -194,8 +186,7 @@ def test_compiles_for_dynamic_batches_and_every_subnetwork():
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("case", [LINEAR["odd"], CONV2D["odd"]], ids=["linear", "conv2d"])
 def test_autocast_casts_as_for_torchs_own_operator(case, kind):
-    partition = partition_of(case, kind, count=2)
-    x, weight = torch.randn(case.x, requires_grad=True), torch.randn(case.weight, requires_grad=True)
+    partition, (x, weight) = partition_of(case, kind, count=2), leaves(case)
     with torch.autocast("cpu", dtype=torch.bfloat16):
         y = case.ours(x, weight, partition, 1, update=1)
     assert y.dtype == torch.bfloat16

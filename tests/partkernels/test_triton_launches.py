@@ -13,7 +13,7 @@ HERE = Path(__file__).parent
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("work", ["compile", "again", pytest.param("corners of the oldest", marks=needs_oldest)])
+@pytest.mark.parametrize("work", ["compile", "again", pytest.param("compile by the oldest", marks=needs_oldest)])
 def test_every_specialisation_compiles_and_no_call_changes_it(work):
     # "again" lists what is compiled again for a value that changes from call to call.
     name, _, is_oldest = work.partition(" ")

@@ -12,7 +12,7 @@ from torch import Tensor
 
 import partkernels as pk
 from partkernels.arguments import bits_for, matrix_shape, row_bytes
-from partkernels.operators.entries import combine_rows
+from partkernels.operators.entries import combine_rows, exchange_entries
 
 F64, INT = torch.float64, torch.int32
 P = pk.Partition.random((4, 6), (0.5, 0.5), seed=0)
@@ -58,6 +58,10 @@ def adam(exp_avg=B, exp_avg_sq=None, update=1, **options):
 
 def scatter(values, tensor=B, partition=P, number=2):
     pk.scatter_entries(tensor, partition, number, values)
+
+
+def exchange(places, dtype=torch.float32):
+    exchange_entries([B[0]], [torch.tensor(places)], [torch.ones(2, dtype=dtype)], [None])
 
 
 def random(shape=(4, 6), proportions=(0.5, 0.5), seed=0, **options):
@@ -223,6 +227,10 @@ ENTRIES = [
     (lambda: scatter(torch.ones(LENGTH), torch.zeros(1, 6).expand(4, 6)), ValueError, "entries that share memory"),
     (lambda: scatter(torch.ones(LENGTH), OVERLAPPING), ValueError, "tensor has entries that share memory"),
     (lambda: scatter(torch.ones(LENGTH), emptied(4, 6)), RuntimeError, "has a storage of"),
+    (lambda: exchange([0, 1, 2]), RuntimeError, "does not fit"),
+    (lambda: exchange([0.0, 1.0]), RuntimeError, "does not fit"),
+    (lambda: exchange([[0, 1]]), RuntimeError, "does not fit"),
+    (lambda: exchange([0, 1], F64), RuntimeError, "does not fit"),
     (lambda: combine_rows([torch.zeros(3)], [torch.zeros(2, 4)], 1, [False]), RuntimeError, "does not fit"),
     (lambda: combine_rows([torch.zeros(3)], [torch.zeros(2, 3)], 3, [False]), RuntimeError, "does not fit"),
 ]
