@@ -2,11 +2,24 @@
 
 from __future__ import annotations
 
+import dataclasses
 import random
 from collections.abc import Callable, Sequence
 
 from partbench.measuring.timing import Batch, Plan, Run, Workload, measure
-from partbench.results import Results
+from partbench.results import Record, Results
+
+PARTITIONING = {"partitions": 3, "proportions": "0.8/0.1/0.1", "bits": 2, "defaults": "uniform"}
+BARE = Results(
+    command="python -m partbench all",
+    commit="0123456789abcdef",
+    modified=False,
+    date="2026-01-02T03:04:05+00:00",
+    machine={"processor": "Some CPU", "cores": 2},
+    versions={"torch": "2.13.0"},
+    settings={"preset": "full", "device": "cpu", "threads": 1, "passes": 6},
+    rooflines={"copy": 1e10, "matmul float32": 1e11},
+)
 
 
 class SimulatedClock:
@@ -37,13 +50,15 @@ def workload(suite: str = "speed", case: dict | None = None, **seconds: float) -
 def results(*workloads: Workload, seed: int = 0, plan: Plan | None = None, noise: float = 0.03) -> Results:
     """Return the results of a run on a simulated clock."""
     plan = plan or Plan(rounds=5, seconds=1)
-    return Results(
-        command="python -m partbench speed",
-        commit="0123456789abcdef",
-        modified=False,
-        date="2026-01-02T03:04:05+00:00",
-        machine={"processor": "a processor", "instructions": "AVX512", "cores": 2},
-        versions={"torch": "2.13.0", "partkernels": "0.1.0"},
-        settings={"preset": "quick", "threads": 2, "device": "cpu"},
-        records=measure([Batch(workloads, SimulatedClock(seed, noise), plan)]),
-    )
+    records = measure([Batch(workloads, SimulatedClock(seed, noise), plan)])
+    return dataclasses.replace(BARE, command="python -m partbench speed", records=records)
+
+
+def timed(suite: str, case: dict, seconds: dict[str, float | None], *, count: int = 6, **facts) -> list[Record]:
+    """Return a record of each peer of a case, with the same seconds in each of `count` passes, or refused if None."""
+    return [
+        Record(suite, case, peer, refused="the result is off by 1.0 from float64")
+        if value is None
+        else Record(suite, case, peer, samples=[[value] * 3 for _ in range(count)], facts=facts)
+        for peer, value in seconds.items()
+    ]

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
-from test_report import BARE, PARTITIONING
+from simulated import BARE, PARTITIONING, timed
 
 from partbench import bars
 from partbench.bars import cpu
 from partbench.results import Record
-
-PASSES = 6
 
 
 def layer(shape: str, active: int, *, ours: float, where: float, work: str = "forward", dtype: str = "float32") -> list:
@@ -17,10 +17,7 @@ def layer(shape: str, active: int, *, ours: float, where: float, work: str = "fo
     operator = "linear" if "," not in shape else "conv2d"
     case = {"operator": operator, "work": work, "shape": shape, "dtype": dtype, "device": "cpu", **PARTITIONING}
     seconds = {"dense": 1.0, "where": where, cpu.OURS: ours}
-    return [
-        Record("speed", case | {"active": active}, peer, samples=[[value] * 3] * PASSES, facts={"flops": 3e9})
-        for peer, value in seconds.items()
-    ]
+    return timed("speed", case | {"active": active}, seconds, flops=3e9)
 
 
 def only(records: list[Record]) -> bars.Bar:
@@ -67,10 +64,7 @@ def test_steps_are_compared_with_dense_steps_of_their_kind_and_the_slowest_subne
         }
         if active == 1:
             seconds |= {"dense, iteration": 1.5, f"{cpu.OURS} Trainer, iteration": 1.59}
-        records += [
-            Record("step", case | {"active": active}, peer, samples=[[value] * 3] * PASSES)
-            for peer, value in seconds.items()
-        ]
+        records += timed("step", case | {"active": active}, seconds)
     assert {
         bar.work.partition(" over")[0]: (round(bar.ratio.value, 2), bar.is_met) for bar in cpu.measured(records)
     } == {
@@ -81,9 +75,7 @@ def test_steps_are_compared_with_dense_steps_of_their_kind_and_the_slowest_subne
 
 
 def test_the_table_shows_runs_side_by_side_and_marks_missed_bars():
-    runs = [BARE, BARE]
-    for i, ours in enumerate((0.5, 1.5)):
-        runs[i] = type(BARE)(**{**vars(BARE), "records": layer("256×64×64", 1, ours=ours, where=4.0)})
+    runs = [dataclasses.replace(BARE, records=layer("256×64×64", 1, ours=ours, where=4.0)) for ours in (0.5, 1.5)]
     *_, row = bars.table(runs).splitlines()
     cells = [cell.strip() for cell in row.strip("|").split("|")]
     assert cells[:2] == ["linear forward, float32, 256×64×64", "0.95, 1.3×"]

@@ -76,22 +76,12 @@ def none(kernels: list[Kernel], is_bad: Callable[[Kernel], object]) -> None:
 
 
 @pytest.mark.parametrize("target", TARGETS)
-def test_every_case_compiles(made, target):
-    none([kernel for kernel in made[0]["triton"] if kernel.target == target], lambda kernel: kernel.error)
-
-
-@pytest.mark.parametrize("target", TARGETS)
 def test_every_kernel_of_the_backend_is_in_some_case(kernels, target):
     files = (ROOT / "partkernels" / "backend" / "triton").glob("*.py")
     names = {
         f"{file.stem}.{name}" for file in files for name in re.findall(r"(?m)^def (\w+_kernel)\(", file.read_text())
     }
     assert names == {kernel.name for kernel in kernels[target]}
-
-
-@pytest.mark.parametrize("target", NVIDIA)
-def test_no_kernel_spills_registers(kernels, target):
-    none(kernels[target], lambda kernel: kernel.spilled)
 
 
 @needs_oldest
@@ -101,16 +91,15 @@ def test_by_the_oldest_triton_every_case_compiles_and_none_spills(tmp_path):
 
 
 @pytest.mark.parametrize("target", TARGETS)
-def test_shared_memory_is_within_a_blocks(kernels, target):
+def test_every_case_compiles_without_spills_and_within_a_blocks_shared_memory(made, kernels, target):
+    none([kernel for kernel in made[0]["triton"] if kernel.target == target], lambda kernel: kernel.error)
+    none(kernels[target], lambda kernel: target in NVIDIA and kernel.spilled)
     none(kernels[target], lambda kernel: max(0, kernel.shared - TARGETS[target].shared_memory))
 
 
-def test_hopper_multiplies_by_wgmma(products):
+def test_hopper_multiplies_by_wgmma_and_none_waits_for_another(products):
     # wgmma takes at least 64 rows.
     none([kernel for kernel in products if kernel.tile[0] >= 64], lambda kernel: kernel.products != "wgmma")
-
-
-def test_no_wgmma_waits_for_another(products):
     none(products, lambda kernel: kernel.serialized)
 
 
@@ -121,11 +110,8 @@ def test_slots_of_the_forward_pass_are_few(products, defaults, most):
     none(forward, lambda kernel: kernel.slots if kernel.slots > most else 0)
 
 
-def test_every_kernel_of_the_library_that_rebuilds_a_weight_has_its_slots_counted(library):
+def test_kernels_of_the_library_have_their_slots_counted_and_spill_no_registers(made, library):
     none(library, lambda kernel: kernel.slots is None)
-
-
-def test_no_kernel_of_the_library_for_bfloat16_spills_registers(made, library):
     none(made[0]["cuda"], lambda kernel: kernel.spilled)
 
 

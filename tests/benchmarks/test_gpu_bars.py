@@ -6,7 +6,7 @@ import dataclasses
 
 import pytest
 import torch
-from test_report import BARE, PARTITIONING
+from simulated import BARE, PARTITIONING, timed
 
 from partbench import bars
 from partbench.bars import gpu
@@ -36,12 +36,7 @@ def layer(shape: str, active: int = 1, *, work: str = "forward", defaults: str =
     case |= {"device": "cuda", **PARTITIONING, "defaults": defaults, "active": active}
     names = {"automatic": AUTOMATIC, "fused": FUSED, "rebuild": REBUILD, "where": "where"}
     peers = {"dense": 1.0} | {names[name]: value for name, value in seconds.items()}
-    return [
-        Record("speed", case, peer, samples=[[value] * 3] * 6, facts={"flops": 1e14, "bytes": 1e12})
-        if value is not None
-        else Record("speed", case, peer, refused="the result is off by 1.0 from float64")
-        for peer, value in peers.items()
-    ]
+    return timed("speed", case, peers, flops=1e14, bytes=1e12)
 
 
 def rows(records: list[Record]) -> dict[str, bars.Bar]:
@@ -117,10 +112,10 @@ def test_gradients_and_convolutions_are_held_by_their_best_plan():
 def test_the_preset_has_a_row_for_each_bar_of_layers_and_steps():
     options = Options(PRESETS["gpu"], torch.device("cpu"), backends=("triton",))
     records = [
-        Record(workload.suite, workload.case, peer, samples=[[1.0] * 3] * 6, facts=workload.facts)
+        record
         for suite in ("speed", "optim", "step")
         for workload in SUITES[suite].batch(options).workloads
-        for peer in workload.peers
+        for record in timed(suite, workload.case, dict.fromkeys(workload.peers, 1.0), **workload.facts)
     ]
     found = rows(records)
     preset = PRESETS["gpu"]

@@ -8,6 +8,7 @@ from functools import cache
 from html.parser import HTMLParser
 
 import pytest
+from simulated import BARE, PARTITIONING, timed
 
 from partbench import summary
 from partbench.compare import changes
@@ -15,17 +16,6 @@ from partbench.report import comparison, page
 from partbench.results import Record, Results
 
 VOID = {"meta", "br", "hr", "img", "input", "link"}
-PARTITIONING = {"partitions": 3, "proportions": "0.8/0.1/0.1", "bits": 2, "defaults": "uniform"}
-BARE = Results(
-    command="python -m partbench all",
-    commit="0123456789abcdef",
-    modified=False,
-    date="2026-01-02T03:04:05+00:00",
-    machine={"processor": "Some CPU", "cores": 2},
-    versions={"torch": "2.13.0"},
-    settings={"preset": "full", "device": "cpu", "threads": 1, "passes": 6},
-    rooflines={"copy": 1e10, "matmul float32": 1e11},
-)
 
 
 class Document(HTMLParser):
@@ -65,20 +55,12 @@ class Document(HTMLParser):
             self.rows[-1][-1] = f"{self.rows[-1][-1]} {data.strip()}".strip()
 
 
-def passes(value: float, count: int = 6) -> list[list[float]]:
-    return [[value] * 3] * count
-
-
 def speed(
     work: str = "forward", shape: str = "32×64×64", active: int = 1, *, count: int = 6, **seconds
 ) -> list[Record]:
     case = {"operator": "linear", "work": work, "shape": shape, "dtype": "float32", "device": "cpu", **PARTITIONING}
-    facts = {"flops": 1e8, "bytes": 1e6}
     seconds = {"dense": 2e-3, "where": 6e-3, "partkernels cpu": 3e-3} | seconds
-    return [
-        Record("speed", {**case, "active": active}, peer, samples=passes(s, count), facts=facts)
-        for peer, s in seconds.items()
-    ]
+    return timed("speed", case | {"active": active}, seconds, count=count, flops=1e8, bytes=1e6)
 
 
 def memory(by_arithmetic: bool = False, model: str = "MNIST CNN") -> list[Record]:
@@ -109,13 +91,13 @@ def step(model: str = "ResNet-8", partitions: int = 3, *, count: int = 6, place:
     case = {"model": model, "batch": 8, "samples": 1, "optimizer": "sgd", "device": "cpu", **PARTITIONING}
     case |= {"partitions": partitions, "active": 2, **series}
     facts = {"share of parameters": 0.1, "share of hyperparameters": 0.5, "place": place}
-    return [Record("step", case, peer, samples=passes(s, count), facts=facts) for peer, s in seconds.items()]
+    return timed("step", case, seconds, count=count, **facts)
 
 
 def optim(*, count: int = 6) -> list[Record]:
     case = {"model": "ResNet-8", "optimizer": "adam", "device": "cpu", **PARTITIONING, "update": 3}
     seconds = {"torch, fused": 1e-4, "torch, foreach": 2e-4, "partnets": 5e-5}
-    return [Record("optim", case, peer, samples=passes(s, count), facts={"share": 0.1}) for peer, s in seconds.items()]
+    return timed("optim", case, seconds, count=count, share=0.1)
 
 
 def results(*records: list[Record], **changed) -> Results:
