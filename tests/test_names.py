@@ -45,11 +45,10 @@ def test_public_names_are_importable(module):
 
 @pytest.mark.parametrize("package", [partkernels, partnets])
 def test_no_attribute_hides_a_submodule(package):
-    for path, prefix in [(package.__path__, f"{package.__name__}.")]:
-        for found in pkgutil.walk_packages(path, prefix):
-            parent, _, leaf = found.name.rpartition(".")
-            seen = getattr(importlib.import_module(parent), leaf, None)
-            assert seen is None or getattr(seen, "__name__", "") == found.name, f"{parent}.{leaf} is {seen!r}"
+    for found in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
+        parent, _, leaf = found.name.rpartition(".")
+        seen = getattr(importlib.import_module(parent), leaf, None)
+        assert seen is None or getattr(seen, "__name__", "") == found.name, f"{parent}.{leaf} is {seen!r}"
 
 
 def test_importing_and_partitioning_load_nothing_large_beside_torch():

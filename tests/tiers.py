@@ -71,13 +71,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def selected(items: list[pytest.Item]) -> list[pytest.Item]:
     """Return the tests of one function in this run; those of the usual run are also in FULL."""
     mark = items[0].get_closest_marker("cases")
-    usual, full = limits(**mark.kwargs) if mark else (None, None)
+    given = mark.kwargs if mark else {}
+    full = given.get("full")
+    usual = given.get("usual", full)
     quick = part([item for item in items if not item.get_closest_marker("full")], 1, usual)
     return part(items, 2, full, quick) if is_full() else quick
-
-
-def limits(usual: int | None = None, full: int | None = None) -> tuple[int | None, int | None]:
-    return full if usual is None else usual, full
 
 
 def part(
