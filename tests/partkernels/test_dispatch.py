@@ -123,6 +123,7 @@ def test_the_gradient_runs_on_the_backend_of_the_forward(monkeypatch):
         ("gpu", ValueError, "'gpu'; known are auto, cpu, cuda, reference, triton"),
         ("cpu", RuntimeError, r"serves .* and the tensors are torch.float16"),  # no other backend takes its place
     ],
+    ids=["without a GPU", "unknown", "without the dtype"],
 )
 def test_a_backend_that_cannot_run_raises(name, error, message):
     x, weight, partition = example()
