@@ -61,7 +61,11 @@ def scatter(values, tensor=B, partition=P, number=2):
 
 
 def exchange(places, dtype=torch.float32):
-    exchange_entries([B[0]], [torch.tensor(places)], [torch.ones(2, dtype=dtype)], [None])
+    values = torch.ones(2, dtype=dtype)
+    try:
+        exchange_entries([B[0]], [torch.tensor(places)], [values], [None])
+    finally:
+        assert values.eq(1).all()
 
 
 def random(shape=(4, 6), proportions=(0.5, 0.5), seed=0, **options):
