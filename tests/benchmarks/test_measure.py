@@ -109,15 +109,20 @@ class SimulatedClockOfNothing(SimulatedClock):
 
 def off_by_a_thousandth(result, *_):
     result.view(-1)[-1] += 1e-3  # one entry
+    return result
 
 
 def off_by_a_fiftieth(result, *_):
-    result *= 1.02
+    return 1.02 * result
 
 
-def exchanged_elsewhere(_, tensors, places, *values):
-    for tensor, at in zip(tensors, places, strict=True):
-        tensor[at[-1:].long()] += 0.1  # one entry
+def exchanged_elsewhere(exchange, tensors, places, *_):
+    def run(*numbers):
+        exchange(*numbers)
+        for tensor, at in zip(tensors, places, strict=True):
+            tensor[at[-1:].long()] += 0.1  # one entry
+
+    return run
 
 
 @needs_cpu
@@ -128,18 +133,12 @@ def exchanged_elsewhere(_, tensors, places, *values):
         ("grad_input", "linear_grad_input", off_by_a_thousandth),
         ("grad_weight", "linear_grad_weight", off_by_a_thousandth),
         ("training", "subnetwork_weight_grad", off_by_a_fiftieth),
-        ("training", "exchange_entries", exchanged_elsewhere),
+        ("training", "prepared", exchanged_elsewhere),
     ],
 )
 def test_a_kernel_made_wrong_is_refused(work, operator, spoil, monkeypatch):
     right = getattr(cpu, operator)
-
-    def wrong(*arguments):
-        result = right(*arguments)
-        spoil(result, *arguments)
-        return result
-
-    monkeypatch.setattr(cpu, operator, wrong)
+    monkeypatch.setattr(cpu, operator, lambda *arguments: spoil(right(*arguments), *arguments))
     workloads = speed.workloads(LAYERS[:1], [THREE], [1, 2], ["cpu"], works=[work], compiled=())
     for record in measure([Batch(workloads, SimulatedClockOfNothing(), Plan(passes=1, rounds=2))]):
         if record.peer == "partkernels cpu":
