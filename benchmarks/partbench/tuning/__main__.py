@@ -20,12 +20,11 @@ import torch
 from partbench.tuning.instruments import INSTRUMENTS, learned
 from partbench.tuning.peers import SEARCHES, TRIALS, TRIALS_IN_SECONDS, Judge, untuned
 from partbench.tuning.problems import CHOOSING, PROBLEMS, Case
-from partnets.data.batch import scores
 from partnets.evaluation import mean_loss
 from partnets.tuning import tune
 from partnets.tuning.problem import Problem, make_problem
 from partnets.tuning.training import Training
-from partnets.utils.likelihood import plain
+from partnets.utils.losses import plain, scores
 from partnets.utils.seeds import derived
 
 # Points of the oracle's grid, besides an untuned training and a guess.

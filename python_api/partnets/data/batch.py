@@ -1,28 +1,13 @@
-"""The convention for calls of models and losses with a batch, shared by Trainer, lml and all other evaluations."""
+"""The convention for calls of models with a batch, shared by Trainer, lml and all other evaluations."""
 
 from __future__ import annotations
 
-import functools
 import inspect
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_map
-
-from partnets.utils.likelihood import (
-    IGNORED,
-    Loss,
-    are_labels,
-    class_axis,
-    counting,
-    ignored,
-    ignores,
-    is_of_numbers,
-    no_classes,
-)
-from partnets.utils.random_state import preserved
 
 # Names of the targets in a batch.
 LABELS = ("labels", "label", "targets", "target")
@@ -91,145 +76,39 @@ def _called(model: nn.Module, x: Mapping, single: bool = False) -> Any:
     )
 
 
-def scores(output: Any) -> Any:
-    """Return the logits of an output that has them by this name, as in transformers, or the output itself."""
-    if isinstance(output, Mapping) and "logits" in output:
-        return output["logits"]
-    return output if isinstance(output, Tensor) else getattr(output, "logits", output)
-
-
-def is_torchs(loss: Any) -> bool:
-    """Return whether a loss is one of torch's own, which takes logits."""
-    return (getattr(loss, "__module__", None) or "").startswith("torch.nn.")
-
-
-def losses(loss: Loss, output: Any, y: Any) -> Tensor:
-    """Return loss(output, y): a scalar, which is a mean over the batch, or a tensor with the loss of each target.
-
-    torch's losses receive output.logits if the output has them, as in transformers.
+def tried(model: nn.Module, batch: Any, forward: Forward) -> tuple[Any, Any]:
+    """Return the output of a model and the targets of a batch.
 
     Raises:
-        TypeError: the loss does not return a tensor.
-
-    Example:
-        >>> logits, y = torch.zeros(3, 2), torch.tensor([0, 1, 1])
-        >>> losses(nn.functional.cross_entropy, logits, y)
-        tensor(0.6931)
-        >>> losses(nn.CrossEntropyLoss(reduction="none"), {"logits": logits}, y)
-        tensor([0.6931, 0.6931, 0.6931])
+        ValueError: the model does not take the batch (the error has the shape of the inputs), or forward does not
+            return a pair.
     """
-    function = loss.func if isinstance(loss, functools.partial) else loss
-    output = scores(output) if is_torchs(function) else output
-    found = loss(output, y)
-    if not isinstance(found, Tensor):
-        raise TypeError(
-            f"loss(output, y) gave a {type(found).__name__}; it must give a tensor: a mean, or the loss of each target."
-        )
-    # For a batch of one example, a mean with keepdim=True is that example's loss.
-    single = found.shape == (1,) and isinstance(y, Tensor) and y.dim() > 0 and len(y) > 1
-    return found[0] if single and not _counts_one(loss, output, y) else found
-
-
-def _counts_one(loss: Loss, output: Any, y: Tensor) -> bool:
-    """Return whether a loss [1] is that of the only target that counts, not a mean with keepdim=True."""
-    if not isinstance(output, Tensor):
-        return False
     try:
-        with preserved(output.device), torch.no_grad():
-            return len(loss(output.repeat_interleave(2, 0), y.repeat_interleave(2, 0))) == 2
-    except (RuntimeError, TypeError, ValueError, IndexError):  # a custom loss that needs the original batch
-        return False
+        found = forward(model, batch)
+    except (RuntimeError, TypeError) as error:
+        hint = described(batch)
+        if not hint:
+            raise
+        own = next((p.dtype for p in model.parameters() if p.is_floating_point()), None)
+        x = batch[0]
+        if own and isinstance(x, Tensor) and x.is_floating_point() and x.dtype != own:
+            hint += f" The network has {own}: pass x.to({own}), or network.to({x.dtype})."
+        raise ValueError(f"the model does not take a batch of these data: {error}.{hint}") from error
+    if not isinstance(found, tuple | list) or len(found) != 2:
+        raise ValueError(f"forward returned a {type(found).__name__}; return the output and the targets.")
+    return found
 
 
-def mean(loss: Loss, output: Any, y: Any) -> Tensor:
-    """Return the loss to minimise, a scalar; 0 if all targets of the batch are ignored.
-
-    Example:
-        >>> logits, y = torch.zeros(3, 2), torch.tensor([0, 1, 1])
-        >>> mean(nn.CrossEntropyLoss(reduction="none"), logits, y)
-        tensor(0.6931)
-        >>> mean(nn.CrossEntropyLoss(), logits, y.fill_(-100))
-        tensor(0.)
-    """
-    found, output = losses(loss, output, y), scores(output)
-    if found.dim():
-        counted = counting(loss, found, output, y)
-        return counted.mean() if counted.numel() else found.sum()
-    if class_axis(output, y) is None:
-        return found
-    if ignores(loss):
-        return found.masked_fill((y == ignored(loss)).all(), 0.0)
-    return found.masked_fill(no_classes(output, y).all() & found.isnan(), 0.0)
-
-
-def check_no_sum(loss: Loss, output: Any, y: Any, value: Tensor) -> None:
-    """Raise ValueError if a loss, `value` for this batch, doubles when each example is repeated."""
-    if not (isinstance(output, Tensor) and isinstance(y, Tensor)):
-        return
-    try:
-        with preserved(output.device), torch.no_grad():
-            twice = mean(loss, output.repeat_interleave(2, 0), y.repeat_interleave(2, 0))
-    except (RuntimeError, TypeError, ValueError, IndexError):  # a custom loss that needs the original batch
-        return
-    if value.item() != 0 and abs(twice.item() / value.item() - 2) < 1e-3:
-        raise ValueError(
-            "the loss is twice as large for a batch that holds each example twice: it is a sum; pass the mean over the"
-            " examples."
-        )
-
-
-def summed(loss: Loss, output: Any, y: Any, examples: int) -> tuple[Tensor, int]:
-    """Return the differentiable sum of a batch's losses, a float64 scalar on the CPU, and their number.
-
-    Their number is that of examples, or of targets that count. Losses with a dimension are summed;
-    partnets.utils.likelihood.counted says which count. A mean is multiplied by the number of targets that are classes
-    of the logits [batch, classes, ...] or [batch, ..., classes]. The ignore_index of torch's losses does not count, nor
-    do other numbers that are not classes if the loss does not depend on the logits there. For torch's binary and count
-    losses, the factor is the number of entries of y; otherwise the number of examples.
-
-    Example:
-        >>> logits, y = torch.zeros(2, 3, requires_grad=True), torch.tensor([0, -100])
-        >>> found, count = summed(nn.functional.cross_entropy, logits, y, examples=2)
-        >>> found.backward()
-        >>> count, [round(value, 2) for value in logits.grad[0].tolist()]
-        (1, [-0.67, 0.33, 0.33])
-    """
-    found = losses(loss, tree_map(_in_single, output), y)
-    if found.dim():
-        found = counting(loss, found, scores(output), y)
-        return found.sum(dtype=torch.float64).cpu(), found.numel()
-    count = _targets(loss, output, y, examples)
-    found = found.to("cpu", torch.float64)
-    return (count * found if count else torch.zeros_like(found)), count
-
-
-def _in_single(leaf: Any) -> Any:
-    """Convert 16-bit floats to float32, so that a batch's mean is not rounded to 8 bits before it is summed."""
-    is_low = isinstance(leaf, Tensor) and leaf.dtype in (torch.bfloat16, torch.half)
-    return leaf.float() if is_low else leaf
-
-
-def _targets(loss: Loss, output: Any, y: Any, examples: int) -> int:
-    """Return the number of targets over which a loss averages."""
-    if isinstance(y, Tensor) and is_of_numbers(loss):
-        return y.numel()
-    logits = scores(output)
-    if not are_labels(logits, y):
-        return examples
-    axis = class_axis(logits, y)
-    if ignores(loss) or axis is None:
-        return int((y != ignored(loss)).sum())
-    strange = no_classes(logits, y)
-    if not strange.any():
-        return y.numel()
-    if not isinstance(output, Tensor):  # its logits cannot be replaced
-        return int((y != IGNORED).sum())
-    ramp = torch.linspace(0, 1, logits.shape[axis], device=logits.device).to(logits.dtype)
-    moved = (logits.movedim(axis, -1) + strange.unsqueeze(-1) * ramp).movedim(-1, axis)
-    with torch.no_grad():
-        values = []
-        for each in (logits, moved):
-            with preserved(logits.device):
-                values.append(losses(loss, each, y))
-    is_independent = torch.allclose(*values, rtol=0.0, atol=0.0, equal_nan=True)
-    return y.numel() - int(strange.sum()) if is_independent else y.numel()
+def described(batch: Any) -> str:
+    """Return the shape and dtype of a batch's inputs with usual remedies, or "" if the inputs are not tensors."""
+    x = batch[0] if isinstance(batch, tuple | list) and batch else None
+    if isinstance(x, tuple | list):
+        return " If the network has several inputs, pass forward=lambda network, batch: (network(*batch[0]), batch[1])."
+    if not isinstance(x, Tensor):
+        return ""
+    hint = ""
+    if x.dim() == 3:
+        hint += " Images need a dimension for their channels: x.unsqueeze(1) for grey ones."
+    if x.dtype == torch.uint8:
+        hint += " For images pass x.float() / 255, or put data.ToFloat before the network."
+    return f" x is {list(x.shape)} of {x.dtype}.{hint}"

@@ -15,8 +15,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
-from partnets.data import batch as batches
-from partnets.data.batch import Forward, Loss, call
+from partnets.data.batch import Forward, call
 from partnets.evaluation.snapshot import Snapshot, same
 from partnets.hyper import penalties
 from partnets.hyper.penalty import with_terms
@@ -26,6 +25,7 @@ from partnets.subnetworks.state import ROWS, num_partitions, state_of
 from partnets.subnetworks.statistics import other_norms
 from partnets.subnetworks.switch import noted, switch_of
 from partnets.utils import random_state
+from partnets.utils.losses import Loss, mean
 from partnets.utils.modules import device_of, evaluating, is_sharded, overlapping, to_device
 from partnets.utils.tree_leaves import tensors
 
@@ -103,7 +103,7 @@ def audit(
 
     def compute(batch: Any) -> tuple[Any, Tensor]:
         output, y = forward(model, batch)
-        return output, batches.mean(loss, output, y) if loss is not None else _size(output)
+        return output, mean(loss, output, y) if loss is not None else _size(output)
 
     with random_state.preserved(device):
         random_state.seed(0)

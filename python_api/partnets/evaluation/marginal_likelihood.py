@@ -8,7 +8,7 @@ import warnings
 import torch.nn.functional as F
 from torch import nn
 
-from partnets.data.batch import Forward, Loss, call
+from partnets.data.batch import Forward, call
 from partnets.data.chunks import Chunks, check_unseen
 from partnets.data.fetching import check_options
 from partnets.evaluation.metrics import total_loss
@@ -16,7 +16,7 @@ from partnets.evaluation.running_statistics import fresh_statistics
 from partnets.evaluation.same_chunks import adopt_chunks, check_counts, check_same_chunks
 from partnets.subnetworks.context import subnetwork
 from partnets.utils import random_state
-from partnets.utils.likelihood import check_loss, plain
+from partnets.utils.losses import Loss, check_loss, plain
 from partnets.utils.modules import device_of
 
 

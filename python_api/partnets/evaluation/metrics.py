@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.data import Dataset, default_collate
 
-from partnets.data.batch import OWN_RULE, Forward, Loss, call, check_no_sum, scores, summed
+from partnets.data.batch import OWN_RULE, Forward, call
 from partnets.data.chunks import Chunks
 from partnets.data.examples import Collate, as_dataset, refuse_separate
 from partnets.data.fetching import batches, check_options
@@ -21,7 +21,7 @@ from partnets.evaluation.same_chunks import adopt_chunks, check_counts, check_sa
 from partnets.subnetworks.context import subnetwork
 from partnets.subnetworks.state import num_partitions
 from partnets.subnetworks.statistics import warn_of_stale
-from partnets.utils.likelihood import IGNORED, check_mean, no_classes, plain
+from partnets.utils.losses import IGNORED, Loss, check_mean, check_no_sum, no_classes, plain, scores, summed
 from partnets.utils.modules import device_of, evaluating, to_device
 
 # The largest uint8, which marks unlabelled pixels in images of labels.

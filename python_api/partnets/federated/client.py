@@ -15,7 +15,7 @@ from torch.utils.data import Dataset, default_collate
 
 from partkernels.arguments import check_seed
 from partnets import optim
-from partnets.data.batch import Forward, Loss, call, mean, summed
+from partnets.data.batch import Forward, call
 from partnets.data.examples import Collate, as_dataset
 from partnets.data.fetching import batches
 from partnets.evaluation.snapshot import Snapshot
@@ -29,7 +29,7 @@ from partnets.training.preflight import AUDITED, check_learns, refuse_leaks, try
 from partnets.training.step import check_reached, hyper_learning, step_weights, still_modules, training_only
 from partnets.utils import random_state
 from partnets.utils.checks import check_at_least
-from partnets.utils.likelihood import check_loss, plain
+from partnets.utils.losses import Loss, check_loss, mean, plain, summed
 from partnets.utils.modules import device_of, evaluating, to_device
 from partnets.utils.seeds import derived
 

@@ -9,7 +9,7 @@ from partnets.hyper.dropout import RATES, check_rate
 from partnets.hyper.hyperparameter import Hyperparameter
 from partnets.hyper.learned import Learned
 from partnets.hyper.ranges import Range
-from partnets.utils.likelihood import IGNORED
+from partnets.utils.losses import IGNORED
 
 
 class LabelSmoothing(Hyperparameter):

@@ -12,7 +12,7 @@ from partnets.hyper.hyperparameter import Hyperparameter
 from partnets.hyper.learned import Learned
 from partnets.hyper.ranges import Range, positive
 from partnets.hyper.tracing import traced
-from partnets.utils.likelihood import IGNORED
+from partnets.utils.losses import IGNORED
 
 
 class Temperature(Hyperparameter):

@@ -15,7 +15,7 @@ from partnets.hyper.hyperparameter import Hyperparameter
 from partnets.hyper.learned import Learned, check_real
 from partnets.hyper.ranges import Range, logarithmic
 from partnets.utils.in_thread import InThread
-from partnets.utils.likelihood import Loss, check_mean, counting, of_each_that_counts, plain
+from partnets.utils.losses import Loss, check_mean, mean, of_each_that_counts, plain
 
 # Wider than the range used in practice.
 ALPHAS = logarithmic(0.01, 10.0)
@@ -108,7 +108,7 @@ class _OfMixed:
                 " call the model that has this module in front, once, before each loss."
             )
         share, others = mixed
-        one, other = (counting(loss, loss(output, y), output, y).mean() for y in (targets, targets[others]))
+        one, other = (mean(loss, output, y) for y in (targets, targets[others]))
         return share * one + (1 - share) * other
 
     def plain(self, output: Any, targets: Tensor) -> Tensor:

@@ -14,7 +14,7 @@ from partnets.hyper.hyperparameter import Hyperparameter
 from partnets.hyper.learned import Learned
 from partnets.hyper.ranges import Range, logarithmic
 from partnets.utils.in_thread import SEVERAL
-from partnets.utils.likelihood import check_mean, counted, of_each, of_each_that_counts, plain
+from partnets.utils.losses import check_mean, counted, of_each, of_each_that_counts, plain
 
 # Range of one weight relative to another.
 WEIGHTS = logarithmic(1e-3, 1e3)

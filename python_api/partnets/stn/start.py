@@ -7,7 +7,6 @@ from typing import Any
 import torch
 from torch import Generator
 
-from partnets.data.batch import mean
 from partnets.evaluation.snapshot import Snapshot
 from partnets.hyper import Learned, penalties
 from partnets.optim.base import check_held
@@ -16,6 +15,7 @@ from partnets.stn.step import count_examples
 from partnets.stn.vector import HyperVector
 from partnets.training.trainer import Trainer
 from partnets.utils.eager import eagerly
+from partnets.utils.losses import mean
 from partnets.utils.modules import evaluating, to_device
 from partnets.utils.random_state import preserved
 

@@ -10,7 +10,7 @@ from typing import Any
 from torch import Generator, Tensor, nn
 from torch.utils._pytree import tree_leaves
 
-from partnets.data import batch as batches
+from partnets.data.batch import Forward, tried
 from partnets.data.chunks import Chunks
 from partnets.evaluation.auditing import leaks
 from partnets.evaluation.same_chunks import has_learned
@@ -18,10 +18,10 @@ from partnets.evaluation.snapshot import Snapshot
 from partnets.hyper import ConcreteDropout, Hyperparameter, penalties
 from partnets.subnetworks.parameters import partitioned_parameters
 from partnets.training.step import hyper_learning
-from partnets.utils.likelihood import IGNORED, is_cross_entropy
+from partnets.utils.losses import CROSS_ENTROPIES, Loss, check_no_sum, entropy, ignored, mean, name_of
 from partnets.utils.modules import device_of, to_device
 from partnets.utils.random_state import preserved
-from partnets.utils.targets import check_targets, tried
+from partnets.utils.targets import check_targets
 
 # The largest number of examples in an audit's batches, on each rank.
 AUDITED = 16
@@ -91,8 +91,8 @@ def try_judging(
     hyper: dict[str, nn.Module],
     k: int,
     draw: Callable[[], Any],
-    hyper_loss: batches.Loss,
-    forward: batches.Forward,
+    hyper_loss: Loss,
+    forward: Forward,
 ) -> tuple[Tensor, Any]:
     """Evaluate subnetwork k - 1 on a batch of D_k, then restore random states and the model's state.
 
@@ -108,15 +108,15 @@ def try_judging(
         with preserved(device), hyper_learning(model, k), penalties():  # penalties regularise only w
             output, y = tried(model, to_device(draw(), device), forward)
             check_targets(hyper_loss, output, y)
-            loss = batches.mean(hyper_loss, output, y)
+            loss = mean(hyper_loss, output, y)
     finally:
         before.put_back()
     check_reaches_output(hyper, output, loss)
-    batches.check_no_sum(hyper_loss, output, y, loss)
+    check_no_sum(hyper_loss, output, y, loss)
     return loss, y
 
 
-def check_learns(model: nn.Module, loss: batches.Loss) -> None:
+def check_learns(model: nn.Module, loss: Loss) -> None:
     """Raise ValueError if a loss has trainable parameters outside of the model, which no optimiser has."""
     own = dict(loss.named_parameters()) if isinstance(loss, nn.Module) else {}
     strange = [name for name, p in own.items() if p.requires_grad and not any(p is one for one in model.parameters())]
@@ -154,7 +154,7 @@ def warn_of_forgotten(model: nn.Module) -> None:
         )
 
 
-def warn_of_unused_losses(model: nn.Module, hyper: dict[str, nn.Module], loss: batches.Loss) -> None:
+def warn_of_unused_losses(model: nn.Module, hyper: dict[str, nn.Module], loss: Loss) -> None:
     """Warn if a model has modules that act through the training loss, such as LabelSmoothing, but `loss` is another.
 
     Args:
@@ -213,20 +213,18 @@ def graph_leaves(tensors: Iterable[Tensor]) -> set[Tensor]:
     return leaves
 
 
-def warn_of_knowledge(hyper_loss: batches.Loss, value: Tensor, y: Any, k: int = 2) -> None:
+def warn_of_knowledge(hyper_loss: Loss, value: Tensor, y: Any, k: int = 2) -> None:
     """Warn if the loss of subnetwork k - 1, before any step, is far below the entropy of the labels y."""
-    if not is_cross_entropy(hyper_loss) or not isinstance(y, Tensor) or y.is_floating_point():
+    if name_of(hyper_loss) not in CROSS_ENTROPIES or not isinstance(y, Tensor) or y.is_floating_point():
         return
-    loss = value.item()
-    labels = y[y != IGNORED]
+    labels = y[y != ignored(hyper_loss)]
     if labels.numel() < FEWEST:
         return
-    shares = labels.unique(return_counts=True)[1] / labels.numel()
-    entropy = -(shares * shares.log()).sum().item()
-    if loss < KNOWS * entropy:
+    loss, guessing = value.item(), entropy(labels.unique(return_counts=True)[1]) / labels.numel()
+    if loss < KNOWS * guessing:
         warnings.warn(
             f"before its first step, subnetwork {k - 1} predicts labels of chunk {k} with a loss of {loss:.2f} nats,"
-            f" but guessing by their frequencies costs {entropy:.2f}. If the weights were trained on these examples"
+            f" but guessing by their frequencies costs {guessing:.2f}. If the weights were trained on these examples"
             " before partnets.partition, L_ML and ψ are evaluated on known data: start from new weights, or from"
             " weights trained on other data or on chunk 1 only.",
             stacklevel=6,

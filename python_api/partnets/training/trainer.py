@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from partnets import optim
-from partnets.data.batch import Forward, Loss, call, mean
+from partnets.data.batch import Forward, call
 from partnets.data.chunks import Chunks, check_unseen, divided, draw_k
 from partnets.data.fetching import check_options
 from partnets.evaluation import estimate_statistics
@@ -40,7 +40,7 @@ from partnets.training.settings import Settings
 from partnets.training.step import has_step_hooks, parameters_of, still_modules
 from partnets.training.unrolled import alone
 from partnets.utils.checks import check_at_least
-from partnets.utils.likelihood import check_loss, check_mean, plain
+from partnets.utils.losses import Loss, check_loss, check_mean, mean, plain
 from partnets.utils.modules import device_of, to_device
 from partnets.utils.random_state import preserved
 

@@ -15,8 +15,7 @@ from torch.nn.modules.dropout import _DropoutNd
 from partnets.data.normalise import ToFloat
 from partnets.hyper import Averaged, Hyperparameter, InTraining, Learned, LearningRate, ObservationNoise, Temperature
 from partnets.hyper.augmentation import Augmentation
-from partnets.utils.likelihood import setting
-from partnets.utils.targets import is_of_classes
+from partnets.utils.losses import CROSS_ENTROPIES, name_of, setting
 
 NAMES = ("dropout", "dropout:one", "weight_decay", "label_smoothing", "learning_rate")
 # The factor of most settings.
@@ -183,7 +182,7 @@ def _is_direct(module: Hyperparameter, path: str, network: nn.Module) -> bool:
 
 
 def _label_smoothing(loss: Any) -> Setting:
-    if not is_of_classes(loss):
+    if name_of(loss) not in CROSS_ENTROPIES:
         raise ValueError("hyper has 'label_smoothing', which needs torch's cross-entropy as the loss.")
 
     def put(training: Any, value: float) -> None:

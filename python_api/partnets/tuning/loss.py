@@ -11,9 +11,23 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from partnets.data.batch import Forward, Loss, scores, summed
-from partnets.utils.likelihood import BINARY, BINARY_OF_LOGITS, SQUARED, ignored, ignores, name_of, weighs
-from partnets.utils.targets import ROUNDING, is_of_classes, token_cross_entropy
+from partnets.data.batch import Forward
+from partnets.utils.losses import (
+    BINARY,
+    BINARY_OF_LOGITS,
+    CROSS_ENTROPIES,
+    OF_CLASSES,
+    SQUARED,
+    Loss,
+    entropy,
+    ignored,
+    name_of,
+    scores,
+    summed,
+    token_cross_entropy,
+    weighs,
+)
+from partnets.utils.targets import are_probabilities, is_binary
 
 # Temperatures at which unseen data are judged, and the number of points on a polynomial fitted to these losses.
 TEMPERATURES, TRIED = tuple(2 ** (i / 2) for i in range(5)), 401
@@ -35,10 +49,11 @@ def usual_loss(output: Any, y: Any, targets: Callable[[], Tensor]) -> Loss:
             " function of both that returns the mean negative log-likelihood."
         )
     if y.is_floating_point():
-        if output.shape != y.shape or not _is_binary(y):
-            return F.cross_entropy if output.shape == y.shape and _are_probabilities(y) else F.mse_loss
+        if output.shape != y.shape or not is_binary(y):
+            rows = output.shape == y.shape and y.dim() == 2 and y.shape[1] > 1
+            return F.cross_entropy if rows and are_probabilities(y) else F.mse_loss
         every = targets()
-        if not _is_binary(every):
+        if not is_binary(every):
             return F.mse_loss
         rows = every.reshape(-1, y.shape[-1]) if y.dim() > 1 else every[:, None]
         if rows.shape[1] > 2 and bool((rows.sum(1) == 1).all()):
@@ -58,15 +73,6 @@ def usual_loss(output: Any, y: Any, targets: Callable[[], Tensor]) -> Loss:
     return F.cross_entropy
 
 
-def _are_probabilities(y: Tensor) -> bool:
-    """Return whether each row has probabilities of several classes."""
-    return y.dim() == 2 and y.shape[1] > 1 and bool((y >= 0).all() and ((y.sum(1) - 1).abs() < ROUNDING).all())
-
-
-def _is_binary(y: Tensor) -> bool:
-    return bool(((y == 0) | (y == 1)).all())
-
-
 def guessed_nats(loss: Any, judged: Sequence[tuple[Any, Any]]) -> float | None:
     """Return the loss of the best constant prediction in nats, which a network that has learned must undercut.
 
@@ -78,7 +84,7 @@ def guessed_nats(loss: Any, judged: Sequence[tuple[Any, Any]]) -> float | None:
         judged: outputs and targets of each batch.
     """
     name, targets = name_of(loss), [y for _, y in judged]
-    of_classes = ignores(loss) or loss is token_cross_entropy
+    of_classes = name in OF_CLASSES
     soft = of_classes and any(isinstance(y, Tensor) and y.is_floating_point() for y in targets)
     if soft or weighs(loss) or not (of_classes or name in BINARY | SQUARED):
         return _guessed_from_outputs(loss, judged)
@@ -86,12 +92,11 @@ def guessed_nats(loss: Any, judged: Sequence[tuple[Any, Any]]) -> float | None:
         return None
     y = torch.cat([each.cpu() for each in targets])
     if of_classes:
-        counts = y[y != ignored(loss)].flatten().bincount().double()
-        return _entropy(counts, counts.sum())
+        return entropy(y[y != ignored(loss)].bincount())
     y = y.double().flatten(1) if y.dim() > 1 else y.double()[:, None]
     if name in BINARY:
         ones = y.sum(0)
-        return _entropy(torch.stack([ones, len(y) - ones]), len(y))
+        return entropy(torch.stack([ones, len(y) - ones]))
     error = (y - y.mean(0)).square().mean()
     return y.numel() / 2 * math.log(max(float(error), 1e-30))
 
@@ -121,13 +126,9 @@ def _guessed_from_outputs(loss: Any, judged: Sequence[tuple[Any, Any]]) -> float
     return min((value for value in found if math.isfinite(value)), default=None)
 
 
-def _entropy(counts: Tensor, total: Tensor | int) -> float:
-    return -float(torch.special.xlogy(counts, counts / total).sum())
-
-
 def has_temperature(loss: Loss) -> bool:
     """Return whether a loss takes logits, which a temperature divides (Guo et al. 2017)."""
-    return is_of_classes(loss) or name_of(loss) in BINARY_OF_LOGITS
+    return name_of(loss) in CROSS_ENTROPIES | BINARY_OF_LOGITS
 
 
 def divided(output: Any, temperature: float) -> Any:

@@ -11,7 +11,7 @@ from partnets.tuning.hyperparameters import MAIN
 from partnets.tuning.problem import Problem
 from partnets.tuning.result import Trial
 from partnets.tuning.training import UPDATES, due, learning_steps
-from partnets.utils.likelihood import OTHERS, name_of
+from partnets.utils.losses import NO_LIKELIHOODS, SQUARED, name_of
 
 # Number of augmented copies in the note about averaged predictions.
 AVERAGED = 8
@@ -48,7 +48,7 @@ def notes_of_data(problem: Problem) -> Iterator[str]:
 
 def notes_of_choice(problem: Problem, history: list[Trial], chosen: Tensor) -> Iterator[str]:
     """Yield sentences about the limits of a search; `chosen`: the positions of the chosen values in their ranges."""
-    if (name := name_of(problem.loss)) in OTHERS:
+    if (name := name_of(problem.loss)) in NO_LIKELIHOODS - SQUARED:
         yield (
             f"{name} is no negative log-likelihood in nats, so that its scale decides how closely the choice follows"
             " the best training; a squared error counts by its logarithm."

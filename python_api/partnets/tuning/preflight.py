@@ -8,12 +8,12 @@ import warnings
 import torch
 from torch import Tensor
 
+from partnets.data.batch import described
 from partnets.hyper.augmentation import Augmentation
 from partnets.training.step import parameters_of
 from partnets.tuning.problem import Problem, rates
 from partnets.tuning.search import Plan
 from partnets.tuning.training import Training
-from partnets.utils.targets import described
 
 # Number of steps, and of examples in each, in which a setting must have an effect.
 STEPS, EXAMPLES = 3, 16

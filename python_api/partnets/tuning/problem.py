@@ -17,7 +17,7 @@ from torch.nn.parameter import is_lazy
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
-from partnets.data.batch import Forward, Loss, call, mean
+from partnets.data.batch import Forward, call, tried
 from partnets.data.chunks import Chunks, chunk
 from partnets.data.dataset import Data
 from partnets.data.examples import Collate, as_dataset, as_tensor, collated
@@ -28,10 +28,10 @@ from partnets.training.step import check_clip, parameters_of
 from partnets.tuning.hyperparameters import Setting, find_settings, put_before
 from partnets.tuning.loss import usual_loss
 from partnets.utils.checks import check_at_least
-from partnets.utils.likelihood import BINARY_OF_LOGITS, SQUARED, check_mean, name_of, plain, setting
+from partnets.utils.losses import BINARY_OF_LOGITS, SQUARED, Loss, check_mean, mean, name_of, plain, setting
 from partnets.utils.modules import device_of, evaluating, to_device
 from partnets.utils.random_state import preserved
-from partnets.utils.targets import check_broadcast, check_range, check_targets, tried
+from partnets.utils.targets import check_broadcast, check_range, check_targets
 
 Optimizer = Callable[[list[nn.Parameter]], torch.optim.Optimizer]
 Scheduler = Callable[[torch.optim.Optimizer], LRScheduler]

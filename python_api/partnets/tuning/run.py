@@ -19,7 +19,7 @@ from torch.utils.data import Dataset
 from tqdm.auto import tqdm
 
 from partkernels.arguments import check_seed
-from partnets.data.batch import Forward, Loss, call
+from partnets.data.batch import Forward, call
 from partnets.data.dataset import Data
 from partnets.data.examples import Collate
 from partnets.data.normalise import ToFloat
@@ -39,6 +39,7 @@ from partnets.tuning.search import Plan, best_end, choose, design, no_better, pl
 from partnets.tuning.training import Training, due, learning_cost
 from partnets.utils import random_state
 from partnets.utils.files import replacing
+from partnets.utils.losses import Loss
 from partnets.utils.modules import modes_kept
 from partnets.utils.seeds import derived
 

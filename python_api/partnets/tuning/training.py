@@ -17,7 +17,6 @@ from torch.utils.data import Subset
 from partnets import optim
 from partnets.convert import partition
 from partnets.convert.deploying import deployed
-from partnets.data.batch import is_torchs, mean, scores
 from partnets.data.chunks import draw_k
 from partnets.data.fetching import batches
 from partnets.data.normalise import ToFloat
@@ -32,8 +31,8 @@ from partnets.tuning.loss import AtTemperatures, best_temperature, divided, gues
 from partnets.tuning.problem import Problem
 from partnets.tuning.search import JUDGEMENTS
 from partnets.utils import random_state
+from partnets.utils.losses import mean, name_of, scores
 from partnets.utils.modules import evaluating, frozen, to_device, training
-from partnets.utils.targets import token_cross_entropy
 
 # Modules that learn by gradient descent start after a share FIRST of a training, and take a step every EVERY steps, or
 # more often in a short training, to reach UPDATES steps.
@@ -303,8 +302,7 @@ class Training:
         """
         with training(*self.augmenting):
             output, y = self.problem.forward(network, batch)
-            judge = getattr(self.judge, "func", self.judge)
-            if is_torchs(judge) or judge is token_cross_entropy:
+            if name_of(self.judge):
                 output = scores(output)
             if copies > 1 and isinstance(output, Tensor):
                 rest = [scores(self.problem.forward(network, batch)[0]) for _ in range(copies - 1)]

@@ -6,68 +6,22 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
-from partnets.utils.likelihood import BINARY, IGNORED, SQUARED, ignored, is_cross_entropy, name_of
+from partnets.utils.losses import BINARY, CROSS_ENTROPIES, DISTANCES, ignored, name_of, scores
 
-# Losses of torch that broadcast outputs and targets.
-DISTANCES = {*SQUARED, "l1_loss", "L1Loss", "smooth_l1_loss", "SmoothL1Loss", "huber_loss", "HuberLoss"}
 # The largest difference of a sum of probabilities from 1.
 ROUNDING = 1e-4
 
 
-def token_cross_entropy(logits: Tensor, labels: Tensor, *, label_smoothing: float = 0.0) -> Tensor:
-    """Return the mean cross-entropy of tokens, for logits [batch, length, classes] and labels [batch, length].
-
-    Labels of -100 are ignored; the result is 0 if all labels are -100.
-    """
-    rows = getattr(logits, "logits", logits).flatten(0, -2)
-    found = F.cross_entropy(rows, labels.flatten(), label_smoothing=label_smoothing)
-    return found.masked_fill((labels == IGNORED).all(), 0.0)
+def is_binary(y: Tensor) -> bool:
+    """Return whether a tensor has zeros and ones only."""
+    return bool(((y == 0) | (y == 1)).all())
 
 
-def is_of_classes(loss: Any) -> bool:
-    """Return whether a loss is torch's cross-entropy or token_cross_entropy."""
-    return loss is token_cross_entropy or is_cross_entropy(loss)
-
-
-def tried(model: nn.Module, batch: Any, forward: Callable[[nn.Module, Any], tuple[Any, Any]]) -> tuple[Any, Any]:
-    """Return the output of a model and the targets of a batch.
-
-    Raises:
-        ValueError: the model does not take the batch (the error has the shape of the inputs), or forward does not
-            return a pair.
-    """
-    try:
-        found = forward(model, batch)
-    except (RuntimeError, TypeError) as error:
-        hint = described(batch)
-        if not hint:
-            raise
-        own = next((p.dtype for p in model.parameters() if p.is_floating_point()), None)
-        x = batch[0]
-        if own and isinstance(x, Tensor) and x.is_floating_point() and x.dtype != own:
-            hint += f" The network has {own}: pass x.to({own}), or network.to({x.dtype})."
-        raise ValueError(f"the model does not take a batch of these data: {error}.{hint}") from error
-    if not isinstance(found, tuple | list) or len(found) != 2:
-        raise ValueError(f"forward returned a {type(found).__name__}; return the output and the targets.")
-    return found
-
-
-def described(batch: Any) -> str:
-    """Return the shape and dtype of a batch's inputs with usual remedies, or "" if the inputs are not tensors."""
-    x = batch[0] if isinstance(batch, tuple | list) and batch else None
-    if isinstance(x, tuple | list):
-        return " If the network has several inputs, pass forward=lambda network, batch: (network(*batch[0]), batch[1])."
-    if not isinstance(x, Tensor):
-        return ""
-    hint = ""
-    if x.dim() == 3:
-        hint += " Images need a dimension for their channels: x.unsqueeze(1) for grey ones."
-    if x.dtype == torch.uint8:
-        hint += " For images pass x.float() / 255, or put data.ToFloat before the network."
-    return f" x is {list(x.shape)} of {x.dtype}.{hint}"
+def are_probabilities(rows: Tensor, axis: int = 1) -> bool:
+    """Return whether no entry is negative and sums over an axis are 1."""
+    return bool((rows >= 0).all() and ((rows.sum(axis) - 1).abs() < ROUNDING).all())
 
 
 def check_targets(loss: Any, output: Any, y: Any) -> None:
@@ -82,7 +36,7 @@ def check_targets(loss: Any, output: Any, y: Any) -> None:
         ValueError: labels have a wrong dtype or shape or are out of range; the outputs are probabilities where logits
             are expected, or a single logit; or a distance would broadcast.
     """
-    output = getattr(output, "logits", output)
+    output = scores(output)
     if not isinstance(output, Tensor) or not isinstance(y, Tensor):
         return
     name = name_of(loss)
@@ -93,7 +47,7 @@ def check_targets(loss: Any, output: Any, y: Any) -> None:
         )
     if name in BINARY and not (y.is_floating_point() and y.shape == output.shape):
         raise ValueError(f"the labels are {y.dtype}, {_shapes(output, y)}; pass {_floats(output, y)}.")
-    if is_of_classes(loss):
+    if name in CROSS_ENTROPIES:
         _check_labels(loss, output, y)
 
 
@@ -129,12 +83,17 @@ def _floats(output: Tensor, y: Tensor) -> str:
     return "labels.float()" + ("" if y.shape == output.shape else f".reshape({shape})")
 
 
+def _axis(loss: Any) -> int:
+    """Return the dimension of the classes in a cross-entropy's logits."""
+    return -1 if name_of(loss) == "token_cross_entropy" else 1
+
+
 def _check_labels(loss: Any, output: Tensor, y: Tensor) -> None:
     shapes = _shapes(output, y)
-    axis = -1 if loss is token_cross_entropy else 1
+    axis = _axis(loss)
     classes = output.shape[axis] if output.dim() > 1 else 1
     if classes == 1 or (y.shape == output.shape and not y.is_floating_point()):
-        fitting = "binary_cross_entropy_with_logits" if bool(((y == 0) | (y == 1)).all()) else "mse_loss"
+        fitting = "binary_cross_entropy_with_logits" if is_binary(y) else "mse_loss"
         single = classes == 1
         raise ValueError(
             f"the labels are {y.dtype}, {shapes}{', a single output, whose cross-entropy is always 0' * single}; pass"
@@ -149,9 +108,7 @@ def _check_labels(loss: Any, output: Tensor, y: Tensor) -> None:
     if y.dim() == output.dim() and y.shape[1:2] == (1,):
         raise ValueError(f"the labels are {shapes}; pass labels.squeeze(1).")
     check_range(loss, output, y)
-    rows = output.detach().float().movedim(axis, 1)
-    sums = rows.sum(1)
-    if bool((rows >= 0).all()) and bool(((sums - 1).abs() < ROUNDING).all()):
+    if are_probabilities(output.detach().float(), axis):
         raise ValueError(
             "the outputs are probabilities: each row is positive and its sum is 1. A cross-entropy takes logits; leave"
             " out the softmax at the end of the network."
@@ -160,10 +117,10 @@ def _check_labels(loss: Any, output: Tensor, y: Tensor) -> None:
 
 def check_range(loss: Any, output: Any, y: Tensor) -> None:
     """Raise ValueError if class labels are out of range; `y` may belong to other examples than the outputs."""
-    output = getattr(output, "logits", output)
-    if not is_of_classes(loss) or y.is_floating_point() or not isinstance(output, Tensor):
+    output = scores(output)
+    if name_of(loss) not in CROSS_ENTROPIES or y.is_floating_point() or not isinstance(output, Tensor):
         return
-    classes, counted = output.shape[-1 if loss is token_cross_entropy else 1], y[y != ignored(loss)]
+    classes, counted = output.shape[_axis(loss)], y[y != ignored(loss)]
     if counted.numel() and not 0 <= int(counted.min()) <= int(counted.max()) < classes:
         raise ValueError(
             f"the labels are {int(counted.min())} to {int(counted.max())}, and the network has {classes} outputs; pass"

@@ -13,8 +13,8 @@ from torch.nn.utils.rnn import pack_sequence, pad_sequence
 
 import partnets
 from partnets import hyper
-from partnets.data.batch import call, mean, summed
-from partnets.utils.likelihood import IGNORED
+from partnets.data.batch import call
+from partnets.utils.losses import IGNORED, mean, summed
 from partnets.utils.modules import to_device
 
 PROPORTIONS = (0.6, 0.4)

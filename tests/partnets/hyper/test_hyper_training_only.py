@@ -13,7 +13,7 @@ from torch import nn
 
 import partnets
 from partnets import hyper, optim
-from partnets.data.batch import mean
+from partnets.utils.losses import mean
 
 PROPORTIONS = (0.5, 0.25, 0.25)
 
@@ -82,7 +82,7 @@ def losses_of(model, name):
     judge = getattr(own, "plain", F.cross_entropy)
 
     def of(loss):
-        return lambda batch: partnets.data.batch.mean(loss, model(batch[0]), batch[1])
+        return lambda batch: mean(loss, model(batch[0]), batch[1])
 
     return of(train), of(judge)
 
@@ -347,8 +347,8 @@ def test_ignored_examples_change_neither_losses_nor_weights_of_others(tokens, ow
         y[counted, 2:] = ignored
     found = weights(logits, (y, source))
     torch.testing.assert_close(found, weights(logits[counted], (y[counted], source[counted])))
-    torch.testing.assert_close(partnets.data.batch.mean(weights, logits, (y, source)), found.mean())
-    loss = partnets.data.batch.mean(weights, logits.requires_grad_(), (torch.full_like(y, ignored), source))
+    torch.testing.assert_close(mean(weights, logits, (y, source)), found.mean())
+    loss = mean(weights, logits.requires_grad_(), (torch.full_like(y, ignored), source))
     assert loss == 0
     loss.backward()
     assert not logits.grad.any() and not weights.weights.raw.grad.any()

@@ -17,6 +17,7 @@ from torch.utils.data import TensorDataset
 import partnets
 from partnets import hyper
 from partnets.tuning.training import Training
+from partnets.utils.losses import token_cross_entropy
 
 
 def test_the_result_is_a_network_of_torch_with_the_values():
@@ -270,7 +271,7 @@ def test_kinds_of_targets_choose_the_loss():
         (classifier(1), (X, X[:, :1]), F.mse_loss),
         (classifier(1), (X, sparse(60, 20)), F.mse_loss),
         (classifier(1), Rows(torch.randn(600, 4), sparse(600, 50)), F.mse_loss),
-        (language, (tokens, tokens), partnets.tuning.loss.token_cross_entropy),
+        (language, (tokens, tokens), token_cross_entropy),
     ]
     for network, data, loss in cases:
         assert set(seen(lambda training: training.loss, network, data, ["weight_decay"])) == {loss}
