@@ -24,7 +24,6 @@ from partnets.hyper.dropout import DropConnect, Dropout, EmbeddingDropout
 from partnets.hyper.hyperparameter import Hyperparameter, assign, hyperparameters
 from partnets.hyper.in_training import InTraining
 from partnets.hyper.input_noise import InputNoise
-from partnets.hyper.label_smoothing import LabelSmoothing
 from partnets.hyper.learned import Learned
 from partnets.hyper.learning_rate import LearningRate
 from partnets.hyper.likelihood import ObservationNoise, Temperature, expected_error, gaussian_nll
@@ -32,7 +31,7 @@ from partnets.hyper.mixup import Mixup
 from partnets.hyper.penalty import ActivationPenalty, Penalty, penalties
 from partnets.hyper.ranges import Range, interval, logarithmic, positive, probability, real
 from partnets.hyper.submodule import Submodule
-from partnets.hyper.training_loss import SourceWeights, TrainingLoss
+from partnets.hyper.training_loss import LabelSmoothing, SourceWeights, TrainingLoss
 from partnets.hyper.weight_decay import WeightDecay
 
 __all__ = [

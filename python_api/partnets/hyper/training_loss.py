@@ -1,4 +1,4 @@
-"""TrainingLoss and SourceWeights: training losses with learned parameters."""
+"""TrainingLoss, LabelSmoothing and SourceWeights: training losses with learned parameters."""
 
 from __future__ import annotations
 
@@ -10,11 +10,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from partnets.hyper.dropout import RATES, check_rate
 from partnets.hyper.hyperparameter import Hyperparameter
 from partnets.hyper.learned import Learned
 from partnets.hyper.ranges import Range, logarithmic
 from partnets.utils.in_thread import SEVERAL
-from partnets.utils.losses import check_mean, counted, of_each, of_each_that_counts, plain
+from partnets.utils.losses import IGNORED, check_mean, counted, of_each, of_each_that_counts, plain
 
 # Range of one weight relative to another.
 WEIGHTS = logarithmic(1e-3, 1e3)
@@ -116,6 +117,55 @@ class TrainingLoss(Hyperparameter):
         with torch.no_grad():
             which = counted(self.loss, partial(of_each(self.loss), output, targets), output, targets)
         return None if which is None else which.flatten(1).any(1) if which.dim() > 1 else which
+
+
+class LabelSmoothing(TrainingLoss):
+    """The cross-entropy as a training loss, with label smoothing s for each example (Szegedy et al. 2016).
+
+    The loss is (1 - s) (-log p_y) + s times the mean of -log p over the classes, as in
+    torch.nn.functional.cross_entropy. Pass it as `loss`, and also put it at the end of the model, where it passes the
+    logits through. In evaluation mode it is the cross-entropy without smoothing, which validation uses.
+
+    Args:
+        smoothing: the initial s.
+        range: range of s, inside [0, 1].
+
+    Shapes:
+        logits [batch, classes, ...] and labels [batch, ...]; returns a vector of losses, without labels of -100. A
+        call with logits only returns them.
+
+    Raises:
+        ValueError: smoothing is outside the range, or the range exceeds [0, 1].
+
+    Example:
+        >>> import torch
+        >>> smoothing = LabelSmoothing(0.1)
+        >>> logits, y = torch.randn(3, 4), torch.tensor([0, 3, 1])
+        >>> expected = F.cross_entropy(logits, y, label_smoothing=0.1)
+        >>> torch.allclose(smoothing(logits, y).mean(), expected)
+        True
+    """
+
+    per_example = True
+    # The loss of held-out data.
+    plain = staticmethod(F.cross_entropy)
+
+    def __init__(self, smoothing: float = 0.1, *, range: Range = RATES) -> None:
+        super().__init__()
+        check_rate("smoothing", smoothing, range)
+        self.smoothing = Learned(smoothing, range)
+
+    def forward(self, logits: Tensor, labels: Tensor | None = None) -> Tensor:
+        if labels is None:
+            return logits
+        counts, losses = labels != IGNORED, F.cross_entropy(logits, labels, reduction="none")
+        if self.training:
+            losses = losses + self.smoothing(labels) * (-logits.log_softmax(1).mean(1) - losses)
+        return losses[counts]
+
+    def to_torch(self) -> nn.Module:
+        """Return nn.Identity()."""
+        return nn.Identity()
 
 
 class SourceWeights(TrainingLoss):
