@@ -17,7 +17,7 @@ from torch.utils.data import Dataset, Subset, TensorDataset, default_collate
 
 from partkernels.arguments import check_seed, sizes
 from partnets.data.examples import Collate, Indices, as_dataset, below_subsets, collated, refuse_separate
-from partnets.data.fetching import Request, fetch, fetched
+from partnets.data.fetching import Batches, Request, fetched
 from partnets.data.splitting import codes, given, grouped, stratified
 from partnets.utils.checks import check_at_least
 
@@ -148,7 +148,7 @@ class Chunks:
 
     def fetch_as_asked(self, wanted: Request, loading: Mapping[str, Any]):
         """Return the batch of a request, fetched in this process, as worker processes with these options would."""
-        return fetch(self._examples, self.collate, wanted, loading)
+        return Batches(self._examples, self.collate, loading)[wanted.places.tolist(), wanted.seed]
 
     def fetched(self, requests: Iterator[Request], loading: Mapping[str, Any]) -> Iterator:
         """Yield the batches of requests, by a DataLoader with these options. Close it to end its processes."""

@@ -82,11 +82,11 @@ def check_options(loading: Mapping[str, Any], who: str, also: Iterable[str] = ()
     return dict(loading) if loading.get("num_workers") or loading.get("pin_memory") else {}
 
 
-class _Batches(Dataset):
-    """A dataset with one batch for each request, the same in every process."""
+class Batches(Dataset):
+    """A dataset with one batch for each request, the same in every process, by a DataLoader's options."""
 
-    def __init__(self, dataset: Dataset, collate: Collate, seeded: bool) -> None:
-        self.dataset, self.collate, self.seeded = dataset, collate, seeded
+    def __init__(self, dataset: Dataset, collate: Collate, loading: Mapping[str, Any]) -> None:
+        self.dataset, self.collate, self.seeded = dataset, collate, bool(loading.get("num_workers"))
 
     def __getitem__(self, wanted: tuple[list[int], int]) -> Any:
         places, seed = torch.tensor(wanted[0], device="cpu"), wanted[1]
@@ -97,12 +97,6 @@ class _Batches(Dataset):
             return collated(self.dataset, places, self.collate)
 
 
-def fetch(dataset: Dataset, collate: Collate, wanted: Request, loading: Mapping[str, Any]) -> Any:
-    """Return a batch fetched in this process, equal to the one that worker processes would return."""
-    batches = _Batches(dataset, collate, seeded=bool(loading.get("num_workers")))
-    return batches[wanted.places.tolist(), wanted.seed]
-
-
 def fetched(
     dataset: Dataset, collate: Collate, requests: Iterable[Request], loading: Mapping[str, Any]
 ) -> Iterator[Any]:
@@ -111,7 +105,7 @@ def fetched(
     With worker processes, requests are consumed ahead of the yielded batches.
     """
     loader = DataLoader(
-        _Batches(dataset, collate, seeded=bool(loading.get("num_workers"))),
+        Batches(dataset, collate, loading),
         batch_size=None,
         sampler=((each.places.tolist(), each.seed) for each in requests),
         collate_fn=_as_it_is,

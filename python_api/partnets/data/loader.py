@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import operator
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
@@ -148,29 +149,23 @@ class Loader(DataLoader):
         self.sampler.done = state["done"]
 
 
+@dataclass(eq=False)
 class _Draws(Dataset):
     """A dataset with draw n at index n."""
 
+    chunks: Chunks
+    batch_size: int
+    hyper_batch_size: int | None
+    steps_ahead: int
+    accumulate: int
+    seed: int
     # Whether each part of a batch is an item of the dataset.
-    has_parts_as_items = False
-
-    def __init__(
-        self,
-        chunks: Chunks,
-        batch_size: int,
-        hyper_batch_size: int | None,
-        steps_ahead: int,
-        accumulate: int,
-        seed: int,
-    ) -> None:
-        self.chunks, self.batch_size, self.hyper_batch_size, self.seed = chunks, batch_size, hyper_batch_size, seed
-        self.steps_ahead, self.accumulate = steps_ahead, accumulate
+    has_parts_as_items: bool = False
 
     def identity(self) -> dict[str, Any]:
         """Return everything that determines the draws."""
-        sizes = {"batch_size": self.batch_size, "hyper_batch_size": self.hyper_batch_size}
-        sizes["accumulate"] = self.accumulate
-        return {"chunks": self.chunks.fingerprint, "seed": self.seed, **sizes}
+        names = "seed", "batch_size", "hyper_batch_size", "accumulate"
+        return {"chunks": self.chunks.fingerprint, **{name: getattr(self, name) for name in names}}
 
     def __getitem__(self, item: int) -> Draw:
         if get_worker_info() is not None:  # otherwise random transforms would depend on the worker

@@ -254,8 +254,7 @@ class Client:
         for _ in range(self.epochs):
             order = torch.randperm(len(self.data), generator=generator, device="cpu")
             for batch in batches(self.data, self.batch_size, order, self.collate):
-                loss = partial(self._loss, self.loss)
-                losses.append(step_weights(self.model, optimizer, k, batch, loss).item())
+                losses.append(step_weights(self.model, optimizer, k, batch, self._loss).item())
         return sum(losses) / len(losses)
 
     def _judge(self, generator: torch.Generator) -> float:
@@ -267,8 +266,9 @@ class Client:
         for start in range(0, len(chosen), self.batch_size):
             part = chosen[start : start + self.batch_size]
             (batch,) = batches(self.data, len(part), part, self.collate)
-            with self._judging(), penalties(), evaluating(*training_only(self.model)):  # penalties regularise only w
-                loss, counted = self._summed_loss(batch, len(part))
+            judging = hyper_learning(self.model, self.chunk)
+            with judging, penalties(), evaluating(*training_only(self.model)):  # penalties regularise only w
+                loss, counted = summed(self.hyper_loss, *self._computed(batch), len(part))
                 if loss.requires_grad:  # otherwise ψ has no effect, which check_reached reports below
                     (loss / len(chosen)).backward()
             found, targets = found + loss.item(), targets + counted
@@ -277,15 +277,8 @@ class Client:
             parameter.grad *= len(chosen) / targets
         return found * (len(self.data) / len(chosen))
 
-    def _judging(self):
-        return hyper_learning(self.model, self.chunk)
-
-    def _summed_loss(self, batch: Any, examples: int) -> tuple[Tensor, int]:
-        """Return the sum of the loss that ψ learns from, and its number of targets."""
-        return summed(self.hyper_loss, *self._computed(batch), examples)
-
-    def _loss(self, loss: Loss, batch: Any) -> Tensor:
-        return mean(loss, *self._computed(batch))
+    def _loss(self, batch: Any) -> Tensor:
+        return mean(self.loss, *self._computed(batch))
 
     def _computed(self, batch: Any) -> tuple[Any, Any]:
         return self.forward(self.model, to_device(batch, device_of(self.model)))
