@@ -13,7 +13,7 @@ from partnets.data.chunks import Chunks, check_unseen
 from partnets.data.fetching import check_options
 from partnets.evaluation.metrics import total_loss
 from partnets.evaluation.running_statistics import fresh_statistics
-from partnets.evaluation.same_chunks import adopt_chunks, check_counts, check_same_chunks
+from partnets.evaluation.same_chunks import adopt_chunks
 from partnets.subnetworks.context import subnetwork
 from partnets.utils import random_state
 from partnets.utils.losses import Loss, check_loss, plain
@@ -68,25 +68,18 @@ def lml(
         >>> round(lml(model, chunks), 2)  # 10 examples at probability 1/2
         -6.93
     """
-    check_counts(model, chunks)
     check_loss(loss)
-    loss = plain(loss)
-    if not other_chunks:
-        check_same_chunks(model, chunks)
+    loss, total = plain(loss), 0.0
     check_unseen(chunks)
-    how = {"batch_size": batch_size, "collate": chunks.collate, "forward": forward}
-    how["loading"] = check_options(loading, "lml")
-    total = 0.0
-    batched = {"batch_size": batch_size, "forward": forward, **loading}
-    with (
-        fresh_statistics(model, chunks, other_chunks=other_chunks, **batched),
-        random_state.preserved(device_of(model)),
-    ):
+    how = {"batch_size": batch_size, "forward": forward}
+    options = {"collate": chunks.collate, "loading": check_options(loading, "lml"), **how}
+    fresh = fresh_statistics(model, chunks, other_chunks=other_chunks, **how, **loading)
+    with fresh, random_state.preserved(device_of(model)):
         if seed is not None:
             random_state.seed_all(seed)  # a data set may use Python's or NumPy's generator
         for k in range(2, len(chunks) + 1):
             with subnetwork(model, active=k - 1):
-                found = total_loss(model, chunks[k], loss, **how)[0]
+                found = total_loss(model, chunks[k], loss, **options)[0]
             if math.isnan(found) and not math.isnan(total):
                 warnings.warn(f"the loss of subnetwork {k - 1} on chunk {k} is nan, and so is L_ML.", stacklevel=2)
             total -= found

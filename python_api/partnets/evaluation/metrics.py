@@ -17,7 +17,7 @@ from partnets.data.chunks import Chunks
 from partnets.data.examples import Collate, as_dataset, refuse_separate
 from partnets.data.fetching import batches, check_options
 from partnets.evaluation.running_statistics import fresh_statistics
-from partnets.evaluation.same_chunks import adopt_chunks, check_counts, check_same_chunks
+from partnets.evaluation.same_chunks import adopt_chunks
 from partnets.subnetworks.context import subnetwork
 from partnets.subnetworks.state import num_partitions
 from partnets.subnetworks.statistics import warn_of_stale
@@ -203,9 +203,6 @@ def loss_matrix(
         >>> loss_matrix(model, chunks).shape
         torch.Size([2, 2])
     """
-    check_counts(model, chunks)
-    if not other_chunks:
-        check_same_chunks(model, chunks)
     loss = plain(loss)
     how = {"batch_size": batch_size, "forward": forward, **loading}
     with fresh_statistics(model, chunks, other_chunks=other_chunks, **how):
