@@ -37,18 +37,15 @@ class Parts(list):
             raise ValueError(f"weights={weights} of {len(self)} parts; pass one for each, with a sum of 1.")
         self.weights = weights
 
-    @classmethod
-    def of(cls, batch: Any) -> Parts:
-        """Return the parts of a batch; if it has none, the batch as the only part."""
-        return batch if isinstance(batch, Parts) else cls([batch])
 
-    def weighted(self) -> Iterator[tuple[Any, float]]:
-        """Yield each part with its weight, if that is not 0.
+def weighted_parts(batch: Any) -> Iterator[tuple[Any, float]]:
+    """Yield each part of a batch with its weight, if that is not 0; a batch that is not Parts is the only part.
 
-        Raises:
-            ValueError: there are no parts.
-        """
-        if not self:
-            raise ValueError("a batch has no parts; pass at least one.")
-        weights = [1 / len(self)] * len(self) if self.weights is None else self.weights
-        return ((part, weight) for part, weight in zip(self, weights, strict=True) if weight)
+    Raises:
+        ValueError: there are no parts.
+    """
+    parts = batch if isinstance(batch, Parts) else Parts([batch])
+    if not parts:
+        raise ValueError("a batch has no parts; pass at least one.")
+    weights = [1 / len(parts)] * len(parts) if parts.weights is None else parts.weights
+    return ((part, weight) for part, weight in zip(parts, weights, strict=True) if weight)

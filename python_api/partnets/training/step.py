@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from partnets.data.parts import Parts
+from partnets.data.parts import weighted_parts
 from partnets.hyper import Hyperparameter, hyperparameters, penalties
 from partnets.hyper.penalty import penalised
 from partnets.optim.base import PartitionedOptimizer, check_partitioned
@@ -137,7 +137,7 @@ def step_weights(
         masked = clip is not None or backward is not Tensor.backward or has_step_hooks(optimizer)
     values = []
     with _weights_learning(switch, model, k, masked):
-        for part, weight in Parts.of(batch).weighted():
+        for part, weight in weighted_parts(batch):
             value, total = penalised(loss, part)
             backward(total if weight == 1 else weight * total)
             values.append(weight * value.detach())
@@ -216,7 +216,7 @@ def step_hyper(
     values, off = [], training_only(model)
     for k, batch in batches.items():
         with hyper_learning(model, k), penalties(), evaluating(*off):  # penalties regularise only w
-            for part, share in Parts.of(batch).weighted():
+            for part, share in weighted_parts(batch):
                 value, weight = loss(part), weights[k] * share
                 if weight != 1:  # usually there is one chunk
                     value = weight * value

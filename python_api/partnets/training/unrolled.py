@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from partnets.data.parts import Parts
+from partnets.data.parts import weighted_parts
 from partnets.hyper import penalties
 from partnets.hyper.penalty import penalised
 from partnets.optim.base import PartitionedOptimizer
@@ -84,7 +84,7 @@ def accumulated(
 ) -> tuple[Tensor, list[Tensor | None]]:
     """Return the mean loss of a batch's parts, detached, and its gradients; with `graph`, of all parts at once."""
     values, found = [], [None] * len(wanted)
-    for part, weight in Parts.of(batch).weighted():
+    for part, weight in weighted_parts(batch):
         value = loss(part)
         value = value if weight == 1 else weight * value
         values.append(value.detach())
