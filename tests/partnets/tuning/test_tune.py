@@ -261,9 +261,17 @@ def sparse(n, every):
     return y
 
 
+class InDict(nn.Module):
+    """A layer that puts its input in a dict, as logits."""
+
+    def forward(self, x):
+        return {"logits": x}
+
+
 def test_kinds_of_targets_choose_the_loss():
     binary, tokens = F.binary_cross_entropy_with_logits, torch.randint(5, (40, 7))
     language = nn.Sequential(nn.Embedding(5, 8), nn.Dropout(0.0), nn.Linear(8, 5))
+    named = nn.Sequential(language, InDict())
     cases = [
         (classifier(), (X, Y), F.cross_entropy),
         (classifier(), (X, torch.randn(60, 3).softmax(1)), F.cross_entropy),
@@ -272,6 +280,7 @@ def test_kinds_of_targets_choose_the_loss():
         (classifier(1), (X, sparse(60, 20)), F.mse_loss),
         (classifier(1), Rows(torch.randn(600, 4), sparse(600, 50)), F.mse_loss),
         (language, (tokens, tokens), token_cross_entropy),
+        (named, (tokens, tokens), token_cross_entropy),
     ]
     for network, data, loss in cases:
         assert set(seen(lambda training: training.loss, network, data, ["weight_decay"])) == {loss}
