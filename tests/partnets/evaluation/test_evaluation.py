@@ -168,6 +168,13 @@ def test_a_loss_that_draws_is_tried_without_a_trace():
     assert [drawn[0], *drawn[2:]] == own  # the second call tests a batch with every example twice
 
 
+def test_lml_sums_the_losses_right_of_the_diagonal():
+    model, chunks = partitioned(), partnets.chunk(examples(), PROPORTIONS)
+    matrix = loss_matrix(model, chunks)
+    expected = -sum(chunks.sizes[k - 1] * matrix[k - 2, k - 1] for k in (2, 3))
+    assert partnets.lml(model, chunks) == pytest.approx(expected.item(), rel=1e-12)
+
+
 SUM = functools.partial(F.cross_entropy, reduction="sum")
 X, Y = torch.ones(6, 3), torch.zeros(6, dtype=torch.int64)
 
