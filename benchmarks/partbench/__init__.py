@@ -8,7 +8,7 @@ The package measures the importable partkernels and partnets, and needs a checko
     presets, cli            the work that each command measures
     results     a file of samples (the module), and committed measurements (the folder)
     figures, summary        estimates from samples, as pandas tables
-    compare, report         two files side by side; a page; the tables of docs/benchmarks.md
+    compare, report         changes between two files; a page; the tables of docs/benchmarks.md
     bars        targets of the CPU and GPU kernels
     overhead    the cost of calling a small layer, compared with torch: Python and dispatch
     packing     the cost of gathering one partition's entries from a weight, and of scattering them back

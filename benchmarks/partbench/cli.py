@@ -21,7 +21,7 @@ from partbench.measuring.estimates import SMALLEST_CHANGE
 from partbench.peers.layer import DEFAULTS, Partitioning
 from partbench.peers.operators import obstacles
 from partbench.presets import COMPILED, PRESETS, WORKS, Conv2d, Linear
-from partbench.report import comparison, page, readme
+from partbench.report import page, readme
 from partbench.results import Record, Results, merged
 from partbench.suites import SUITES, measure
 from partbench.suites.options import Options, default_backends
@@ -66,7 +66,6 @@ def _parser() -> argparse.ArgumentParser:
     both = commands.add_parser("compare", help="what changed from one file of results to another, beyond noise")
     both.add_argument("before", type=Path)
     both.add_argument("after", type=Path)
-    both.add_argument("--out", type=Path, help="a page of both, with the changes marked")
     both.add_argument("--smallest", type=float, default=SMALLEST_CHANGE, help="least change of a ratio, as in 0.05")
     both.set_defaults(run=_compare)
     return parser
@@ -253,8 +252,13 @@ def _measure(given: argparse.Namespace) -> int:
 
 def _report(given: argparse.Namespace) -> int:
     results = merged(Results.load(path) for path in given.results)
-    _check_page(given.out, given.results)
-    _write_page(given.out, page(results))
+    if given.out.resolve() in {each.resolve() for each in given.results}:
+        raise ValueError(
+            f"--out {given.out} is one of the files of results, which the page would replace; pass another."
+        )
+    given.out.parent.mkdir(parents=True, exist_ok=True)
+    given.out.write_text(page(results))
+    print(f"The page is {given.out}.")
     if given.readme:
         readme.write(given.readme, results)
         print(f"{given.readme} has its tables.")
@@ -263,7 +267,6 @@ def _report(given: argparse.Namespace) -> int:
 
 def _compare(given: argparse.Namespace) -> int:
     before, after = Results.load(given.before), Results.load(given.after)
-    _check_page(given.out, (given.before, given.after))
     found = compare.changes(before, after, given.smallest)
     if not any(change.comparable for change in found):
         raise ValueError(
@@ -271,17 +274,4 @@ def _compare(given: argparse.Namespace) -> int:
             " both, with two passes or more."
         )
     print(compare.text(before, after, found))
-    if given.out:
-        _write_page(given.out, comparison(before, after, found))
     return 1 if any(change.worse for change in found) else 0
-
-
-def _check_page(path: Path | None, results: Iterable[Path]) -> None:
-    if path is not None and path.resolve() in {each.resolve() for each in results}:
-        raise ValueError(f"--out {path} is one of the files of results, which the page would replace; pass another.")
-
-
-def _write_page(path: Path, html: str) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(html)
-    print(f"The page is {path}.")

@@ -79,9 +79,12 @@ def _figures(results: Results) -> dict[tuple, tuple[str, Estimate]]:
 
 
 def text(before: Results, after: Results, found: Sequence[Change]) -> str:
-    """Return a line for each figure that changed, between a heading and a total."""
+    """Return a line for each circumstance that differs and for each figure that changed, below a heading."""
     compared, marked = sum(change.comparable for change in found), [change for change in found if change.mark]
     lines = [f"{before.version} on {before.device}  →  {after.version} on {after.device}: {compared} figures compared"]
+    old, new = ({**run.machine, **run.versions, **run.settings} for run in (before, after))
+    differing = [name for name in {**old, **new} if old.get(name) != new.get(name)]
+    lines += [f"{name}: {old.get(name, 'unknown')}  →  {new.get(name, 'unknown')}" for name in differing]
     for each in marked:
         both = f": {each.quantity} {each.before:.3g} to {each.after:.3g}" if each.before and each.after else ""
         percent = "      " if each.relative is None else f"{100 * each.relative:+5.0f}%"

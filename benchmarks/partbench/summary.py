@@ -48,10 +48,9 @@ def mean(values: Iterable[float]) -> float:
 def memory(records: Sequence[Record]) -> pd.DataFrame:
     """Return a row for each model and peer.
 
-    Columns: `model`, `batch`, `optimizer`, `peer`; KEPT in bytes a parameter of the dense model; `all`, their sum;
-    `scheme`, the sum without the optimiser's state, which no scheme changes; `map_bits` a partitioned weight; `peak` of
-    the whole step over the dense model's, by "allocator" and "process" if measured; `partitioned`, the share of
-    partitioned parameters; `dense_layers`, the kinds of layer without partitions; `by_arithmetic`.
+    Columns: `model`, `batch`, `optimizer`, `peer`; KEPT in bytes a parameter of the dense model; `map_bits` a
+    partitioned weight; `peak` of the whole step over the dense model's, by "allocator" and "process" if measured;
+    `partitioned`, the share of partitioned parameters; `by_arithmetic`.
     """
     found = figures(records, "memory")
     found = found.assign(kind=found.defaults, bytes=[value.value for value in found.value])
@@ -64,12 +63,11 @@ def memory(records: Sequence[Record]) -> pd.DataFrame:
             if phases := [value for name, value in figure.items() if name.endswith(f"by {how}")]:
                 mine[how] = max(phases)
         dense = peaks[tuple(model)].get("dense", {})
-        row = dict(zip(MODEL, model, strict=True)) | {"peer": peer, **kept, "all": sum(kept.values())}
-        row |= {"scheme": sum(kept.values()) - kept["state"], "map_bits": 8 * figure["map"] / facts["weights"]}
+        row = dict(zip(MODEL, model, strict=True)) | {"peer": peer, **kept}
+        row |= {"map_bits": 8 * figure["map"] / facts["weights"], "partitioned": facts["weights"] / facts["parameters"]}
         row |= {"peak": {how: peak / dense[how] for how, peak in mine.items() if how in dense}}
-        row |= {"partitioned": facts["weights"] / facts["parameters"], "dense_layers": facts.get("dense layers", "")}
         rows.append({**row, "by_arithmetic": facts.get("how") == "by arithmetic"})
-    return table(rows, [*MODEL, "peer", *KEPT, "all", "scheme", "map_bits", "peak"])
+    return table(rows, [*MODEL, "peer", *KEPT, "map_bits", "peak"])
 
 
 def step(records: Sequence[Record]) -> pd.DataFrame:

@@ -1,4 +1,4 @@
-"""Two HTML pages: one shows one or several runs, the other compares two runs."""
+"""An HTML page that shows one or several runs."""
 
 from __future__ import annotations
 
@@ -7,11 +7,13 @@ from pathlib import Path
 
 import jinja2
 
-from partbench.compare import Change
-from partbench.report import compared, overview, provenance, sections, text
+from partbench.report import provenance, readme, text
+from partbench.report.problems import problems
+from partbench.report.sections import sections
+from partbench.report.tables import Table
 from partbench.results import Results
 
-__all__ = ["comparison", "page"]
+__all__ = ["page"]
 
 TEMPLATES = jinja2.Environment(
     loader=jinja2.FileSystemLoader(Path(__file__).parent),
@@ -30,22 +32,20 @@ def page(results: Sequence[Results]) -> str:
     """
     if not results:
         raise ValueError("no results were given; pass at least one file that `python -m partbench` wrote.")
-    names = text.labels(results)
     runs = [
         {
             "name": name,
             "results": run,
-            "tiles": overview.tiles(run.records),
-            "sections": sections.sections(run),
-            "problems": overview.problems(run.records),
+            "tables": [_plain(*table) for table in readme.summaries(run.records)],
+            "sections": sections(run),
+            "problems": problems(run.records),
         }
-        for name, run in zip(names, results, strict=True)
+        for name, run in zip(text.labels(results), results, strict=True)
     ]
-    tables = overview.tables(list(zip(names, results, strict=True)))
-    return TEMPLATES.get_template("page.html.j2").render(runs=runs, tables=tables, provenance=provenance, text=text)
+    return TEMPLATES.get_template("page.html.j2").render(runs=runs, provenance=provenance, text=text)
 
 
-def comparison(before: Results, after: Results, changes: Sequence[Change]) -> str:
-    """Return a self-contained HTML document: changes beyond noise between two runs, and all figures of both."""
-    found = compared.Comparison(before, after, changes)
-    return TEMPLATES.get_template("comparison.html.j2").render(compared=found, text=text)
+def _plain(head: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
+    """Return a table of the documentation without Markdown's marks of code."""
+    head, *rows = ([cell.replace("`", "") for cell in row] for row in (head, *rows))
+    return Table("Summary", head, rows)

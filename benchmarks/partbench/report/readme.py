@@ -34,7 +34,9 @@ def write(path: Path, results: Sequence[Results]) -> None:
 
 def tables(results: Sequence[Results]) -> str:
     """Return Markdown: for each file, its circumstances and a table for each suite."""
-    return "\n\n".join("\n\n".join([_how(each), *_tables(each)]) for each in results)
+    return "\n\n".join(
+        "\n\n".join([_how(each), *(markdown(*table) for table in summaries(each.records, SHOWN))]) for each in results
+    )
 
 
 def _how(results: Results) -> str:
@@ -50,18 +52,19 @@ def _how(results: Results) -> str:
     )
 
 
-def _tables(results: Results) -> Iterable[str]:
-    rows = summary.speed(results.records)
+def summaries(records: Sequence[Record], models: Sequence[str] = ()) -> Iterable[tuple[Sequence[str], list]]:
+    """Yield head and rows of a table for each suite, of memory only for these models; for all if there are none."""
+    rows = summary.speed(records)
     if len(rows):
         several = rows.defaults.nunique() > 1
         head = ("layer, slowest active subnetwork", "time over dense", "least to greatest", "faster than `torch.where`")
-        yield markdown(head, [_speed(row, several) for _, row in rows.iterrows()])
-    if rows := _steps(results.records):
-        yield rows
-    rows = summary.memory(results.records)
-    rows = rows[rows.model.isin(SHOWN) & (rows.peer != "dense")]
+        yield head, [_speed(row, several) for _, row in rows.iterrows()]
+    if rows := _steps(records):
+        yield ("training step over a dense one (Table 8)", "weights", "ψ", "both", "the paper's on its GPU"), rows
+    rows = summary.memory(records)
+    rows = rows[(rows.peer != "dense") & (rows.model.isin(models) | (not models))]
     if len(rows):
-        yield markdown(
+        yield (
             ("bytes a parameter", "parameters", "map", "defaults", "optimiser", "peak over dense"),
             [
                 (
@@ -81,15 +84,14 @@ def _speed(row: pd.Series, several: bool) -> tuple[str, ...]:
     return what, f"{row['mean']:.2f}", f"{row.low:.2f} to {row.high:.2f}", where
 
 
-def _steps(records: Sequence[Record]) -> str:
+def _steps(records: Sequence[Record]) -> list[tuple[str, ...]]:
     rows, lines = summary.step(records), []
     for row in rows[rows.series == ""].itertuples():
         samples = f"{row.samples} sample{'s' * (row.samples > 1)}"
         costs = [f"{cost.value:.2f}" if cost else "" for cost in (row.parameters, row.hyperparameters, row.iteration)]
         paper = f"{row.paper[0]}, {row.paper[1]}" if row.paper and row.scheme.startswith("partkernels") else ""
         lines.append((f"{row.model}, batch {row.batch}, {samples}, {_scheme(row.scheme)}", *costs, paper))
-    head = ("training step over a dense one (Table 8)", "weights", "ψ", "both", "the paper's on its GPU")
-    return markdown(head, lines) if lines else ""
+    return lines
 
 
 def _scheme(name: str) -> str:

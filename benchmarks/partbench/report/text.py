@@ -125,7 +125,6 @@ def phrase(name: str, value: str | int | float) -> str:
         "batch": f"batch {value}",
         "samples": f"{value} sample{'s' * int(value != 1)} of the augmentation",
         "update": f"partition {value}",
-        "series": f"series of {value}",
         "optimizer": OPTIMIZERS.get(str(value), str(value)),
         "work": WORKS.get(str(value), str(value)),
     }
@@ -168,7 +167,3 @@ def labels(runs: Sequence[Results]) -> list[str]:
         if len(set(found)) == len(runs):
             return found
     return [f"{name} · {number}" for number, name in enumerate(found, 1)]
-
-
-def first_upper(text: str) -> str:
-    return text[:1].upper() + text[1:]
