@@ -183,7 +183,7 @@ def options(given: argparse.Namespace) -> Options:
     elif given.operator:
         changed |= {"linear": (), "conv2d": ()} | {given.operator: getattr(preset, given.operator)}
     if models := given.model:
-        changed |= {"memory": [(m, given.batch) for m in models], "arithmetic": (), "series": False}
+        changed |= {"memory": [(m, given.batch) for m in models], "arithmetic": ()}
         changed |= {"step": [(m, given.batch, given.samples) for m in models], "optim": models}
     limits = {name: value for name in ("passes", "minutes") if (value := getattr(given, name)) is not None}
     changed |= {name: dataclasses.replace(getattr(preset, name), **limits) for name in ("plan", "step_plan")}

@@ -48,7 +48,6 @@ class Preset:
             kinds of defaults, for which only the forward pass of linear layers is measured.
         memory: names in partbench.peers.models and batches; arithmetic: names of models too large to build.
         step: models, batches, and samples of the augmentation.
-        series: whether step also measures growth with width, depth, C and batch.
         paper: whether step also measures the paper's scheme.
         optim: models.
     """
@@ -69,7 +68,6 @@ class Preset:
     compiled: tuple[str, ...] = COMPILED
     arithmetic: tuple[str, ...] = ("transformer-1b",)
     processes: bool = True
-    series: bool = False
     paper: bool = True
     scale: float = 1.0
     step_plan: Plan = field(default_factory=lambda: Plan(rounds=5, sample=0.05, seconds=0.5))
@@ -107,7 +105,6 @@ PRESETS = {
             ("vit-tiny", 32),
         ),
         step=(("mnist-cnn", 200, 1), ("resnet-8", 250, 1), ("resnet-14", 250, 1), ("vit-tiny", 32, 1)),
-        series=True,
         optim=("linear-2048", "mnist-cnn", "resnet-14"),
     ),
     "cpu": Preset(

@@ -71,12 +71,11 @@ def memory(records: Sequence[Record]) -> pd.DataFrame:
 
 
 def step(records: Sequence[Record]) -> pd.DataFrame:
-    """Return a row of Table 8 for each scheme and each model or point of a series.
+    """Return a row of Table 8 for each scheme and each model.
 
-    Columns: the entries of the case but `active`; `series`, empty outside of a series, and `place` on it; `scheme`;
-    `parameters` and `hyperparameters`, an update of them over a dense one: the mean over active subnetworks, weighted
-    by how often training draws each, as Estimates or None; `iteration`, both together, or an iteration in one pass;
-    `paper`, the paper's figures for both, or None.
+    Columns: the entries of the case but `active`; `scheme`; `parameters` and `hyperparameters`, an update of them over
+    a dense one: the mean over active subnetworks, weighted by how often training draws each, as Estimates or None;
+    `iteration`, both together, or an iteration in one pass; `paper`, the paper's figures for both, or None.
     """
     found = figures(records, "step")
     found = found[(found.peer != "dense") & found.ratio.notna()]
@@ -88,13 +87,11 @@ def step(records: Sequence[Record]) -> pd.DataFrame:
     bases = {tuple(r.case.items()): r for r in records if r.suite == "step" and r.peer == "dense"}
     rows = []
     for (case, scheme), updates in groups.items():
-        place = next(iter(updates.values()))[0].facts.get("place", 0)
         costs = {update: _expected(updates.get(update, ()), update, bases) for update in (*UPDATES, "iteration")}
         if costs["parameters"] and costs["hyperparameters"]:
             costs["iteration"] = costs["parameters"] + costs["hyperparameters"]
-        about = {"series": "", **dict(case), "scheme": scheme, "paper": PAPER.get(dict(case)["model"])}
-        rows.append({**about, **costs, "place": place})
-    columns = ["model", "batch", "series", "scheme", "paper", *UPDATES, "iteration", "place"]
+        rows.append({**dict(case), "scheme": scheme, "paper": PAPER.get(dict(case)["model"]), **costs})
+    columns = ["model", "batch", "scheme", "paper", *UPDATES, "iteration"]
     return table(rows, columns).astype(dict.fromkeys([*UPDATES, "iteration", "paper"], object))
 
 

@@ -84,12 +84,12 @@ def memory(by_arithmetic: bool = False, model: str = "MNIST CNN") -> list[Record
     return records
 
 
-def step(model: str = "ResNet-8", partitions: int = 3, *, count: int = 6, place: float = 0, **series) -> list[Record]:
+def step(model: str = "ResNet-8", partitions: int = 3, *, count: int = 6) -> list[Record]:
     seconds = {"dense": 0.1, "paper, parameters": 0.13, "partkernels cpu, parameters": 0.11}
     seconds |= {"paper, hyperparameters": 0.12, "partkernels cpu, hyperparameters": 0.105}
     case = {"model": model, "batch": 8, "samples": 1, "optimizer": "sgd", "device": "cpu", **PARTITIONING}
-    case |= {"partitions": partitions, "active": 2, **series}
-    facts = {"share of parameters": 0.1, "share of hyperparameters": 0.5, "place": place}
+    case |= {"partitions": partitions, "active": 2}
+    facts = {"share of parameters": 0.1, "share of hyperparameters": 0.5}
     return timed("step", case, seconds, count=count, **facts)
 
 
@@ -104,8 +104,7 @@ def results(*records: list[Record], **changed) -> Results:
 
 
 def whole(**changed) -> Results:
-    points = [step("ResNet-8, width 2", series="width", place=2), step("ResNet-14", series="depth", place=14)]
-    points += [step(partitions=n, series="C", place=n) for n in (2, 8)] + [step(series="batch", place=8)]
+    points = [step("ResNet-14"), *(step(partitions=n) for n in (2, 8))]
     training = speed("training", "8×4×8×8, 4×4×3×3, padding 1", 3, parametrize=7e-3, paper=8e-3)
     return results(speed(), training, memory(), memory(True, "Large"), step(), *points, optim(), **changed)
 

@@ -29,7 +29,7 @@ def measured(records: Sequence[Record], ours: str, most: float) -> Iterable[Bar]
     """
     cases: dict[tuple, dict[str, Record]] = {}
     for record in records:
-        if record.suite == "step" and "series" not in record.case:
+        if record.suite == "step":
             cases.setdefault(tuple(record.case.items()), {})[record.peer] = record
     for kind, (what, base) in STEPS.items():
         mine = f"{ours} {kind}" if kind.startswith("Trainer") else f"{ours}, {kind}"
@@ -50,7 +50,7 @@ def _nested(records: Sequence[Record]) -> Iterable[Bar]:
     if not any(record.peer.startswith(NESTED) for record in found):
         return
     for row in summary.step(found).itertuples():
-        if row.scheme == NESTED and not row.series and row.iteration:
+        if row.scheme == NESTED and row.iteration:
             case = f"{row.model}, batch {row.batch}×{row.samples}"
             work = f"an iteration with nested partitions over a dense step, {case}"
             yield Bar(work, row.iteration, MOST_NESTED)

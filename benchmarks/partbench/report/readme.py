@@ -85,8 +85,8 @@ def _speed(row: pd.Series, several: bool) -> tuple[str, ...]:
 
 
 def _steps(records: Sequence[Record]) -> list[tuple[str, ...]]:
-    rows, lines = summary.step(records), []
-    for row in rows[rows.series == ""].itertuples():
+    lines = []
+    for row in summary.step(records).itertuples():
         samples = f"{row.samples} sample{'s' * (row.samples > 1)}"
         costs = [f"{cost.value:.2f}" if cost else "" for cost in (row.parameters, row.hyperparameters, row.iteration)]
         paper = f"{row.paper[0]}, {row.paper[1]}" if row.paper and row.scheme.startswith("partkernels") else ""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 
 import torch
@@ -17,7 +17,7 @@ import partkernels as pk
 from partbench.measuring.clock import WallClock
 from partbench.measuring.timing import Batch, Missing, Run, Workload
 from partbench.peers.layer import CPU, THREE, Partitioning
-from partbench.peers.models import Model, fixup_resnet, loss
+from partbench.peers.models import Model, loss
 from partbench.peers.operators import obstacles
 from partbench.peers.schemes import inside, nested, partitioned, under, weight, weighted_layers
 from partbench.peers.train_step import Iterations, TrainStep, seeded
@@ -41,21 +41,13 @@ BATCHES = 10
 
 @dataclass(frozen=True)
 class Training:
-    """A model in training, behind learned affine augmentations with averaged samples if it sees images (Appendix I.4).
-
-    Attributes:
-        series, place: the series of this point, such as "width", and its place on it; "" for a row of Table 8.
-        actives: the active subnetworks to measure; all if empty.
-    """
+    """A model in training, behind learned affine augmentations with averaged samples if it sees images."""
 
     model: Model
     batch: int
     samples: int = 1
     partitioning: Partitioning = THREE
     device: torch.device = CPU
-    series: str = ""
-    place: float = 0
-    actives: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -73,7 +65,6 @@ def batch(options: Options) -> Batch:
     trainings = [
         Training(options.model(name), batch, samples, partitioning, device) for name, batch, samples in preset.step
     ]
-    trainings += series(device) if preset.series else []
     found = workloads(trainings, options.backends, paper=preset.paper)
     return Batch(found, WallClock(device, preset.step_plan.sample), preset.step_plan)
 
@@ -92,7 +83,7 @@ def workloads(trainings: Iterable[Training], backends: Sequence[str], *, paper: 
     found = []
     for of in trainings:
         u = of.partitioning.proportions
-        for active in of.actives or range(1, of.partitioning.num_partitions + 1):
+        for active in range(1, of.partitioning.num_partitions + 1):
             # How often training draws this update, according to Appendix I.1.
             facts = {"share of parameters": u[active - 1]}
             peers = {}
@@ -111,8 +102,6 @@ def workloads(trainings: Iterable[Training], backends: Sequence[str], *, paper: 
                 facts["share of iteration"] = 1.0
             case = {"model": of.model.name, "batch": of.batch, "samples": of.samples, "optimizer": of.model.optimizer}
             case |= {"device": of.device.type, **of.partitioning.case(), "active": active}
-            if of.series:
-                case, facts = case | {"series": of.series}, facts | {"place": of.place}
             found.append(Workload("step", case, partial(_setup, of), peers, facts))
     return found
 
@@ -241,16 +230,3 @@ def _check_close(name: str, mine: Tensor, right: Tensor, usual: Tensor) -> None:
     error, allowed = ((each - right).norm().item() / norm for each in (mine, usual))
     allowed = max(SLACK * allowed, SLACK * torch.finfo(torch.float32).eps if name == "logits" else JUMP)
     assert error <= allowed, f"{name} is off by {error:.1e} from float64, relative; {allowed:.1e} is allowed"
-
-
-def series(device: torch.device) -> list[Training]:
-    """Return trainings of growing width, depth, C or batch, starting from a FixUp ResNet-8 on 64 images; k is 2."""
-    thirds = Partitioning((1 / 3, 1 / 3, 1 / 3))
-    base = Training(fixup_resnet(8), 64, partitioning=thirds, device=device, actives=(2,))
-    points = [("width", width, replace(base, model=fixup_resnet(8, width))) for width in (1, 2, 4)]
-    points += [("depth", depth, replace(base, model=fixup_resnet(depth))) for depth in (8, 14, 20, 32)]
-    points += [
-        ("C", count, replace(base, partitioning=Partitioning((1 / count,) * count))) for count in (2, 3, 4, 8, 16, 32)
-    ]
-    points += [("batch", batch, replace(base, batch=batch)) for batch in (8, 32, 128, 512)]
-    return [replace(training, series=name, place=place) for name, place, training in points]
