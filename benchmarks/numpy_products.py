@@ -26,11 +26,6 @@ def partition(*shape: int) -> pkn.Partition:
     return pkn.Partition.random(shape, PROPORTIONS, seed=0, defaults=pkn.Uniform(0.05, seed=1))
 
 
-def measure(benchmark, group: str, function, *arguments, **options) -> None:
-    benchmark.group = group
-    benchmark(function, *arguments, **options)
-
-
 def windows(x: np.ndarray) -> np.ndarray:
     """Return the 3x3 neighbourhoods of images padded by 1: [batch * height * width, channels * 9]."""
     padded = np.pad(x, [(0, 0), (0, 0), (1, 1), (1, 1)])

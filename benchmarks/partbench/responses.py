@@ -12,16 +12,14 @@ from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
-from statistics import median
 
-import pandas as pd
 import torch
 from torch import Tensor, nn
 
-from partbench.figures import markdown
+from partbench.figures import figures, markdown
 from partbench.measuring.clock import EventClock, WallClock
-from partbench.measuring.estimates import Estimate
-from partbench.measuring.timing import Batch, Plan, Run, Workload, measure
+from partbench.measuring.timing import Plan, Run, Workload, all_measured
+from partbench.results import Record
 from partnets import hyper, stn
 
 HYPERPARAMETERS = 10
@@ -154,32 +152,18 @@ def workload(case: Case, work: str, device: str, dtype: torch.dtype) -> Workload
     )
 
 
-def ratios(cases: Sequence[Case], device: str, dtype: torch.dtype, plan: Plan = PLAN) -> pd.DataFrame:
-    """Return each peer's time over torch's for each layer and work: medians of samples taken side by side."""
+def measured(cases: Sequence[Case], device: str, dtype: torch.dtype, plan: Plan = PLAN) -> list[Record]:
+    """Return the times of each layer, work and peer."""
     workloads = [workload(case, work, device, dtype) for case in cases for work in WORKS]
     where = torch.device(device)
     clock = EventClock(where) if where.type == "cuda" else WallClock(where, plan.sample)
-    records = list(measure([Batch(workloads, clock, plan)]))
-    rows = []
-    for i in range(0, len(records), len(PEERS)):
-        dense, *others = records[i : i + len(PEERS)]
-        row = {**dense.case}
-        for peer, record in zip(PEERS[1:], others, strict=True):
-            if record.problem:
-                raise RuntimeError(f"{record.label}: {record.refused or record.missing}")
-            sides = zip(dense.samples, record.samples, strict=True)
-            row[peer] = Estimate.of([median(b / a for a, b in zip(*rounds, strict=True)) for rounds in sides])
-        rows.append(row)
-    return pd.DataFrame(rows)
+    return all_measured(workloads, clock, plan)
 
 
-def kept(cases: Sequence[Case], device: str, dtype: torch.dtype) -> pd.DataFrame:
-    rows = []
-    for case in cases:
-        setup = Setup(case, device, dtype, 0)
-        dense = setup.kept("torch")
-        rows.append({"layer": case.name, **{peer: setup.kept(peer) / dense for peer in PEERS[1:]}})
-    return pd.DataFrame(rows)
+def kept(case: Case, device: str, dtype: torch.dtype) -> list[float]:
+    """Return the bytes that each peer but torch keeps for the backward pass, over torch's."""
+    setup = Setup(case, device, dtype, 0)
+    return [setup.kept(peer) / setup.kept("torch") for peer in PEERS[1:]]
 
 
 def main() -> None:
@@ -192,15 +176,14 @@ def main() -> None:
     given = parser.parse_args()
     torch.set_num_threads(given.threads)
     where = given.device, getattr(torch, given.dtype)
-    found = ratios(CASES, *where, replace(PLAN, passes=given.passes, seconds=given.seconds))
+    records = measured(CASES, *where, replace(PLAN, passes=given.passes, seconds=given.seconds))
     head = ["time over torch's layer", "work", *LABELS.values()]
-    print(
-        markdown(head, [[row.layer, row.work, *(f"{row[peer]:.2f}" for peer in LABELS)] for _, row in found.iterrows()])
-    )
+    cases = figures(records, "responses").groupby("key", sort=False)
+    rows = [[*dict(key).values(), *(f"{ratio:.2f}" for ratio in case.ratio[1:])] for key, case in cases]
+    print(markdown(head, rows))
     print()
     head = ["kept for the backward pass, over torch's layer", *LABELS.values()]
-    rows = [[row.layer, *(f"{row[peer]:.2f}" for peer in LABELS)] for _, row in kept(CASES, *where).iterrows()]
-    print(markdown(head, rows))
+    print(markdown(head, [[case.name, *(f"{share:.2f}" for share in kept(case, *where))] for case in CASES]))
 
 
 if __name__ == "__main__":

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import gc
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+import timeit
+from collections.abc import Callable, Sequence
 
 import torch
 
@@ -39,13 +38,14 @@ class WallClock:
         return [self.time(call, count) for call, count in calls]
 
     def time(self, call: Call, count: int) -> float:
-        self._wait()
-        with _no_garbage_collection():
-            start = time.perf_counter()
+        def work() -> None:
             for _ in range(count):
                 call()
             self._wait()
-            return (time.perf_counter() - start) / count
+
+        self._wait()
+        # timeit switches garbage collection off.
+        return timeit.timeit(work, number=1, timer=time.perf_counter) / count
 
     def _wait(self) -> None:
         if self.device.type == "cuda":
@@ -94,14 +94,3 @@ class EventClock:
             events.append((start, end))
         torch.cuda.synchronize(self.device)
         return [start.elapsed_time(end) / 1e3 for start, end in events]
-
-
-@contextmanager
-def _no_garbage_collection() -> Iterator[None]:
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            gc.enable()

@@ -107,6 +107,15 @@ def measure(batches: Sequence[Batch], *, save: Callable[[list[Record]], None] = 
     return records
 
 
+def all_measured(workloads: Sequence[Workload], clock: WallClock | EventClock, plan: Plan) -> list[Record]:
+    """Return the records of `measure`; raise RuntimeError if a peer has no figure."""
+    records = measure([Batch(workloads, clock, plan)])
+    for record in records:
+        if record.problem:
+            raise RuntimeError(f"{record.label}: {record.refused or record.missing}")
+    return records
+
+
 def _measure_once(workload: Workload, records: dict[str, Record], batch: Batch, number: int) -> None:
     """Add one pass over a workload to its peers' records, except those that were refused or failed."""
     clock, plan = batch.clock, batch.plan
