@@ -34,13 +34,12 @@ def page(results: Sequence[Results]) -> str:
         raise ValueError("no results were given; pass at least one file that `python -m partbench` wrote.")
     runs = [
         {
-            "name": name,
             "results": run,
             "tables": [_plain(*table) for table in readme.summaries(run.records)],
             "sections": sections(run),
             "problems": problems(run.records),
         }
-        for name, run in zip(text.labels(results), results, strict=True)
+        for run in results
     ]
     return TEMPLATES.get_template("page.html.j2").render(runs=runs, provenance=provenance, text=text)
 

@@ -14,7 +14,7 @@ from partbench.report.tables import Cell, Table
 from partbench.results import Record, Results
 
 SPEED = """Time of a call over the dense layer's; left of 1 is faster. Shapes are M×N×K of linear layers, and input and
-weight of convolutions; k is the active subnetwork."""
+weight of convolutions."""
 MEMORY = """Bytes of models in training, over the dense model's. The floor is the least that any assignment with these
 proportions takes. Figures by allocator are the most bytes of tensors in a step; those by process are the most resident
 bytes of a separate process in a step, beyond what it had before it made the model."""
@@ -78,7 +78,7 @@ def _charts(records: Sequence[Record], names: Sequence[str], shared: Sequence[st
 def _every(results: Results, records: Sequence[Record], names: Sequence[str], base: str) -> Table:
     """Return a table with a row for each record, and the reason in place of a missing figure."""
     has_rooflines = any(shortest(record, results) for record in records)
-    heads = [*("k" if name == "active" else name for name in names), "peer", "median", f"over {base}"]
+    heads = [*names, "peer", "median", f"over {base}"]
     heads += ["of the roofline"] * has_rooflines
     known = {row.record.key: row for row in figures(records, records[0].suite).itertuples()}
     cases = {key: i for i, key in enumerate(dict.fromkeys(record.key[:-1] for record in records))}

@@ -13,8 +13,6 @@ Case = Mapping[str, str | int | float]
 SECONDS = {"s": 1.0, "ms": 1e-3, "µs": 1e-6, "ns": 1e-9}
 BYTES = {"GB": 1e9, "MB": 1e6, "kB": 1e3, "B": 1.0}
 RATES = {"T": 1e12, "G": 1e9, "M": 1e6}
-WORKS = {"grad input": "gradient of the input", "grad weight": "gradient of the weight"}
-OPTIMIZERS = {"adam": "Adam", "sgd": "SGD with momentum"}
 ABOUT_PEERS = {
     "dense": "PyTorch's own layer, without partitions: what ours replaces",
     "where": "torch.where on a byte a weight and a stored second copy of the weights, in eager mode",
@@ -110,33 +108,16 @@ def rate(name: str, value: float) -> str:
     return scaled(value, RATES) + ("B/s" if name == "copy" else "FLOP/s")
 
 
-def phrase(name: str, value: str | int | float) -> str:
-    """Describe an entry of a case in words.
+def phrases(case: Case, names: Iterable[str] | None = None) -> str:
+    """Describe a case, or only the named entries, in words.
 
     Example:
-        >>> phrase("bits", 2), phrase("dtype", "float32"), phrase("work", "grad input")
-        ('2-bit map', 'float32', 'gradient of the input')
+        >>> phrases({"work": "forward", "dtype": "float32", "bits": 2})
+        'forward, float32, bits 2'
     """
-    words = {
-        "active": f"k\u00a0=\u00a0{value}",
-        "partitions": f"C\u00a0=\u00a0{value}",
-        "bits": f"{value}-bit map",
-        "defaults": f"{value} defaults",
-        "batch": f"batch {value}",
-        "samples": f"{value} sample{'s' * int(value != 1)} of the augmentation",
-        "update": f"partition {value}",
-        "optimizer": OPTIMIZERS.get(str(value), str(value)),
-        "work": WORKS.get(str(value), str(value)),
-    }
-    plain = ("operator", "shape", "dtype", "device", "model", "figure")
-    return words.get(name, str(value) if name in plain else f"{name} {value}")
-
-
-def phrases(case: Case, names: Iterable[str] | None = None) -> str:
-    """Describe a case, or only the named entries, in words."""
-    return ", ".join(
-        phrase(name, case[name]) for name in (case if names is None else names) if case.get(name, "") != ""
-    )
+    alone = ("operator", "work", "shape", "dtype", "device", "model", "optimizer", "figure")
+    found = ((name, case[name]) for name in (case if names is None else names) if case.get(name, "") != "")
+    return ", ".join(str(value) if name in alone else f"{name} {value}" for name, value in found)
 
 
 def varying(cases: Sequence[Case]) -> list[str]:
@@ -157,13 +138,3 @@ def why(record: Record) -> str:
 
 def commit(results: Results) -> str:
     return results.commit[:9] + (", modified" if results.modified else "")
-
-
-def labels(runs: Sequence[Results]) -> list[str]:
-    """Return the shortest names that distinguish the runs."""
-    device, date = (lambda run: run.device), (lambda run: run.date)
-    for parts in ((device,), (commit,), (device, commit), (device, commit, date)):
-        found = [" · ".join(part(run) for part in parts) for run in runs]
-        if len(set(found)) == len(runs):
-            return found
-    return [f"{name} · {number}" for number, name in enumerate(found, 1)]
