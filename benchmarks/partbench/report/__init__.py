@@ -8,8 +8,7 @@ from pathlib import Path
 import jinja2
 
 from partbench.report import provenance, readme, text
-from partbench.report.problems import problems
-from partbench.report.sections import sections
+from partbench.report.sections import problems, sections
 from partbench.report.tables import Table
 from partbench.results import Results
 
@@ -37,7 +36,8 @@ def page(results: Sequence[Results]) -> str:
             "results": run,
             "tables": [_plain(*table) for table in readme.summaries(run.records)],
             "sections": sections(run),
-            "problems": problems(run.records),
+            "alarming": problems(run.records, "refused", "failed"),
+            "missing": problems(run.records, "missing"),
         }
         for run in results
     ]

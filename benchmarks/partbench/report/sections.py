@@ -102,3 +102,15 @@ def shortest(record: Record, results: Results) -> float | None:
     if not matmul or not copy or not {"flops", "bytes"} <= record.facts.keys():
         return None
     return max(record.facts["flops"] / matmul, record.facts["bytes"] / copy)
+
+
+def problems(records: Sequence[Record], *kinds: str) -> list[tuple[tuple[str, ...], list[str]]]:
+    """Return missing figures of these kinds of Record.problem: kind, suite, peer and reason, and the cases in words."""
+    found: dict[tuple[str, ...], list[str]] = {}
+    for record in records:
+        if record.problem in kinds:
+            names = text.varying([other.case for other in records if other.suite == record.suite])
+            reason = record.refused or record.missing.removeprefix("failed: ") or "no samples were taken"
+            key = record.problem, record.suite, record.peer, reason
+            found.setdefault(key, []).append(text.phrases(record.case, names or None))
+    return list(found.items())
