@@ -13,17 +13,14 @@ from partnets.hyper import hyperparameters
 from partnets.utils.modules import evaluating, frozen
 
 
-def laplace(
-    model: nn.Module, data: Dataset | Sequence[Tensor], *, structure: str = "diag", batch_size: int = 256
-) -> float:
+def laplace(model: nn.Module, data: Dataset | Sequence[Tensor], *, batch_size: int = 256) -> float:
     """Compute log p(D | ψ) of a classifier by Laplace's approximation at its weights (Immer et al. 2021), in nats.
 
-    The prior has one precision for all weights, chosen to maximise the result.
+    The approximate Hessian is diagonal. The prior has one precision for all weights, chosen to maximise the result.
 
     Args:
         model: a trained torch module that returns logits. Hyperparameters in it are left unchanged.
         data: its training data, a Dataset of (x, y) or tensors (x, y).
-        structure: structure of the approximate Hessian, as in laplace-torch: 'diag', 'kron' or 'full'.
         batch_size: number of examples per pass.
 
     Raises:
@@ -46,7 +43,7 @@ def laplace(
     with frozen(hyperparameters(model)), evaluating(model), warnings.catch_warnings():
         # The warning concerns predictions, which are not made here.
         warnings.filterwarnings("ignore", "By default `link_approx`", UserWarning)
-        fitted = Laplace(model, "classification", subset_of_weights="all", hessian_structure=structure)
+        fitted = Laplace(model, "classification", subset_of_weights="all", hessian_structure="diag")
         fitted.fit(loader)
         fitted.optimize_prior_precision(method="marglik")
         return float(fitted.log_marginal_likelihood())

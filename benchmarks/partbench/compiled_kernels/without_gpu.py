@@ -70,7 +70,7 @@ class Case:
         return ", ".join(parts)
 
 
-def call(case: Case, plan: str = "fused") -> None:
+def call(case: Case) -> None:
     from partkernels.backend.plan import use_plan
     from partkernels.backend.triton import operators as backend
     from partkernels.backend.triton.plans import Config
@@ -108,7 +108,7 @@ def call(case: Case, plan: str = "fused") -> None:
         "sgd_steps": (*[weights] * 3, *owned, update, 0.1, 0.9, 0.01, False),
         "adam_steps": (*[weights] * 4, *owned, update, [1] * n, 0.1, 0.9, 0.999, 1e-8, 0.01, False),
     }
-    with use_plan(plan if case.tile is None else Config(*case.tile)):
+    with use_plan("fused" if case.tile is None else Config(*case.tile)):
         getattr(backend, case.operator)(*arguments[case.operator])
 
 
@@ -126,7 +126,7 @@ class Launch:
         return f"{self.kernel.fn.__module__.rpartition('.')[2]}.{self.kernel.fn.__name__}"
 
 
-def launches(case: Case, plan: str = "fused") -> list[Launch]:
+def launches(case: Case) -> list[Launch]:
     """Return the kernel launches of a call, without executing them."""
     from triton.runtime.jit import KernelInterface
 
@@ -146,7 +146,7 @@ def launches(case: Case, plan: str = "fused") -> list[Launch]:
         "data_ptr": lambda _: ADDRESS,
     }
     with patch.object(KernelInterface, "__getitem__", record), patch.multiple(torch.Tensor, **pretended):
-        call(case, plan)
+        call(case)
     return found
 
 

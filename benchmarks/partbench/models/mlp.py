@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from torch import nn
 
@@ -21,7 +21,6 @@ class MLP(nn.Sequential):
         in_features: features of each example.
         hidden: the width of each hidden layer.
         classes: number of logits.
-        activation: called without arguments for the module after each hidden layer.
 
     Shapes:
         x [..., in_features]; returns [..., classes]. For images, put a torch.nn.Flatten in front.
@@ -32,16 +31,10 @@ class MLP(nn.Sequential):
         torch.Size([5, 2])
     """
 
-    def __init__(
-        self,
-        in_features: int,
-        hidden: Sequence[int] = (256, 256),
-        classes: int = 2,
-        activation: Callable[[], nn.Module] = nn.GELU,
-    ) -> None:
+    def __init__(self, in_features: int, hidden: Sequence[int] = (256, 256), classes: int = 2) -> None:
         layers, fan_in = [], in_features
         for width in hidden:
-            layers += [_linear(fan_in, width), activation()]
+            layers += [_linear(fan_in, width), nn.GELU()]
             fan_in = width
         super().__init__(*layers, _linear(fan_in, classes))
 

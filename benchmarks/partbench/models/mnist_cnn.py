@@ -9,12 +9,10 @@ class MnistCNN(nn.Sequential):
     """The network of the MNIST experiments (Table 9), 1 276 630 parameters by default; returns logits.
 
     Args:
-        in_channels: channels of the images.
-        classes: number of logits.
         image_size: height and width, at least 4.
 
     Shapes:
-        x [batch, in_channels, image_size, image_size]; returns [batch, classes].
+        x [batch, 1, image_size, image_size]; returns [batch, 10].
 
     Example:
         >>> import torch
@@ -22,9 +20,9 @@ class MnistCNN(nn.Sequential):
         torch.Size([2, 10])
     """
 
-    def __init__(self, in_channels: int = 1, classes: int = 10, image_size: int = 28) -> None:
+    def __init__(self, image_size: int = 28) -> None:
         super().__init__(
-            nn.Conv2d(in_channels, 20, 5, padding=2),
+            nn.Conv2d(1, 20, 5, padding=2),
             nn.ReLU(),
             nn.MaxPool2d(2),
             nn.Conv2d(20, 50, 5, padding=2),
@@ -35,5 +33,5 @@ class MnistCNN(nn.Sequential):
             nn.ReLU(),
             nn.Linear(500, 50),
             nn.ReLU(),
-            nn.Linear(50, classes),
+            nn.Linear(50, 10),
         )

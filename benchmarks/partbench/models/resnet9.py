@@ -11,14 +11,12 @@ class ResNet9(nn.Sequential):
     6 575 370 parameters by default.
 
     Args:
-        in_channels: channels of the images.
-        classes: number of logits.
         groups: groups of each GroupNorm, a divisor of 64. The paper states no number; the default is from Wu and He
             (2018).
         dropout: the dropout rate before the linear layer; the default is from Dys.
 
     Shapes:
-        x [batch, in_channels, height, width], both from 32 to 63; returns [batch, classes].
+        x [batch, 3, height, width], both from 32 to 63; returns [batch, 10].
 
     Example:
         >>> import torch
@@ -26,9 +24,9 @@ class ResNet9(nn.Sequential):
         torch.Size([2, 10])
     """
 
-    def __init__(self, in_channels: int = 3, classes: int = 10, groups: int = 32, dropout: float = 0.2) -> None:
+    def __init__(self, groups: int = 32, dropout: float = 0.2) -> None:
         super().__init__(
-            _layer(in_channels, 64, groups),
+            _layer(3, 64, groups),
             _layer(64, 128, groups),
             nn.MaxPool2d(2),
             _Residual(_layer(128, 128, groups), _layer(128, 128, groups)),
@@ -40,7 +38,7 @@ class ResNet9(nn.Sequential):
             nn.MaxPool2d(4),
             nn.Flatten(),
             nn.Dropout(dropout),
-            nn.Linear(512, classes),
+            nn.Linear(512, 10),
         )
 
 

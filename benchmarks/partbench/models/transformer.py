@@ -14,12 +14,11 @@ from partkernels import Normal
 class Block(nn.Module):
     """A pre-norm transformer layer: x + attention(norm(x)), then x + mlp(norm(x)), with GELU.
 
-    With mlp_ratio=4 it has 12 width^2 + 13 width parameters, all but 13 width of them in four nn.Linear layers.
+    It has 12 width^2 + 13 width parameters, all but 13 width of them in four nn.Linear layers.
 
     Args:
         width: features of each token.
         heads: a divisor of width.
-        mlp_ratio: the MLP's hidden features are mlp_ratio * width.
         causal: whether a token attends only to itself and to earlier ones.
 
     Shapes:
@@ -30,15 +29,15 @@ class Block(nn.Module):
         torch.Size([3, 5, 16])
     """
 
-    def __init__(self, width: int, heads: int, mlp_ratio: int = 4, causal: bool = False) -> None:
+    def __init__(self, width: int, heads: int, causal: bool = False) -> None:
         super().__init__()
         self.heads, self.causal = heads, causal
         self.norm1 = nn.LayerNorm(width)
         self.qkv = nn.Linear(width, 3 * width)
         self.out = nn.Linear(width, width)
         self.norm2 = nn.LayerNorm(width)
-        self.expand = nn.Linear(width, mlp_ratio * width)
-        self.contract = nn.Linear(mlp_ratio * width, width)
+        self.expand = nn.Linear(width, 4 * width)
+        self.contract = nn.Linear(4 * width, width)
 
     def forward(self, x: Tensor) -> Tensor:
         x = x + self._attention(self.norm1(x))

@@ -22,11 +22,10 @@ class ViT(nn.Module):
         width: features of each patch.
         depth: number of blocks.
         heads: a divisor of width.
-        in_channels: channels of the images.
         classes: number of logits.
 
     Shapes:
-        x [batch, in_channels, image_size, image_size]; returns [batch, classes].
+        x [batch, 3, image_size, image_size]; returns [batch, classes].
 
     Raises:
         ValueError: the images have another size.
@@ -43,12 +42,11 @@ class ViT(nn.Module):
         width: int = 192,
         depth: int = 12,
         heads: int = 3,
-        in_channels: int = 3,
         classes: int = 10,
     ) -> None:
         super().__init__()
         self.image_size = image_size
-        self.patches = nn.Conv2d(in_channels, width, patch, stride=patch)
+        self.patches = nn.Conv2d(3, width, patch, stride=patch)
         self.positions = nn.Embedding((image_size // patch) ** 2, width)
         self.blocks = nn.Sequential(*(Block(width, heads) for _ in range(depth)))
         self.norm = nn.LayerNorm(width)

@@ -72,7 +72,7 @@ class ThinResNet50(WideResNet):
     It has three stages of 8 blocks with 16, 32 and 64 channels and 755 802 parameters; it is not ImageNet's ResNet-50.
 
     Args:
-        in_channels, classes: as in WideResNet.
+        classes: as in WideResNet.
 
     Shapes, Raises, Attributes:
         as in WideResNet.
@@ -83,8 +83,8 @@ class ThinResNet50(WideResNet):
         50
     """
 
-    def __init__(self, in_channels: int = 3, classes: int = 10) -> None:
-        super().__init__(50, 1, in_channels, classes, norm=lambda channels: nn.GroupNorm(2, channels))
+    def __init__(self, classes: int = 10) -> None:
+        super().__init__(50, 1, classes=classes, norm=lambda channels: nn.GroupNorm(2, channels))
 
 
 class _PreActivationBlock(nn.Module):

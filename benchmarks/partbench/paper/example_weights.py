@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -27,12 +26,9 @@ class ExampleWeights(Precise, hyper.TrainingLoss):
 
     Args:
         examples: the number of examples, each with a separate number; None for a network.
-        loss: see TrainingLoss.
-        network: maps losses [batch, 1] to numbers [batch, 1], the logits of the weights; by default it has one hidden
-            layer of 100 units.
 
     Attributes:
-        network: the nn.Module, or None.
+        network: maps losses [batch, 1] to the logits of their weights, with one hidden layer of 100 units; or None.
         scores: the logits of the weights, a parameter [examples], or None.
 
     Shapes:
@@ -40,7 +36,7 @@ class ExampleWeights(Precise, hyper.TrainingLoss):
         not ignored, a vector.
 
     Raises:
-        ValueError: examples and network are both given, examples is below 1, or see TrainingLoss.losses.
+        ValueError: examples is below 1, or see TrainingLoss.losses.
 
     Example:
         >>> weights = ExampleWeights(examples=5)
@@ -53,21 +49,15 @@ class ExampleWeights(Precise, hyper.TrainingLoss):
 
     leaves_out = True
 
-    def __init__(
-        self,
-        examples: int | None = None,
-        loss: Callable[[Any, Any], Tensor] = F.cross_entropy,
-        *,
-        network: nn.Module | None = None,
-    ) -> None:
-        super().__init__(loss)
-        if (examples is not None and network is not None) or (examples is not None and examples < 1):
-            raise ValueError(f"examples={examples}, network={network}; pass a number of at least 1, or a network.")
+    def __init__(self, examples: int | None = None) -> None:
+        super().__init__(F.cross_entropy)
+        if examples is not None and examples < 1:
+            raise ValueError(f"examples={examples}; pass a number of at least 1, or None for a network.")
         self.scores = None if examples is None else nn.Parameter(torch.zeros(examples))
         self.detaches = examples is None  # detaches the losses, the network's input
-        if examples is None and network is None:
-            network = nn.Sequential(nn.Linear(1, HIDDEN), nn.ReLU(), nn.Linear(HIDDEN, 1))
-        self.network = network
+        self.network = None
+        if examples is None:
+            self.network = nn.Sequential(nn.Linear(1, HIDDEN), nn.ReLU(), nn.Linear(HIDDEN, 1))
 
     def targets(self, y: Any) -> Any:
         return y if self.scores is None else y[0]

@@ -55,8 +55,8 @@ class OneRate(nn.Module):
         return self.decoder(self.drop(self.layer(self.table(ids))[0])).transpose(1, 2)
 
 
-def task(seed: int, steps: int, start: float, tokens: int = 30_000) -> Task:
-    parts, words = documentation_parts(seed, tokens)
+def task(seed: int, steps: int, start: float) -> Task:
+    parts, words = documentation_parts(seed)
     train, validation, test = map(windows, parts)
     return Task(
         network=lambda: OneRate(words, start),
