@@ -11,20 +11,8 @@ from partbench.results import Record
 
 COLUMNS = ("peer", "record", "key", "value", "ratio", "faster")
 # Columns of cases, in any suite.
-ENTRIES = (
-    "operator",
-    "work",
-    "shape",
-    "dtype",
-    "device",
-    "proportions",
-    "bits",
-    "defaults",
-    "active",
-    "model",
-    "batch",
-)
-ENTRIES += ("optimizer", "update", "figure")
+ENTRIES = ("operator", "work", "shape", "dtype", "device", "proportions", "bits", "defaults", "active")
+ENTRIES += ("model", "batch", "optimizer", "update", "figure")
 
 
 def figures(records: Iterable[Record], suite: str) -> pd.DataFrame:

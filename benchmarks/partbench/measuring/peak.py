@@ -100,7 +100,8 @@ def of_tensors(call: Callable[[], object]) -> int:
     """
     call()
     gc.collect()
-    with _allocations() as profiler:
+    os.environ.setdefault("KINETO_LOG_LEVEL", "6")  # otherwise it prints when it starts and stops
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
         call()
     live = most = 0
     for event in sorted(profiler.profiler.kineto_results.events(), key=lambda event: event.start_ns()):
@@ -108,11 +109,6 @@ def of_tensors(call: Callable[[], object]) -> int:
             live += event.nbytes()
             most = max(most, live)
     return most
-
-
-def _allocations() -> profile:
-    os.environ.setdefault("KINETO_LOG_LEVEL", "6")  # otherwise it prints when it starts and stops
-    return profile(activities=[ProfilerActivity.CPU], profile_memory=True)
 
 
 def _kept(step: TrainStep) -> int:

@@ -17,7 +17,7 @@ import partnets
 from partbench import needing
 from partbench.measuring.peak import of_tensors
 from partbench.paper.experiment import Claim, Experiment, Record, Table, lower, registered, select, text
-from partbench.paper.recipes import LAST_LR, limited
+from partbench.paper.recipes import cosine, limited
 from partbench.paper.runs import fit
 from partbench.paper.stn_lstm import documentation, encoded, windows, words_of
 from partnets import hyper, optim
@@ -226,9 +226,8 @@ class Tuning:
     def _fit(self, model: nn.Module, chunks: partnets.Chunks, part: str, **options: Any) -> partnets.Trainer:
         torch.manual_seed(self.seed)
         optimizer = optim.Adam(model, lr=LR)
-        scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, self.steps, eta_min=LAST_LR * LR)
-        options = {"batch_size": BATCH, "seed": self.seed, **options}
-        trainer = partnets.Trainer(model, chunks, optimizer=optimizer, scheduler=scheduler, **options)
+        options = {"batch_size": BATCH, "seed": self.seed, "scheduler": cosine(optimizer, self.steps), **options}
+        trainer = partnets.Trainer(model, chunks, optimizer=optimizer, **options)
         fit(trainer, self.steps, self.checkpoint.with_suffix(f".{part}"))
         return trainer
 

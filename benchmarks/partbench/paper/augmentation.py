@@ -98,10 +98,12 @@ class Augmentation(Experiment):
         ]
 
 
-def in_all_sizes(dataset: str, methods: Sequence[str], seeds: Sequence[int], quick: bool, steps: int) -> list[Record]:
+def in_all_sizes(
+    dataset: str, methods: Sequence[str], seeds: Sequence[int], quick: bool, steps: int, sizes: Sequence[int] = ()
+) -> list[Record]:
     """Return settings of methods on upright and rotated images of all sizes; if quick, of one, with at most `steps`."""
     chosen, found = recipe(dataset), []
-    sizes = chosen.sizes[-1:] if quick else chosen.sizes
+    sizes = sizes or (chosen.sizes[-1:] if quick else chosen.sizes)
     for seed, rotated, examples, method in product(seeds, (True, False), sizes, methods):
         setting = {"dataset": dataset, "rotated": rotated, "method": method, "examples": examples}
         setting |= {"steps": chosen.steps_for(examples, rotated), "seed": seed}

@@ -16,7 +16,7 @@ from partbench import baselines
 from partbench.datasets import load, subset
 from partbench.paper.augmentations import SchwobelAffine
 from partbench.paper.experiment import Record, rotation
-from partbench.paper.recipes import AVERAGED, Recipe, files_of, first_affine, recipe, small_affine
+from partbench.paper.recipes import AVERAGED, Recipe, cosine, files_of, first_affine, recipe, small_affine
 from partbench.paper.runs import fit
 from partnets import hyper
 from partnets.data import Data, Normalise, ToFloat
@@ -25,6 +25,7 @@ from partnets.data import Data, Normalise, ToFloat
 TRIALS = 6
 # Ranges of the augmentations that searches try (Appendix G), in units of hyper.Affine, with positive half-widths.
 LEAST = 1e-3
+Space = Mapping[str, tuple[float, float]]
 SPACE = {
     "translate_x": (LEAST, 0.25),
     "translate_y": (LEAST, 0.25),
@@ -60,8 +61,9 @@ def partition(model: nn.Module, proportions: Sequence[float], data: Data, scheme
 class Learner:
     """The methods for one data set, recipe and seed; each is a function of the same name that returns numbers."""
 
-    # The memory format of convolutions' weights.
+    # The memory format of convolutions' weights, and the space of searches.
     memory_format = torch.contiguous_format
+    space: Space = SPACE
 
     def __init__(self, recipe: Recipe, data: Data, seed: int, steps: int, checkpoint: Path) -> None:
         self.recipe, self.data, self.seed, self.steps, self.checkpoint = recipe, data, seed, steps, checkpoint
@@ -80,12 +82,11 @@ class Learner:
 
     # --- the methods of Table 1 and Fig. 3 ---
 
-    def standard(self) -> Record:
+    def standard(self, **options) -> Record:
         """Train without augmentation."""
         model = nn.Sequential(ToFloat(), self.network())
-        return self.result(
-            self.train(*partnets.single_chunk(model, self.data.train), batch_size=self.recipe.plain_batch)
-        )
+        whole = partnets.single_chunk(model, self.data.train)
+        return self.result(self.train(*whole, batch_size=self.recipe.plain_batch, **options))
 
     def partitioned(
         self,
@@ -144,9 +145,7 @@ class Learner:
 
     def longer(self) -> Record:
         """Train without augmentation, for as many passes as w and ψ take elsewhere."""
-        model = nn.Sequential(ToFloat(), self.network())
-        whole = partnets.single_chunk(model, self.data.train)
-        return self.result(self.train(*whole, batch_size=self.recipe.plain_batch, steps=2 * self.steps))
+        return self.standard(steps=2 * self.steps)
 
     def retraining(self) -> Record:
         """Learn invariances directly and training augmentations by lookahead, then train with both (the recipe).
@@ -191,7 +190,7 @@ class Learner:
             steps=self.steps,
             batch_size=self.recipe.batch * self.recipe.samples,
             optimizer=partial(self.recipe.algorithm(torch.optim), weight_decay=self.recipe.weight_decay),
-            scheduler=lambda optimizer: self.recipe.scheduler(optimizer, self.steps),
+            scheduler=lambda optimizer: cosine(optimizer, self.steps),
             seed=self.seed,
             resume_from=self.checkpoint,
         )
@@ -213,7 +212,7 @@ class Learner:
         )
         return self.tested(model, augmentation.values())
 
-    def search(self, sampler: str, space: Mapping[str, tuple[float, float]] = SPACE, trials: int = TRIALS) -> Record:
+    def search(self, sampler: str, trials: int = TRIALS, space: Space | None = None) -> Record:
         """Train with fixed hyperparameters, at the cost of one partitioned run; return the best on unseen data."""
         models: list[tuple[float, Record]] = []
 
@@ -226,7 +225,7 @@ class Learner:
             models.append((score, {**self.result(trainer), "psi": values}))
             return score
 
-        baselines.search(objective, space, trials, sampler=sampler, seed=self.seed)
+        baselines.search(objective, space or self.space, trials, sampler=sampler, seed=self.seed)
         return max(models, key=lambda tried: tried[0])[1]
 
     def fixed(self, values: dict[str, float]):
@@ -266,16 +265,20 @@ class Learner:
         model = self.model(augmentation)
         return partnets.held_out(model, self.data.train, validation=proportion, seed=self.seed)
 
-    def train(self, model, chunks, kind=partnets.Trainer, *, lr=None, hyper_lr=None, steps=None, part="", **options):
+    def train(self, model, chunks, kind=partnets.Trainer, *, steps=None, part="", **options):
         """Return the trainer after training; `part` is the checkpoint's suffix if a method trains several times."""
-        optimizer, steps = self.recipe.optimizer(model, chunks, lr), self.steps if steps is None else steps
+        steps = self.steps if steps is None else steps
+        trainer = self.trainer(model, chunks, kind, steps, **options)
+        fit(trainer, steps, self.checkpoint.with_suffix(part) if part else self.checkpoint)
+        return trainer
+
+    def trainer(self, model, chunks, kind, steps, *, lr=None, hyper_lr=None, **options):
+        optimizer = self.recipe.optimizer(model, chunks, lr)
         options = {"hyper": [], **options}
         if (psi := options["hyper"]) != [] and "hyper_optimizer" not in options:
             options["hyper_optimizer"] = torch.optim.Adam(psi.parameters(), lr=hyper_lr or self.recipe.hyper_lr)
         options = {"batch_size": self.recipe.batch, "seed": self.seed, "loss": self.loss(model), **options}
-        trainer = kind(model, chunks, optimizer=optimizer, scheduler=self.recipe.scheduler(optimizer, steps), **options)
-        fit(trainer, steps, self.checkpoint.with_suffix(part) if part else self.checkpoint)
-        return trainer
+        return kind(model, chunks, optimizer=optimizer, scheduler=cosine(optimizer, steps), **options)
 
     def result(self, trainer: partnets.Trainer) -> Record:
         """Return the test accuracy in percent, the test loss in nats, ψ, and L_ML if there are several chunks."""

@@ -7,14 +7,13 @@ from itertools import product
 from pathlib import Path
 
 import pandas as pd
-import torch
 from matplotlib.figure import Figure
 
 import partnets
+from partbench.paper.augmentation import in_all_sizes
 from partbench.paper.experiment import Claim, Experiment, Record, Table, at_least, registered, rotation, select, text
 from partbench.paper.methods import Learner, partition
 from partbench.paper.reassigning import reassign
-from partbench.paper.recipes import limited, recipe
 
 # Partitions' shares of the weights from each part of the steps on. Chunks stay .8, .1 and .1.
 FIXED = {0.0: (0.8, 0.1, 0.1)}
@@ -45,19 +44,8 @@ class Mover(Learner):
                 trainer.settings.sampling = share
 
         chunks = partnets.chunk(self.data.train, self.recipe.proportions, seed=self.seed)
-        optimizer = self.recipe.optimizer(model, chunks)
-        trainer = partnets.Trainer(
-            model,
-            chunks,
-            hyper=augmentation,
-            optimizer=optimizer,
-            hyper_optimizer=torch.optim.Adam(augmentation.parameters(), lr=self.recipe.hyper_lr),
-            scheduler=self.recipe.scheduler(optimizer, self.steps),
-            batch_size=self.recipe.batch,
-            sampling=plan[0],
-            callbacks=[move],
-            seed=self.seed,
-        )
+        options = {"hyper": augmentation, "sampling": plan[0], "callbacks": [move]}
+        trainer = self.trainer(model, chunks, partnets.Trainer, self.steps, **options)
         trainer.fit(self.steps)  # without a checkpoint, because a trainer with other shares rejects it
         return self.result(trainer)
 
@@ -72,12 +60,7 @@ class Moving(Experiment):
     datasets = ("digits",)
 
     def settings(self, dataset: str, seeds: Sequence[int], quick: bool) -> list[Record]:
-        chosen, found = recipe(dataset), []
-        for seed, rotated, method in product(seeds, (True, False), QUICK if quick else METHODS):
-            setting = {"dataset": dataset, "rotated": rotated, "method": method, "examples": EXAMPLES}
-            setting |= {"steps": chosen.steps_for(EXAMPLES, rotated), "seed": seed}
-            found.append(limited(setting, quick, QUICK_STEPS))
-        return found
+        return in_all_sizes(dataset, QUICK if quick else list(METHODS), seeds, quick, QUICK_STEPS, (EXAMPLES,))
 
     def train(self, setting: Record, checkpoint: Path) -> Record:
         return Mover.of(setting, checkpoint).moving(setting["method"])

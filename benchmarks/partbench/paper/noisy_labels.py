@@ -15,7 +15,7 @@ from torch import Tensor, nn
 import partnets
 from partbench.paper.example_weights import ExampleWeights
 from partbench.paper.experiment import Claim, Experiment, Record, Table, at_least, registered, select, text
-from partbench.paper.recipes import DIGITS_SIZE, LAST_LR, limited, recipe
+from partbench.paper.recipes import DIGITS_SIZE, cosine, limited, recipe
 from partbench.paper.runs import fit
 from partnets import hyper, optim
 from partnets.data import Data, Normalise, digits
@@ -145,14 +145,13 @@ def learned(
 ) -> Record:
     """Train, and evaluate by the test labels, which are right."""
     torch.manual_seed(setting["seed"])
-    method, steps, lr = setting["method"], setting["steps"], recipe("digits").lr
-    optimizer = optim.Adam(model, lr=lr)
-    falling = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps, eta_min=LAST_LR * lr)
+    method, steps = setting["method"], setting["steps"]
+    optimizer = optim.Adam(model, lr=recipe("digits").lr)
     parameters = [parameter for module in psi for parameter in module.parameters()]
     rates = torch.optim.Adam(parameters, lr=RATES.get(method, 0.05)) if psi else None
     trainer = partnets.Trainer(
         model, chunks, hyper=list(psi), loss=loss, hyper_loss=error if method in RATES else None, optimizer=optimizer,
-        hyper_optimizer=rates, scheduler=falling, batch_size=BATCH, seed=setting["seed"],
+        hyper_optimizer=rates, scheduler=cosine(optimizer, steps), batch_size=BATCH, seed=setting["seed"],
     )  # fmt: skip
     fit(trainer, steps, checkpoint)
     return {"accuracy": 100 * partnets.accuracy(model, data.test), "psi": trainer.values()}

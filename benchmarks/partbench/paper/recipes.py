@@ -105,10 +105,11 @@ class Recipe:
             return partial(module.Adam, lr=lr)
         return partial(module.SGD, lr=lr, momentum=self.momentum)
 
-    def scheduler(self, optimizer, steps: int):
-        """Create a cosine schedule down to LAST_LR of the initial learning rate."""
-        eta_min = LAST_LR * optimizer.param_groups[0]["lr"]
-        return torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, max(steps, 1), eta_min=eta_min)
+
+def cosine(optimizer: torch.optim.Optimizer, steps: int) -> torch.optim.lr_scheduler.LRScheduler:
+    """Create a cosine schedule down to LAST_LR of the initial learning rate."""
+    eta_min = LAST_LR * optimizer.param_groups[0]["lr"]
+    return torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, max(steps, 1), eta_min=eta_min)
 
 
 # Settings of Immer et al. (2022), which the paper follows (Appendix I.4).

@@ -38,6 +38,8 @@ QUICK, QUICK_STEPS = ("grid", "retraining"), 100
 class Regularised(Learner):
     """A Learner that adds weight decay and label smoothing to its networks."""
 
+    space = SPACE | REGULARISERS
+
     def model(self, augmentation: nn.Module) -> nn.Module:
         network = super().model(augmentation)
         return nn.Sequential(network, hyper.WeightDecay(network, DECAY), hyper.LabelSmoothing(SMOOTHING))
@@ -59,13 +61,7 @@ class Regularised(Learner):
         return model, chunks
 
     def grid(self) -> Record:
-        return self.search("grid", GRID, GRID_TRIALS)
-
-    def random_search(self) -> Record:
-        return self.search("random", SPACE | REGULARISERS)
-
-    def tpe(self) -> Record:
-        return self.search("tpe", SPACE | REGULARISERS)
+        return self.search("grid", GRID_TRIALS, GRID)
 
 
 def regularisers(model: nn.Module) -> tuple[hyper.WeightDecay, hyper.LabelSmoothing]:

@@ -17,8 +17,7 @@ from partbench.paper.runs import fit
 from partbench.paper.stn_cnn import digits_task
 from partbench.paper.stn_lstm import documentation_task
 from partbench.paper.tuning import Task, Tuner, hypers
-from partnets import optim, stn
-from partnets.hyper import hyperparameters
+from partnets import stn
 
 PROPORTIONS = (0.8, 0.1, 0.1)
 VALIDATION = 0.2
@@ -66,21 +65,9 @@ class Unheld:
         return stn.convert(network, hypers(network), scale=self.task.scale, learn_scale=self.tuned)
 
     def _fit(self, model: nn.Module, chunks: partnets.Chunks) -> partnets.History:
-        task = self.task
-        psi = [parameter for parameter in hyperparameters(model) if parameter.requires_grad]
-        trainer = stn.Trainer(
-            model,
-            chunks,
-            optimizer=optim.Adam(model, lr=task.lr),
-            hyper_optimizer=torch.optim.Adam(psi, lr=task.hyper_lr if self.tuned else 0.0),
-            batch_size=task.batch_size,
-            hyper_every=2,
-            hyper_after=task.hyper_after,
-            clip=task.clip,
-            lml_every=max(1, task.steps // EVALUATIONS),
-            seed=self.seed,
-        )
-        return fit(trainer, task.steps, self.checkpoint)
+        options = {"lml_every": max(1, self.task.steps // EVALUATIONS), "seed": self.seed}
+        trainer = self.task.self_tuning(model, chunks, self.tuned, **options)
+        return fit(trainer, self.task.steps, self.checkpoint)
 
     def _judged(self, model: nn.Module) -> Record:
         test = self.task.test

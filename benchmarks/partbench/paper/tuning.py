@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 import torch
@@ -63,6 +64,22 @@ class Task:
     scale: float = 0.5
     clip: float | None = None
     options: dict = field(default_factory=dict)
+
+    def self_tuning(self, model: nn.Module, chunks: partnets.Chunks, tuned: bool, **options: Any) -> stn.Trainer:
+        """Return the trainer of a converted model; without `tuned`, its hyperparameters keep their values."""
+        psi = [parameter for parameter in hyperparameters(model) if parameter.requires_grad]
+        return stn.Trainer(
+            model,
+            chunks,
+            optimizer=optim.Adam(model, lr=self.lr),
+            hyper_optimizer=torch.optim.Adam(psi, lr=self.hyper_lr if tuned else 0.0),
+            batch_size=self.batch_size,
+            hyper_every=self.hyper_every,
+            hyper_steps=self.hyper_steps,
+            hyper_after=self.hyper_after,
+            clip=self.clip,
+            **options,
+        )
 
 
 def tuned(task: Task, method: str, seed: int, checkpoint: Path) -> Record:
@@ -132,19 +149,7 @@ class Tuner:
         options = {"scale": task.scale, "learn_scale": tuned, **task.options, **options}
         stn.convert(network, hypers(network), **options)
         model, chunks = partnets.held_out(network, task.train, validation=task.validation)
-        psi = [parameter for parameter in hyperparameters(model) if parameter.requires_grad]
-        trainer = stn.Trainer(
-            model,
-            chunks,
-            optimizer=optim.Adam(model, lr=task.lr),
-            hyper_optimizer=torch.optim.Adam(psi, lr=task.hyper_lr if tuned else 0.0),
-            batch_size=task.batch_size,
-            hyper_every=task.hyper_every,
-            hyper_steps=task.hyper_steps,
-            hyper_after=task.hyper_after,
-            clip=task.clip,
-            seed=self.seed,
-        )
+        trainer = task.self_tuning(model, chunks, tuned, seed=self.seed)
         history = self._fit(trainer, network, self.checkpoint)
         return stn.freeze(network), history
 

@@ -17,6 +17,7 @@ from pathlib import Path
 
 import torch
 
+from partbench.figures import markdown
 from partbench.tuning.instruments import INSTRUMENTS, learned
 from partbench.tuning.peers import SEARCHES, TRIALS, TRIALS_IN_SECONDS, Judge, untuned
 from partbench.tuning.problems import CHOOSING, PROBLEMS, Case
@@ -180,7 +181,7 @@ def table(records: list[dict]) -> str:
     """Return regret by problem and method in Markdown, with means over problems that chose defaults and that judge."""
     names = list(dict.fromkeys(record["problem"] for record in records))
     methods = list(dict.fromkeys(r["method"] for r in records if r["method"] not in ("grid", "untuned")))
-    rows, regrets = [["problem", "oracle", "untuned", *methods]], {}
+    rows, regrets = [], {}
     for name in names:
         mine = [record for record in records if record["problem"] == name]
         mean = {
@@ -197,8 +198,7 @@ def table(records: list[dict]) -> str:
         if some:
             means = [sum(regrets[name][method] for name in some) / len(some) for method in methods]
             rows.append([f"mean of {len(some)} that {what}", "", "", *(f"{value:.2f}" for value in means)])
-    lines = ["| " + " | ".join(row) + " |" for row in rows]
-    return "\n".join([lines[0], "|" + "---|" * len(rows[0]), *lines[1:]])
+    return markdown(["problem", "oracle", "untuned", *methods], rows)
 
 
 if __name__ == "__main__":

@@ -272,11 +272,15 @@ def _turned(images: Tensor, most: float, generator: torch.Generator) -> Tensor:
     return torch.nn.functional.grid_sample(images, grid, align_corners=False)
 
 
+load_mnist = functools.lru_cache(mnist)
+
+
 def _mnist(examples: int, rotated: bool, seed: int, folder: Path | None) -> Case:
     generator = _generator(seed)
-    x, y, test_x, test_y = load_mnist(_needed(folder))
+    data = load_mnist(_needed(folder))
+    (x, y), (test_x, test_y) = data.train, data.test
     order = torch.randperm(len(x), generator=generator)[:examples]
-    x, y, test_x, test_y = x[order], y[order], test_x[:3000], test_y[:3000]
+    x, y, test_x, test_y = x[order].float() / 255, y[order], test_x[:3000].float() / 255, test_y[:3000]
     if rotated:
         x, test_x = (_turned(part, math.pi, generator) for part in (x, test_x))
     tuned, known = [hyper.Affine(), "dropout:one", "weight_decay"], TURNS if rotated else MOVES
@@ -290,14 +294,6 @@ def _needed(folder: Path | None) -> Path:
             " wikitext2-valid.txt and wikitext2-test.txt."
         )
     return folder
-
-
-@functools.lru_cache
-def load_mnist(folder: Path) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return x and y for training and for testing; images are [n, 1, 28, 28] in [0, 1]."""
-    data = mnist(folder)
-    (x, y), (test_x, test_y) = data.train, data.test
-    return x.float() / 255, y.long(), test_x.float() / 255, test_y.long()
 
 
 for _name, *_given in (
