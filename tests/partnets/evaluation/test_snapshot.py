@@ -1,6 +1,7 @@
 """Snapshot: a model's state of any type is compared, spoiled and restored."""
 
 import random
+from argparse import Namespace
 from collections import deque
 from dataclasses import dataclass
 from functools import partial
@@ -46,7 +47,7 @@ def test_different_tensors_compare_unequal():
 class Everywhere(nn.Module):
     """A module with state in every place that a snapshot searches."""
 
-    calls = 0
+    calls, mean = 0, 0.5
 
     def __init__(self):
         super().__init__()
@@ -56,15 +57,18 @@ class Everywhere(nn.Module):
             nonlocal count
             count += 1
 
-        self.own, self.generator, self.python = SimpleNamespace(mean=0.5), torch.Generator(), random.Random(0)
+        self.own, self.given = SimpleNamespace(mean=0.5), Namespace(mean=0.5)
+        self.generator, self.python = torch.Generator(), random.Random(0)
         self.list, self.deque, self.set, self.array = [1.0, {"a": 2}], deque([3]), {4}, np.zeros(2)
         self.register_forward_hook(hook)
         self.layer.register_forward_hook(partial(lambda log, *_: log.append(1), self.list))
+        self.layer.weight.most = 0.5
         self.layer.weight.register_hook(lambda grad, seen=self.deque: seen.append(grad.sum().item()))
 
     def forward(self, x):
         type(self).calls += 1
-        self.own.mean, self.own.new, self.array[0] = x.mean().item(), "text", 1.0
+        self.own.mean = self.given.mean = self.layer.weight.most = x.mean().item()
+        self.own.new, self.array[0] = "text", 1.0
         self.set.add(5)
         self.list[1]["a"] += 1
         return self.layer(x) * self.python.random() * torch.rand((), generator=self.generator)
@@ -76,7 +80,7 @@ def test_all_state_of_a_module_is_compared_and_restored():
     before = Snapshot(model)
     model(torch.ones(3, 2)).sum().backward()
     changed = {"own.mean", "own.new", "generator", "python", "list.1.a", "list.2", "deque.1", "set", "array"}
-    changed |= {f"_forward_hooks.{hook}.count", "Everywhere.calls"}
+    changed |= {f"_forward_hooks.{hook}.count", "Everywhere.calls", "given.mean", "layer.weight.attributes.most"}
     assert set(before.changed(Snapshot(model))) == changed
     before.put_back()
     assert before.changed(Snapshot(model)) == [] and model.layer.weight.grad is None and Everywhere.calls == 0
@@ -133,7 +137,7 @@ def test_tensors_and_numbers_are_spoiled_in_place_and_put_back():
     for path in before.values:
         before.spoil(path, torch.nan)
     assert model.counts.item() == 3000 and model.list[1]["a"] == 2000 and model.deque[0] == 3000
-    assert model.own.mean != model.own.mean and np.isnan(model.array).all()
+    assert all(map(np.isnan, (model.own.mean, model.given.mean, weight.most, Everywhere.mean, *model.array)))
     assert weight.isnan().all() and model.layer.weight is weight
     before.put_back()
     assert before.changed(Snapshot(model)) == []
