@@ -67,19 +67,6 @@ def test_estimated_statistics_are_means_over_batches_of_seen_chunks():
     assert all(map(torch.equal, model.parameters(), weights))
 
 
-@pytest.mark.full
-def test_no_subnetwork_gets_statistics_of_later_chunks():
-    model, chunks = trained()
-    other = copy.deepcopy(model)
-    x, y = (tensor.clone() for tensor in chunks.dataset.tensors)
-    x[chunks.indices(3)] += 100.0
-    partnets.estimate_statistics(model, chunks)
-    partnets.estimate_statistics(other, partnets.chunk((x, y), PROPORTIONS), other_chunks=True)
-    for name in STATISTICS:
-        assert torch.equal(of_each(model[2], name)[:2], of_each(other[2], name)[:2])
-    assert not torch.equal(model[2].running_mean, other[2].running_mean)
-
-
 def test_instance_norms_are_estimated_too():
     torch.manual_seed(0)
     layers = nn.Conv1d(2, 4, 1), nn.InstanceNorm1d(4, track_running_stats=True)
@@ -105,14 +92,6 @@ def test_an_estimate_from_other_chunks_is_refused():
     assert torch.equal(of_each(model[2], "running_mean"), before) and is_stale(model[2])
     partnets.estimate_statistics(model, other, other_chunks=True)
     assert not is_stale(model[2])
-
-
-def test_an_estimate_needs_a_chunk_for_each_partition():
-    model, _ = trained()
-    chunks = partnets.chunk(examples(), (0.6, 0.4))
-    with pytest.raises(ValueError, match="has 3 partitions and the data 2 chunks"):
-        partnets.estimate_statistics(model, chunks, other_chunks=True)
-    assert is_stale(model[2])
 
 
 def test_an_estimate_that_fails_changes_nothing():
@@ -152,22 +131,6 @@ def test_merging_or_evaluating_with_stale_statistics_warns(judge):
         judge(model)
 
 
-def test_the_order_of_a_split_does_not_matter():
-    x, y = examples()
-    found = []
-    for sort in (False, True):
-        parts = [partnets.chunk((x, y), PROPORTIONS).indices(k) for k in (1, 2, 3)]
-        parts = [part[x[part, 0].argsort()] if sort else part for part in parts]
-        chunks = partnets.chunk((x, y), indices=parts)
-        torch.manual_seed(0)
-        model = partnets.partition(nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8)), PROPORTIONS)
-        with partnets.subnetwork(model, 1, 1):
-            model(x)
-        partnets.estimate_statistics(model, chunks, batch_size=10)
-        found.append(of_each(model[1], "running_var"))
-    torch.testing.assert_close(*found, rtol=0.2, atol=0.0)
-
-
 class Noisy(torch.utils.data.Dataset):
     def __len__(self):
         return 40
@@ -184,16 +147,6 @@ def test_with_a_seed_the_noise_of_examples_is_the_same_in_each_evaluation():
         found.append(partnets.lml(model, chunks, seed=0))
         Noisy()[0]
     assert found[0] == found[1]
-
-
-def test_a_saved_model_knows_whether_its_statistics_are_stale():
-    model, chunks = trained()
-    for fresh in (False, True):
-        if fresh:
-            partnets.estimate_statistics(model, chunks)
-        other = network()
-        other.load_state_dict(model.state_dict())
-        assert is_stale(other[2]) == is_stale(copy.deepcopy(model)[2]) == (not fresh)
 
 
 @pytest.mark.full
