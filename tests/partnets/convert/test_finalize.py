@@ -14,7 +14,6 @@ import partkernels
 import partnets
 from partnets import hyper
 from partnets.subnetworks.parameters import partitioned_parameters
-from partnets.subnetworks.rules import RULES
 from partnets.subnetworks.state import partitioned_modules
 
 PROPORTIONS = (0.6, 0.3, 0.1)
@@ -146,16 +145,6 @@ def test_fresh_layers_have_the_distribution_of_their_initialization(make, defaul
             assert not torch.equal(one, other) and abs(share - 1) < 4 / other.numel() ** 0.5, name
 
 
-@pytest.mark.full
-@pytest.mark.parametrize("mode", ["finetune", "retrain"])
-def test_a_trainer_trains_it_on_all_of_the_data(mode):
-    dense = partnets.finalize(trained(), mode)
-    before = copy.deepcopy(dense)
-    partnets.Trainer(*partnets.single_chunk(dense, images()), batch_size=8).fit(3)
-    assert same(dense.augmentation, before.augmentation)
-    assert not any(map(torch.equal, dense.network.parameters(), before.network.parameters()))
-
-
 def test_a_fresh_network_depends_on_the_seed_and_not_on_learned_weights():
     few, many = trained(steps=2), trained(steps=6)
     many.augmentation.load_state_dict(few.augmentation.state_dict())
@@ -199,30 +188,6 @@ def test_a_weight_with_given_defaults_is_drawn_from_their_distribution_by_anothe
     found, expected = (weight.detach().abs().quantile(0.99).item() for weight in (fresh.weight, given))
     assert found == pytest.approx(expected, rel=0.1)
     assert fresh.bias.abs().max() <= 1 / math.sqrt(40) and fresh.bias.any()
-
-
-class Backbone(nn.Module):
-    """A frozen module with running statistics."""
-
-    def __init__(self):
-        super().__init__()
-        self.convolution, self.norm = nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4)
-        nn.init.ones_(self.norm.running_mean)
-        self.requires_grad_(False).eval()
-
-    def forward(self, x):
-        return self.norm(self.convolution(x)).flatten(1)
-
-
-@pytest.mark.parametrize("mode", MODES)
-def test_frozen_parameters_keep_their_values(mode):
-    model = nn.Sequential(Backbone(), nn.Linear(64, 3))
-    partnets.partition(model, PROPORTIONS, skip="0")
-    model[1].bias.requires_grad_(False)
-    dense = partnets.finalize(model, mode)
-    assert same(dense[0], model[0]) and not any(p.requires_grad for p in dense[0].parameters())
-    torch.testing.assert_close(dense[1].bias, model[1].bias)
-    assert not dense[1].bias.requires_grad
 
 
 def ensemble():
@@ -355,9 +320,14 @@ class Tuned(nn.Module):
             one.reset_parameters()
 
 
-def test_a_module_does_not_reset_a_frozen_one_in_it():
-    model = partnets.partition(Tuned(), PROPORTIONS)
-    assert same(partnets.finalize(model, "retrain").base, model.base)
+@pytest.mark.parametrize("mode", MODES)
+def test_frozen_parameters_keep_their_values(mode):
+    model = partnets.partition(nn.Sequential(Tuned(), nn.Linear(4, 3)), PROPORTIONS)
+    model[1].bias.requires_grad_(False)
+    dense = partnets.finalize(model, mode)
+    assert same(dense[0].base, model[0].base) and not any(p.requires_grad for p in dense[0].base.parameters())
+    torch.testing.assert_close(dense[1].bias, model[1].bias)
+    assert not dense[1].bias.requires_grad
 
 
 def test_a_norm_that_was_frozen_later_keeps_its_statistics():
@@ -377,28 +347,3 @@ def test_layers_that_say_how_they_start_keep_scales_of_1_and_padding_of_0():
     fresh = partnets.finalize(partnets.partition(model, PROPORTIONS), "retrain")
     assert torch.equal(fresh[1].weight, torch.ones(4)) and not fresh[1].bias.any()
     assert not fresh[0].weight[1].any() and fresh[0].weight[0].any()
-
-
-class Centred(nn.Module):
-    """A layer with a running mean, which its reset_parameters() does not reset."""
-
-    def __init__(self):
-        super().__init__()
-        self.gain = nn.Parameter(torch.ones(4))
-        self.register_buffer("mean", torch.full((4,), 2.0))
-
-    def reset_parameters(self):
-        nn.init.ones_(self.gain)
-
-    def forward(self, x):
-        self.mean.lerp_(x.detach().mean(0), 0.1)
-        return (x - self.mean) * self.gain
-
-
-def test_statistics_of_a_rule_restart_at_their_initial_values(monkeypatch):
-    monkeypatch.setitem(RULES, Centred, partnets.Rule(scales=("gain",), statistics=("mean",)))
-    model = partnets.partition(Centred(), PROPORTIONS)
-    with partnets.subnetwork(model, 3, 3):
-        model(torch.randn(8, 4))
-    assert (model.mean != 2).all()
-    assert torch.equal(partnets.finalize(model, "retrain").mean, torch.full((4,), 2.0))
