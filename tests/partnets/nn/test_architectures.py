@@ -53,17 +53,6 @@ def test_a_nested_subnetwork_skips_inactive_channels(name, share):
     assert share <= (1 - multiply_adds(1) / multiply_adds(3)) / most <= 1 / most
 
 
-@pytest.mark.filterwarnings("ignore")
-def test_gpt2_keeps_its_transposed_weights_and_tied_embeddings():
-    model, given = made("GPT-2")
-    partnets.partition(model, (0.6, 0.2, 0.2), scheme="nested", example=given)
-    merged = partnets.merge(model, 1)
-    assert merged.lm_head.weight is merged.transformer.wte.weight and merged.lm_head.weight.shape == (99, 32)
-    block = merged.transformer.h[0].mlp
-    assert block.c_fc.weight.shape == (32, 160) == (block.c_fc.nx, block.c_fc.nf)
-    assert block.c_proj.weight.shape == (160, 32)
-
-
 class Reader(nn.Module):
     """A module that reads the vectors of all partitions."""
 
