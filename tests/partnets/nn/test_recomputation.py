@@ -4,25 +4,11 @@ import functools
 
 import pytest
 import torch
-from small_network import CASES, PROPORTIONS, perturbed
+from small_network import CASES, PROPORTIONS, images, partitioned
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import partnets
-
-
-def network():
-    torch.manual_seed(0)
-    layers = nn.Sequential(
-        nn.Conv2d(2, 4, 3), partnets.nn.Bias(), nn.GroupNorm(2, 4), nn.GELU(), partnets.nn.Scale(), nn.Flatten(),
-        nn.Linear(36, 5), nn.LayerNorm(5), nn.Linear(5, 3), nn.GELU(),
-    )  # fmt: skip
-    return perturbed(partnets.partition(layers, PROPORTIONS), 0.1)
-
-
-def inputs():
-    torch.manual_seed(1)
-    return torch.randn(4, 2, 5, 5, requires_grad=True)
 
 
 def gradients(y, model, x):
@@ -38,7 +24,7 @@ def assert_equal(ours, expected):
 @pytest.mark.parametrize("reentrant", [False, True])
 @pytest.mark.parametrize(("active", "update"), CASES)
 def test_a_checkpoint_recomputes_its_subnetwork(active, update, reentrant):
-    model, x = network(), inputs()
+    model, x = partitioned(), images().requires_grad_()
     with partnets.subnetwork(model, active, update):
         model(x).square().sum().backward()
         expected = [x.grad.clone(), *(p.grad.clone() for p in model.parameters() if p.grad is not None)]
@@ -52,7 +38,7 @@ def test_a_checkpoint_recomputes_its_subnetwork(active, update, reentrant):
 @pytest.mark.parametrize("norm", [nn.BatchNorm2d, functools.partial(nn.GroupNorm, 2), nn.Identity])
 def test_checkpoints_allow_in_place_changes_of_layer_outputs(norm):
     first = nn.Sequential(nn.Conv2d(2, 8, 3), norm(8), nn.ReLU(inplace=True), nn.Conv2d(8, 8, 3), nn.SiLU(inplace=True))
-    model, x = nn.Sequential(first, nn.Flatten(), nn.Linear(8, 3)), inputs()
+    model, x = nn.Sequential(first, nn.Flatten(), nn.Linear(8, 3)), images().requires_grad_()
     partnets.partition(model, PROPORTIONS)
     first, last = model[0], model[1:]
     with partnets.subnetwork(model, 2, 2):
@@ -64,9 +50,9 @@ def test_checkpoints_allow_in_place_changes_of_layer_outputs(norm):
 @pytest.mark.parametrize(("active", "update"), [(1, 1), (2, 2), (3, None), (3, 2)])
 def test_a_backward_pass_outside_raises_and_leaves_gradients_as_they_were(active, update, inside):
     """Check checkpoints around the model, and reentrant ones of its layers."""
-    model, x = network(), inputs()
+    model, x = partitioned(), images().requires_grad_()
     if inside:
-        model.forward = lambda x: model[6:](checkpoint(model[:6], x, use_reentrant=True))
+        model.forward = lambda x: model[4:](checkpoint(model[:4], x, use_reentrant=True))
     with partnets.subnetwork(model, active, update):
         y = model(x) if inside else checkpoint(model, x, use_reentrant=False)
     with pytest.raises(RuntimeError, match=f"computed by subnetwork active={active}, update={update}, "):
@@ -79,8 +65,8 @@ def test_a_backward_pass_outside_raises_and_leaves_gradients_as_they_were(active
 
 @pytest.mark.parametrize("update", [None, 1, 2])
 def test_no_copy_of_a_weight_is_saved(update):
-    model, x = network(), inputs()
-    weights = {parameter.numel() for parameter in (model[0].weight, model[6].weight, model[8].weight)}
+    model, x = partitioned(), images().requires_grad_()
+    weights = {parameter.numel() for parameter in (model[0].weight, model[4].weight, model[6].weight)}
     saved = []
     hooks = torch.autograd.graph.saved_tensors_hooks(
         lambda tensor: saved.append(tensor) or tensor, lambda tensor: tensor
@@ -95,7 +81,7 @@ def test_no_copy_of_a_weight_is_saved(update):
 @pytest.mark.full
 def test_checkpoints_compile():
     torch.compiler.reset()  # graphs of other tests would count towards the recompilation limit
-    model, x = network(), inputs()
+    model, x = partitioned(), images().requires_grad_()
 
     def run(x):
         return checkpoint(model, x, use_reentrant=False)

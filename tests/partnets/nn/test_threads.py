@@ -2,7 +2,6 @@
 
 import asyncio
 import copy
-import io
 import pickle
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -10,21 +9,14 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 from layers import dense
-from small_network import PROPORTIONS, perturbed
-from torch import nn
+from small_network import images, partitioned
 
 import partnets
 
 
-def network():
-    torch.manual_seed(0)
-    layers = nn.Sequential(nn.Linear(9, 7), nn.PReLU(), nn.LayerNorm(7), nn.Linear(7, 3))
-    return perturbed(partnets.partition(layers, PROPORTIONS), 0.1)
-
-
 @pytest.mark.parametrize("active", [1, 3])
 def test_another_thread_is_refused_while_one_is_inside(active):
-    model = network()
+    model = partitioned()
 
     def enter():
         with partnets.subnetwork(model, 2):
@@ -40,7 +32,7 @@ def test_another_thread_is_refused_while_one_is_inside(active):
 
 
 def test_threads_that_enter_at_once_are_refused_or_right():
-    model, x = network(), torch.randn(4, 9)
+    model, x = partitioned(), images()
     expected = {k: dense(model, k)(x) for k in (1, 2, 3)}
     before = [parameter.detach().clone() for parameter in model.parameters()]
     start = threading.Barrier(3)
@@ -63,7 +55,7 @@ def test_threads_that_enter_at_once_are_refused_or_right():
 
 
 def test_subnetworks_that_interleave_in_one_thread_raise():
-    model, x = network(), torch.randn(4, 9)
+    model, x = partitioned(), images()
     expected = dense(model, 3)(x)
 
     async def request(k, seconds):
@@ -78,38 +70,27 @@ def test_subnetworks_that_interleave_in_one_thread_raise():
     torch.testing.assert_close(model(x), expected)
 
 
-def saved(model):
-    file = io.BytesIO()
-    torch.save(model, file)
-    file.seek(0)
-    return torch.load(file, weights_only=False)
+COPY = r"is subnetwork 2 now; copy or save it outside of partnets\.subnetwork"
+STATE = "is subnetwork 2 now, whose state_dict lacks"
 
 
-@pytest.mark.parametrize("copied", [copy.deepcopy, lambda model: pickle.loads(pickle.dumps(model)), saved])
-@pytest.mark.parametrize("part", [lambda model: model, lambda model: model[0]], ids=["model", "layer"])
-def test_copies_are_made_outside(copied, part):
-    model, x = network(), torch.randn(4, 9)
-    whole = model(x)
-    with (
-        partnets.subnetwork(model, 1, 1),
-        pytest.raises(RuntimeError, match=r"is subnetwork 1 now; copy or save it outside of partnets\.subnetwork"),
-    ):
-        copied(part(model))
-    assert torch.equal(copied(model)(x), whole)
-
-
-def test_a_state_dict_is_taken_and_loaded_and_a_model_merged_outside():
-    model = network()
-    state = {name: value + 1 for name, value in model.state_dict().items()}
-    with partnets.subnetwork(model, 2):
-        before = [parameter.clone() for parameter in model.parameters()]
-        with pytest.raises(RuntimeError, match=r"is subnetwork 2 now, whose state_dict lacks"):
-            model.load_state_dict(state)
-        assert all(map(torch.equal, model.parameters(), before))
-        with pytest.raises(RuntimeError, match=r"is subnetwork 2 now, whose state_dict lacks"):
-            model.state_dict()
-        with pytest.raises(RuntimeError, match=r"outside of partnets\.subnetwork"):
-            partnets.merge(model, 1)
-        with pytest.raises(RuntimeError, match=r"outside of partnets\.subnetwork"):
-            partnets.finalize(model, "retrain")
-    model.state_dict()
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda model, _: copy.deepcopy(model), COPY),
+        (lambda model, _: copy.deepcopy(model[0]), COPY),
+        (lambda model, _: pickle.loads(pickle.dumps(model)), COPY),
+        (lambda model, _: pickle.loads(pickle.dumps(model[0])), COPY),
+        (lambda model, _: model.state_dict(), STATE),
+        (lambda model, state: model.load_state_dict(state), STATE),
+        (lambda model, _: partnets.merge(model, 1), r"outside of partnets\.subnetwork"),
+        (lambda model, _: partnets.finalize(model, "retrain"), r"outside of partnets\.subnetwork"),
+    ],
+)
+def test_models_are_copied_saved_loaded_and_merged_outside(call, message):
+    model, x = partitioned(), images()
+    state, whole = {name: value + 1 for name, value in model.state_dict().items()}, model(x)
+    with partnets.subnetwork(model, 2), pytest.raises(RuntimeError, match=message):
+        call(model, state)
+    assert torch.equal(model(x), whole)
+    call(partitioned(), partitioned().state_dict())
