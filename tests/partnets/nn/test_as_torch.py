@@ -1,10 +1,14 @@
-"""Drop-in layers and partitioned models behave like torch's: memory formats, inference mode, initial values, seeds."""
+"""Partitioned models behave like torch's: memory formats, inference mode, torch.func, vmap and parametrizations."""
+
+import copy
 
 import pytest
 import torch
 from layers import assert_learns, dense
-from small_network import CASES, PROPORTIONS, perturbed
+from small_network import CASES, PROPORTIONS, images, partitioned, perturbed
 from torch import nn
+from torch.func import functional_call, grad, stack_module_state, vmap
+from torch.nn.utils import parametrizations, prune
 
 import partnets
 
@@ -66,35 +70,6 @@ def test_a_model_is_partitioned_and_used_in_inference_mode():
     assert all(parameter.grad is not None for parameter in model.parameters())
 
 
-@pytest.mark.parametrize("options", [{"groups": 3}, {"padding": "all"}, {"padding_mode": "mirror"}, {"unknown": 1}])
-def test_wrong_constructor_arguments_raise_torchs_errors(options):
-    with pytest.raises((TypeError, ValueError)) as theirs:
-        nn.Conv2d(4, 8, 3, **options)
-    with pytest.raises(theirs.type) as ours:
-        partnets.Conv2d(4, 8, 3, proportions=PROPORTIONS, **options)
-    assert str(ours.value).split(".")[-1] == str(theirs.value).split(".")[-1]
-
-
-def test_a_layer_is_made_on_the_meta_device():
-    for layer in (
-        partnets.Linear(3, 4, device="meta", proportions=PROPORTIONS),
-        partnets.GroupNorm(2, 4, device="meta", proportions=PROPORTIONS),
-        partnets.BatchNorm1d(4, device="meta", proportions=PROPORTIONS),
-    ):
-        assert layer.weight.is_meta and layer.bias_rows.is_meta and layer.bias_rows.shape == (3, 4)
-        assert layer(torch.empty(2, layer.weight.shape[-1], device="meta")).is_meta
-
-
-@pytest.mark.parametrize("make", [partnets.GroupNorm, partnets.LayerNorm, partnets.BatchNorm1d])
-def test_a_norm_without_parameters_is_made_and_computes_the_same(make):
-    name, sizes = make.__name__, (2, 4) if make is partnets.GroupNorm else (4,)
-    none = {"elementwise_affine" if make is partnets.LayerNorm else "affine": False}
-    x = torch.randn(5, 4)
-    ours, theirs = make(*sizes, **none, proportions=PROPORTIONS), getattr(nn, name)(*sizes, **none)
-    assert torch.equal(ours(x), theirs(x)) and not list(ours.parameters())
-    partnets.partition(nn.Sequential(theirs, nn.Linear(4, 2)), PROPORTIONS)
-
-
 NESTED = {
     "jagged": lambda rows: torch.nested.nested_tensor(rows, layout=torch.jagged),
     "strided": torch.nested.nested_tensor,
@@ -119,3 +94,80 @@ def test_nested_and_sparse_inputs_are_those_of_torch(form):
         torch.testing.assert_close(grads[0].to_dense(), grads[1])
         assert_learns(model, twin, k, k)
         model.zero_grad()
+
+
+@pytest.fixture
+def model():
+    return partitioned().double()
+
+
+def inputs():
+    return images().double()
+
+
+def detached(model):
+    return {name: parameter.detach() for name, parameter in model.named_parameters()}
+
+
+@pytest.mark.parametrize(("active", "update"), [case for case in CASES if case[1]])
+def test_gradients_of_a_function_are_those_of_the_subnetworks_parameters(model, active, update):
+    """Check functions of parameters, which take no notice of partitions: they give the whole gradient."""
+    x, twin = inputs(), dense(model, active)
+
+    def loss(parameters, x):
+        return functional_call(model, parameters, x).square().sum()
+
+    with partnets.subnetwork(model, active, update):
+        parameters = detached(model)
+        ours = grad(loss)(parameters, x)
+        each = vmap(grad(lambda parameters, x: loss(parameters, x[None])), (None, 0))(parameters, x)
+    twin(x).square().sum().backward()
+    for name, parameter in twin.named_parameters():
+        torch.testing.assert_close(ours[name], parameter.grad, rtol=1e-10, atol=1e-12)
+        assert each[name].shape == (4, *parameter.shape)
+        torch.testing.assert_close(each[name].sum(0), parameter.grad, rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize("active", [1, 2, 3])
+def test_models_are_stacked_and_called_by_vmap(active):
+    models = [perturbed(partitioned().double(), 0.1) for _ in range(3)]
+    base, x = copy.deepcopy(models[0]).to("meta"), inputs()
+    subnetworks = [partnets.merge(model, active) for model in models]
+    expected = torch.stack([one(x) for one in subnetworks])
+    parameters, buffers = stack_module_state(subnetworks)
+    merged = copy.deepcopy(subnetworks[0]).to("meta")
+    found = vmap(lambda *state: functional_call(merged, state, (x,)))(parameters, buffers)
+    torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
+    if active == 3:
+        parameters, buffers = stack_module_state(models)
+        found = vmap(lambda *state: functional_call(base, state, (x,)))(parameters, buffers)
+        torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("scheme", ["weight", "node"])
+@pytest.mark.parametrize("change", [parametrizations.weight_norm, parametrizations.orthogonal])
+def test_parametrized_layers_are_partitioned_and_no_subnetwork_gets_a_cached_weight_of_another(scheme, change):
+    layers = nn.Sequential(change(nn.Linear(4, 4)), nn.Linear(4, 2)).double()
+    model, x = partnets.partition(layers, (0.5, 0.3, 0.2), scheme=scheme), torch.randn(3, 4, dtype=torch.float64)
+    perturbed(model, 0.1)
+
+    def output(active):
+        with partnets.subnetwork(model, active):
+            return model(x)
+
+    expected = [dense(model, active)(x) for active in (3, 1, 2)]
+    for active, one in zip((3, 1, 2), expected, strict=True):
+        torch.testing.assert_close(output(active), one, rtol=1e-12, atol=1e-12)
+    with nn.utils.parametrize.cached():
+        for active, one in zip((3, 1, 2), expected, strict=True):
+            torch.testing.assert_close(output(active), one, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize(
+    "change", [parametrizations.weight_norm, lambda layer: prune.l1_unstructured(layer, "weight", 0.5)]
+)
+def test_a_weight_that_became_computed_from_others_raises(change):
+    model = nn.Sequential(change(partnets.Linear(4, 3, proportions=(0.5, 0.5), seed=0)))
+    computed = r"the weight of this \w*Linear is computed from other parameters now, .* before partnets\.partition"
+    with pytest.raises(RuntimeError, match=computed), partnets.subnetwork(model, 1):
+        pass
