@@ -6,7 +6,6 @@ from collections import namedtuple
 import numpy
 import pytest
 import torch
-from layers import poison
 from small_network import perturbed
 from torch import nn
 from torch.utils.checkpoint import checkpoint
@@ -27,12 +26,10 @@ PROTOTYPES = torch.ones(2, 3)
 class Network(nn.Module):
     """A model with convolutions, a norm and ψ that returns a named tuple."""
 
-    def __init__(self):
+    def __init__(self, norm):
         super().__init__()
         self.mask = hyper.InputMask(36, temperature=0.7)
-        self.features = nn.Sequential(
-            nn.Conv2d(1, 8, 3), nn.GroupNorm(2, 8), nn.GELU(), nn.Flatten(), nn.Linear(128, 8)
-        )
+        self.features = nn.Sequential(nn.Conv2d(1, 8, 3), norm, nn.GELU(), nn.Flatten(), nn.Linear(128, 8))
         self.scores = nn.Linear(8, 3)
 
     def forward(self, x, *, scale=1.0):
@@ -41,9 +38,11 @@ class Network(nn.Module):
         return Pair(scale * self.scores(features), features)
 
 
-def network(scheme="weight"):
+def network(scheme="weight", norm=None):
     torch.manual_seed(0)
-    model = perturbed(partnets.partition(Network(), PROPORTIONS, scheme=scheme).double().train(), 0.1)
+    dense = Network(norm or nn.GroupNorm(4, 8)).double()
+    options = {"example": images()} if scheme == "nested" else {}
+    model = perturbed(partnets.partition(dense, PROPORTIONS, scheme=scheme, **options).train(), 0.1)
     model.mask.eval()  # no noise, so that passes can be compared
     return model
 
@@ -63,26 +62,17 @@ def gradients(model):
         for k in range(1, num_partitions(model) + 1):
             if (grad := one.gradient(k)) is not None:
                 found[i, k] = (grad if one.is_vector else grad[one.partition.mask(k)]).clone()
-    psi = [
-        parameter
-        for module in model.modules()
-        if isinstance(module, hyper.Hyperparameter)
-        for parameter in module.parameters()
-    ]
-    return found | {("ψ", i): parameter.grad.clone() for i, parameter in enumerate(psi) if parameter.grad is not None}
+    psi = enumerate(hyper.hyperparameters(model))
+    return found | {("ψ", i): parameter.grad.clone() for i, parameter in psi if parameter.grad is not None}
 
 
-def forget(model):
-    model.zero_grad()
-    for one in partitioned_parameters(model):
-        one.clear_gradients()
-
-
-@pytest.mark.cases(usual=2)
-@pytest.mark.parametrize("scheme", ["weight", "node"])
+@pytest.mark.cases(usual=3)
+@pytest.mark.parametrize("norm", [nn.GroupNorm(4, 8), nn.BatchNorm2d(8)], ids=["GroupNorm", "BatchNorm"])
+@pytest.mark.parametrize("scheme", ["weight", "node", "nested"])
 @pytest.mark.parametrize("order", [slice(None), ACTIVE.argsort(stable=True)], ids=["mixed", "sorted"])
-def test_a_mixed_batch_has_the_outputs_and_gradients_of_separate_passes(scheme, order):
-    model, active, update, x = network(scheme), ACTIVE[order], UPDATE[order], images()
+def test_a_mixed_batch_has_the_outputs_gradients_and_statistics_of_separate_passes(scheme, order, norm):
+    model, active, update, x = network(scheme, copy.deepcopy(norm)), ACTIVE[order], UPDATE[order], images()
+    mixed = copy.deepcopy(model)
     expected = [None] * len(x)
     for k in range(1, 4):
         for learns in range(k + 1):
@@ -94,55 +84,14 @@ def test_a_mixed_batch_has_the_outputs_and_gradients_of_separate_passes(scheme, 
                 output = Pair(*(part.detach() for part in output))
                 for row, scores, features in zip(rows, *output, strict=True):
                     expected[row] = torch.cat([scores, features])
-    apart = gradients(model)
-    forget(model)
-    with partnets.subnetwork(model, active=active, update=update):
-        output = model(x, scale=2.0)
+    with partnets.subnetwork(mixed, active=active, update=update):
+        output = mixed(x, scale=2.0)
         losses(output).sum().backward()
     torch.testing.assert_close(torch.cat(output, 1), torch.stack(expected), rtol=1e-12, atol=1e-12)
     assert isinstance(output, Pair)
-    torch.testing.assert_close(gradients(model), apart, rtol=1e-12, atol=1e-12)
-    assert len(apart) == 3 * 8 + 1
-
-
-@pytest.mark.parametrize("scheme", ["weight", "nested"])
-def test_statistics_of_a_mixed_batch_equal_those_of_separate_passes(scheme):
-    torch.manual_seed(0)
-    model = nn.Sequential(nn.Conv2d(1, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Flatten(), nn.Linear(128, 2)).double()
-    x, options = images(), {"example": images()} if scheme == "nested" else {}
-    partnets.partition(model, (0.5, 0.25, 0.25), scheme=scheme, **options)
-    other, output = copy.deepcopy(model), torch.empty(len(x), 2, dtype=x.dtype)
-    for k in (1, 2, 3):
-        with partnets.subnetwork(model, active=k, update=k):
-            part = model(x[rows := ACTIVE.eq(k)])
-            part.square().sum().backward()
-        output[rows] = part.detach()
-    with partnets.subnetwork(other, active=ACTIVE, update=ACTIVE):
-        mixed = other(x)
-        mixed.square().sum().backward()
-    torch.testing.assert_close(mixed, output, rtol=1e-12, atol=1e-12)
-    torch.testing.assert_close(gradients(other), gradients(model), rtol=1e-12, atol=1e-12)
-    torch.testing.assert_close(other.state_dict(), model.state_dict(), rtol=1e-12, atol=1e-12)
-
-
-def test_nothing_passes_from_examples_to_partitions_and_outputs_of_others():
-    found = []
-    for seed in (0, 1):
-        model, x = network(), images()
-        x[UPDATE > 1] += seed
-        if seed:
-            poison(model, 2)
-        first = ACTIVE == 1
-        with partnets.subnetwork(model, active=ACTIVE, update=UPDATE):
-            output = model(x)
-            losses(output)[first].sum().backward()
-        found.append([output.scores[first], output.features[first], *of_first(model)])
-    assert all(map(torch.equal, *found)) and found[0][0].isfinite().all()
-
-
-def of_first(model):
-    """Return the gradients of w_1."""
-    return [gradient for (_, k), gradient in gradients(model).items() if k == 1]
+    torch.testing.assert_close(gradients(mixed), gradients(model), rtol=1e-12, atol=1e-12)
+    assert len(gradients(model)) == 3 * 8 + 1
+    torch.testing.assert_close(mixed.state_dict(), model.state_dict(), rtol=1e-12, atol=1e-12)
 
 
 @pytest.mark.cases(usual=5)
