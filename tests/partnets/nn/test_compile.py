@@ -4,8 +4,7 @@ import copy
 
 import pytest
 import torch
-from layers import dense
-from small_network import CASES, images, partitioned, perturbed
+from small_network import CASES, images, partitioned
 from torch import nn
 from torch._dynamo.testing import CompileCounterWithBackend
 
@@ -83,23 +82,6 @@ def test_steps_of_weights_and_hyperparameters_share_two_graphs():
 
 
 @pytest.mark.full
-def test_a_compiled_model_is_partitioned_as_the_one_inside():
-    model = partitioned()
-    compiled, graphs = counted(model)
-    x = images()
-    for k in (2, 1, 3):
-        expected = dense(model, k)(x)
-        with partnets.subnetwork(compiled, k, 1), torch.no_grad():
-            torch.testing.assert_close(compiled(x), expected)
-            torch.testing.assert_close(model(x), expected)
-        with partnets.subnetwork(model, k, 1), torch.no_grad():
-            torch.testing.assert_close(compiled(x), expected)
-    with torch.no_grad():  # outside of a subnetwork
-        torch.testing.assert_close(compiled(x), dense(model, 3)(x))
-    assert graphs.frame_count == 1
-
-
-@pytest.mark.full
 def test_the_backward_pass_of_another_subnetwork_raises():
     model = partitioned()
     compiled, _ = counted(model)
@@ -127,16 +109,3 @@ def test_layers_that_were_compiled_before_are_partitioned_and_those_wrapped_afte
         with partnets.subnetwork(model, k):
             expected = model(x)
         torch.testing.assert_close(partnets.merge(model, active=k)(x), expected)
-
-
-@pytest.mark.full
-def test_modules_of_other_classes_compile_without_a_break():
-    layers = nn.Linear(8, 8), partnets.nn.Scale(), nn.PReLU(), partnets.nn.Bias()
-    model = perturbed(partnets.partition(nn.Sequential(*layers), (0.5, 0.3, 0.2)), 0.1)
-    compiled, graphs = counted(model)
-    x = torch.randn(4, 8)
-    for k in (1, 2, 3):
-        expected = dense(model, k)(x)
-        with partnets.subnetwork(model, k, k):
-            torch.testing.assert_close(compiled(x), expected)
-    assert graphs.frame_count == 1

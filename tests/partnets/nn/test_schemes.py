@@ -5,7 +5,6 @@ import torch
 from torch import nn
 
 import partnets
-from partnets.subnetworks.state import partitioned_modules
 
 PROPORTIONS = (0.5, 0.25, 0.25)
 # A layer, one of its weights, and how to get each output's weights from it: [outputs, ...].
@@ -42,10 +41,3 @@ def test_both_weights_of_a_recurrent_layer_have_the_same_partitions():
     for suffix in ("l0", "l0_reverse", "l1", "l1_reverse"):
         assert torch.equal(owners[f"weight_ih_{suffix}"], owners[f"weight_hh_{suffix}"])
     assert not torch.equal(owners["weight_ih_l0"], owners["weight_ih_l0_reverse"])
-
-
-def test_an_unknown_scheme_raises_and_changes_nothing():
-    model = nn.Sequential(nn.Linear(4, 8))
-    with pytest.raises(ValueError, match=r"scheme='nodes'; pass .*'weight', 'node'"):
-        partnets.partition(model, PROPORTIONS, scheme="nodes")
-    assert not partitioned_modules(model)
