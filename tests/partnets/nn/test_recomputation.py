@@ -46,15 +46,15 @@ def test_checkpoints_allow_in_place_changes_of_layer_outputs(norm):
         assert_equal(gradients(last(checkpoint(first, x, use_reentrant=False)), model, x), expected)
 
 
-@pytest.mark.parametrize("inside", [False, True])
+@pytest.mark.parametrize(("inside", "reentrant"), [(False, False), (False, True), (True, True)])
 @pytest.mark.parametrize(("active", "update"), [(1, 1), (2, 2), (3, None), (3, 2)])
-def test_a_backward_pass_outside_raises_and_leaves_gradients_as_they_were(active, update, inside):
+def test_a_backward_pass_outside_raises_and_leaves_gradients_as_they_were(active, update, inside, reentrant):
     """Check checkpoints around the model, and reentrant ones of its layers."""
     model, x = partitioned(), images().requires_grad_()
     if inside:
         model.forward = lambda x: model[4:](checkpoint(model[:4], x, use_reentrant=True))
     with partnets.subnetwork(model, active, update):
-        y = model(x) if inside else checkpoint(model, x, use_reentrant=False)
+        y = model(x) if inside else checkpoint(model, x, use_reentrant=reentrant)
     with pytest.raises(RuntimeError, match=f"computed by subnetwork active={active}, update={update}, "):
         y.sum().backward()
     assert all(parameter.grad is None for parameter in model.parameters()) and x.grad is None
