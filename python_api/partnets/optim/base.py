@@ -48,7 +48,7 @@ class Entries:
 
 
 class PartitionedOptimizer(torch.optim.Optimizer):
-    """The base class of optimisers. A subclass defines check, moments, and step_entries or step_all.
+    """The base class of optimisers. A subclass defines check, moments, step_all and torchs.
 
     Each entry belongs to one partition, so each moment is one tensor: shaped like a weight, or like the rows [C, ...]
     of a vector. A step changes the entries of one partition, in the parameter and in its state; all others keep their
@@ -296,24 +296,7 @@ class PartitionedOptimizer(torch.optim.Optimizer):
         return None
 
     def step_all(self, entries: Entries, grads: Sequence[Tensor], update: int, group: dict) -> None:
-        """Step one partition of several parameters, with a gradient for each."""
-        for i, (parameter, grad) in enumerate(zip(entries.parameters, grads, strict=True)):
-            moments = [each[i] for each in entries.moments]
-            tensors = [parameter, grad, *moments]
-            self.step_entries(tensors, entries.states[i], entries.partitions[i], update, group)
-
-    def step_entries(
-        self, tensors: list[Tensor], state: dict, partition: Partition | None, update: int, group: dict
-    ) -> None:
-        """Step one partition of a parameter.
-
-        Args:
-            tensors: the parameter, its gradient and its moments; all of their entries are stepped if partition is None.
-            state: the parameter's state.
-            partition: the partition of a weight; None for rows of vectors and if one partition owns all of a weight.
-            update: the number of the partition that is stepped.
-            group: the settings.
-        """
+        """Step partition `update` of several parameters, with a gradient for each and the settings of their group."""
         raise NotImplementedError
 
     def settings_of(self, group: dict, update: int) -> dict:

@@ -21,15 +21,13 @@ LEAST = 1e-17
 OTHERWISE = (torch.optim.ASGD, torch.optim.Rprop)
 
 
-def step(
-    optimizer: type[torch.optim.Optimizer], tensor: Tensor, grad: Tensor, state: dict | None, settings: dict
-) -> dict:
+def step(optimizer: type[torch.optim.Optimizer], tensor: Tensor, grad: Tensor, state: dict, settings: dict) -> dict:
     """Step all entries of a tensor in place, as an optimiser of this class does.
 
     Args:
         optimizer: the class.
         tensor, grad: tensors of one shape; the tensor's grad is replaced.
-        state: the state that the last call for these entries returned; None for their first step.
+        state: the state that the last call for these entries returned; empty for their first step.
         settings: the settings of the optimiser's group, by name.
 
     Returns:
@@ -37,13 +35,13 @@ def step(
 
     Example:
         >>> x = torch.zeros(2)
-        >>> state = step(torch.optim.SGD, x, torch.ones(2), None, {"lr": 0.5, "momentum": 0.9})
+        >>> state = step(torch.optim.SGD, x, torch.ones(2), {}, {"lr": 0.5, "momentum": 0.9})
         >>> x, state
         (tensor([-0.5000, -0.5000]), {'momentum_buffer': tensor([1., 1.])})
     """
     tensor.grad = grad
     one = make(optimizer, tensor, settings)
-    if state is not None:
+    if state:
         one.state[tensor] = state
     one.step()
     return one.state[tensor]
@@ -73,7 +71,7 @@ def check(optimizer: type[torch.optim.Optimizer], settings: dict, device: torch.
         return torch.randn(SHAPE, generator=generator, dtype=torch.float64, device="cpu").to(device)
 
     whole, mask = draw(), draw() > 0
-    masks, parts, states = (mask, ~mask), (whole[mask], whole[~mask]), [None, None]
+    masks, parts, states = (mask, ~mask), (whole[mask], whole[~mask]), [{}, {}]
     settings, names = settings | {"lr": LR}, []
     reference = make(optimizer, whole, settings)
     try:
@@ -153,17 +151,15 @@ def differentiable_step(
     if is_still := not issubclass(optimizer, OTHERWISE) and told.get("lr") == 0:
         told["lr"] = 1.0
     tensor = entries.clone()
-    one = make(optimizer, tensor, {name: told[name] for name in told.keys() & {*known, *settings}})
-    tensor.grad = grad + LEAST
-    if state:
-        one.state[tensor] = state
-    one.step()
+    state = step(
+        optimizer, tensor, grad + LEAST, state, {name: told[name] for name in told.keys() & {*known, *settings}}
+    )
     if is_still:
-        return entries + (0.0 if rate is None else rate) * (tensor - entries), one.state[tensor]
+        return entries + (0.0 if rate is None else rate) * (tensor - entries), state
     if rate is None:
-        return tensor, one.state[tensor]
+        return tensor, state
     # Few optimisers take a tensor as their rate; the steps of all are proportional to it.
-    return entries + (rate / rate.detach()) * (tensor - entries), one.state[tensor]
+    return entries + (rate / rate.detach()) * (tensor - entries), state
 
 
 def make(optimizer: type[torch.optim.Optimizer], tensor: Tensor, settings: dict) -> torch.optim.Optimizer:

@@ -73,29 +73,28 @@ class PerPartition(PartitionedOptimizer):
         # 'step' when it loads a state, and casts all else to the parameter's.
         return torch.zeros(self.num_partitions, 1 + len(self._numbers(group)), dtype=torch.float64, device="cpu")
 
-    def step_entries(self, tensors, state, partition, update, group):
-        settings, names, steps = self.settings_of(group, update), self.moments(group), state["step"][update - 1]
-        if partition is None:
-            packed = [tensor.detach() for tensor in tensors]
-        else:
-            packed = [gather_entries(tensor, partition, update) for tensor in tensors]
-        entries, grad, *moments = packed
-        before = self._of_partition(moments, steps, group)
-        after = entrywise.step(self.steps_by, entries, grad, before or None, settings)
-        new = [entries, *(after[name] for name in names)]
-        for whole, part in zip([tensors[0], *tensors[2:]], new, strict=True):
+    def step_all(self, entries, grads, update, group):
+        tensors = zip(entries.parameters, grads, *entries.moments, strict=True)
+        for each, state, partition in zip(tensors, entries.states, entries.partitions, strict=True):
             if partition is None:
-                whole.copy_(part)
+                packed = [tensor.detach() for tensor in each]
             else:
-                scatter_entries(whole, partition, update, part)
-        steps.copy_(torch.tensor([steps[0] + 1, *(float(after[name]) for name in self._numbers(group))]))
+                packed = [gather_entries(tensor, partition, update) for tensor in each]
+            values, grad, *moments = packed
+            optimizer, settings, before = self.torchs(moments, state, update, group)
+            after = entrywise.step(optimizer, values, grad, before, settings)
+            whole, _, *own = each
+            for tensor, part in zip([whole, *own], [values, *map(after.get, self.moments(group))], strict=True):
+                if partition is None:
+                    tensor.copy_(part)
+                else:
+                    scatter_entries(tensor, partition, update, part)
+            steps = state["step"][update - 1]
+            steps.copy_(torch.tensor([steps[0] + 1, *(float(after[name]) for name in self._numbers(group))]))
 
     def torchs(self, moments, state, update, group):
-        return (
-            self.steps_by,
-            self.settings_of(group, update),
-            self._of_partition(moments, state["step"][update - 1], group),
-        )
+        before = self._of_partition(moments, state["step"][update - 1], group)
+        return self.steps_by, self.settings_of(group, update), before
 
     def __getstate__(self):
         return {**super().__getstate__(), "steps_by": self.steps_by}
