@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -22,7 +23,15 @@ from partnets.training.step import (
     parameters_of,
     training_only,
 )
-from partnets.training.unrolled import Averaged, InnerSteps, accumulated, alone, check_all_finite, leaving_nothing
+from partnets.training.unrolled import (
+    Averaged,
+    InnerSteps,
+    accumulated,
+    added,
+    alone,
+    check_all_finite,
+    leaving_nothing,
+)
 from partnets.utils.checks import check_at_least
 from partnets.utils.modules import evaluating, modules_of
 from partnets.utils.solvers import conjugate_gradients, neumann
@@ -58,8 +67,8 @@ class Lookahead:
         check_at_least(1, steps=self.steps)
 
     def gradients(self, inner: InnerSteps, batches: Sequence[Any], judged: Callable) -> tuple[Tensor, list, list]:
-        for number, batch in enumerate(batches, 1):
-            inner.step(batch, is_last=number == len(batches))
+        for batch in batches:
+            inner.step(batch)
         value, by_weights, direct = judged()
         return value, inner.back(by_weights), direct
 
@@ -286,14 +295,34 @@ def step_lookahead(
                 f"{type(module).__name__} detaches the values that it computes weights from, which finite differences"
                 " would ignore; pass Lookahead(exact=True) for it."
             )
+    # ψ by technique; a parameter of two modules belongs to the first one.
+    own, left = defaultdict(list), {parameter: None for parameter in learning if parameter.requires_grad}
+    for module, one in chosen.items():
+        if one is not None:
+            own[one] += [parameter for parameter in module.parameters() if parameter in left]
+            left = {parameter: None for parameter in left if parameter not in set(module.parameters())}
+    off = [module for module, one in chosen.items() if one is not None]
+    off += [module for module in training_only(model) if module not in chosen]
     hyper_optimizer.zero_grad()
     values = []
     for k, (unseen, seen) in batches.items():
         if len(seen) != strategy.seen:
             raise ValueError(f"there are {len(seen)} batches of D_1:{k - 1}, but {strategy.seen} steps to look ahead.")
-        options = {"clip": clip, "averaged": averaged}
-        value, found = _gradients(model, optimizer, k - 1, unseen, seen, loss, hyper_loss, chosen, learning, **options)
-        values.append(weights[k] * value)
+        found: dict[nn.Parameter, Tensor] = {}
+        losses = []
+        if left:
+            with hyper_learning(model, k), penalties(), evaluating(*off):
+                value, gradients = accumulated(hyper_loss, unseen, list(left))
+                losses.append(check_all_finite(value, averaged, "a step of ψ"))
+            found |= zip(left, gradients, strict=True)
+        with leaving_nothing(model):
+            for one, psi in own.items():
+                inner = InnerSteps(model, optimizer, k - 1, loss, psi, one.exact, clip, averaged)
+                judged = functools.partial(inner.judged, unseen, hyper_loss, psi, off)
+                value, through, of_forward = one.gradients(inner, seen[: one.steps], judged)
+                losses.append(check_all_finite(value, averaged, "a step of ψ"))
+                found |= zip(psi, added(through, of_forward), strict=True)
+        values.append(weights[k] * losses[0])
         for parameter, gradient in zip(learning, averaged([found.get(one) for one in learning], learning), strict=True):
             if gradient is not None:
                 gradient = weights[k] * gradient
@@ -303,54 +332,6 @@ def step_lookahead(
     hyper_optimizer.step()
     outdate_statistics(model)
     return sum(values)
-
-
-def _gradients(
-    model: nn.Module,
-    optimizer: PartitionedOptimizer,
-    k: int,
-    unseen: Any,
-    seen: Sequence[Any],
-    loss: Callable[[Any], Tensor],
-    hyper_loss: Callable[[Any], Tensor],
-    chosen: Mapping[Hyperparameter, Technique | None],
-    learning: Sequence[nn.Parameter],
-    clip: float | None,
-    averaged: Averaged,
-) -> tuple[Tensor, dict[nn.Parameter, Tensor]]:
-    """Return the loss of subnetwork k on a batch of D_k+1, over all ranks, and this rank's gradients of ψ.
-
-    The loss is at the current weights if some of ψ learns directly, otherwise at those of the first technique.
-    """
-    off = [module for module, one in chosen.items() if one is not None]
-    off += [module for module in training_only(model) if module not in chosen]
-    own: dict[Technique, list[nn.Parameter]] = {}
-    left = {parameter: None for parameter in learning if parameter.requires_grad}  # a dict keeps the order
-    for module, one in chosen.items():
-        if one is not None:
-            mine = [parameter for parameter in module.parameters() if parameter in left]
-            own.setdefault(one, []).extend(mine)
-            for parameter in mine:  # another module may have the same parameter
-                left.pop(parameter, None)
-    direct = list(left)
-    found: dict[nn.Parameter, Tensor] = {}
-    value = None
-    if direct:
-        with hyper_learning(model, k + 1), penalties(), evaluating(*off):
-            value, gradients = accumulated(hyper_loss, unseen, direct)
-            value = check_all_finite(value, averaged, "a step of ψ")
-            found = {p: by for p, by in zip(direct, gradients, strict=True) if by is not None}
-    with leaving_nothing(model):
-        for one, psi in own.items():
-            inner = InnerSteps(model, optimizer, k, loss, psi, one.exact, clip, averaged)
-            judged = functools.partial(inner.judged, unseen, hyper_loss, psi, off)
-            after, through, of_forward = one.gradients(inner, seen[: one.steps], judged)
-            after = check_all_finite(after, averaged, "a step of ψ")
-            value = after if value is None else value
-            for parameter, gradient in [*zip(psi, through, strict=True), *zip(psi, of_forward, strict=True)]:
-                if gradient is not None:
-                    found[parameter] = found[parameter] + gradient if parameter in found else gradient
-    return value, found
 
 
 def _check_gradients(model: nn.Module, learning: Sequence[nn.Parameter]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -26,9 +27,8 @@ from partnets.utils.twice import twice_differentiable
 Compute = Callable[[Any], Tensor]
 # averaged(tensors, like): the means of tensors over ranks, with the shapes of like; None is 0 unless all ranks have it.
 Averaged = Callable[[Sequence[Tensor | None], Sequence[Tensor]], list[Tensor | None]]
-# For each parameter: a tensor like PartitionedParameter.stored; or its packed entries in the partition.
-Whole = list[Tensor]
-Packed = list[Tensor]
+# For each parameter its packed entries in partition k; None is 0.
+Packed = Sequence[Tensor | None]
 # The Euclidean norm by which finite differences move the weights, by the size of their dtype in bytes.
 MOVES = {8: 1e-4, 4: 1e-2}
 # The constant that torch's clipping adds to a norm.
@@ -39,21 +39,16 @@ class Taken(NamedTuple):
     """A step of w_k, with the values that its backward pass needs.
 
     Attributes:
-        weights: the weights before the step.
-        gradients: the gradients of the training loss with their graph; None for finite differences.
-        slopes: the gradients' entries in the partition; None for parameters without a gradient.
-        batch, noise: the batch, and the random states before the gradients were computed.
-        states: the optimiser's states of the partition's entries before the step; None for its current states.
-        kept: the statistics before the step, from held_statistics; None for exact second derivatives.
+        entries, states: the weights and each parameter's optimiser state before the step; None for the present ones.
+        slopes: the gradient of the training loss; None for parameters without a gradient.
+        products: products(vectors, wanted) returns this rank's derivatives, by the tensors `wanted`, of the sum of its
+            gradient times `vectors`.
     """
 
-    weights: Whole
-    gradients: list[Tensor | None] | None
-    slopes: list[Tensor | None]
-    batch: Any
-    noise: dict
-    states: list[dict] | None
-    kept: list[tuple] | None
+    entries: Packed | None
+    states: list[dict | None]
+    slopes: Packed
+    products: Callable
 
 
 def alone(tensors: Sequence[Tensor | None], like: Sequence[Tensor]) -> list[Tensor | None]:
@@ -89,7 +84,7 @@ def accumulated(
         value = value if weight == 1 else weight * value
         values.append(value.detach())
         if value.requires_grad:
-            found = _added(found, torch.autograd.grad(value, wanted, create_graph=graph, allow_unused=True))
+            found = added(found, torch.autograd.grad(value, wanted, create_graph=graph, allow_unused=True))
     return sum(values[1:], values[0]), found
 
 
@@ -152,34 +147,39 @@ class InnerSteps:
                 "the model is sharded, but a step of ψ that looks ahead needs whole weights on each rank; train on one"
                 " rank, or compare a few values by their L_ML."
             )
-        self.weights: Whole = [owner.stored for owner in self.owners]
-        self.present = self.weights
-        self.states: list[dict] | None = None
+        self.stored = [owner.stored.detach() for owner in self.owners]
+        # The weights and states after the steps, as in Taken.
+        self.entries: Packed | None = None
+        self.states: list[dict | None] = [None] * len(self.parameters)
         modules = partitioned_modules(model)
         norms = [module for module in modules if is_norm(state_of(module))]
         self.statistics = [tensor for _, _, tensor, _ in held_statistics(norms, rows=True)]
         self.others = [module for module in modules if not is_norm(state_of(module))]
         self.taken: list[Taken] = []
 
-    def step(self, batch: Any, is_last: bool = False) -> None:
-        """Take a step of w_k; do not keep the optimiser's states after the last step."""
-        noise = get_state(device_of(self.model))
-        kept = None if self.exact else []
-        gradients = self._gradients(batch, self.weights, self.parameters, graph=self.exact, kept=kept)
+    def step(self, batch: Any) -> None:
+        """Take a step of w_k."""
+        began = None if self.exact else (get_state(device_of(self.model)), held_statistics(self.others, rows=True))
+        gradients = self._gradients(batch, self.entries, self.parameters)
         slopes = self._averaged(self._packed(gradients))
-        graphs = gradients if self.exact else None
-        self.taken.append(Taken(self.weights, graphs, slopes, batch, noise, self.states, kept))
-        del gradients
-        factor, states = self._factor(slopes), []
-        weights = [weight.detach().clone() for weight in self.weights]
-        for i, slope in enumerate(slopes):
-            entries = self._take(i, self.weights[i])
-            with torch.no_grad():
-                before = None if self.states is None else self.states[i]
-                entries, state = self._stepped(i, entries, None if slope is None else factor * slope, before)
-            self.owners[i].put(weights[i], self.k, entries)
-            states.append({} if is_last else state)
-        self.weights, self.states = weights, states
+        if self.exact:
+            products = partial(self._second, self.entries, gradients)
+        else:
+            products = partial(self._difference, batch, self.entries, slopes, began)
+        self.taken.append(Taken(self.entries, self.states, slopes, products))
+        del gradients, products
+        factor, entries, states = self._factor(slopes), [], []
+        with torch.no_grad():
+            for i, slope in enumerate(slopes):
+                slope = None if slope is None else factor * slope
+                after, state = self._stepped(i, self._before(i, self.entries), slope, self.states[i])
+                entries.append(after)
+                states.append(state)
+        self.entries, self.states = entries, states
+
+    def _before(self, i: int, entries: Packed | None) -> Tensor:
+        """Return a parameter's entries as a leaf, the model's present ones if entries is None."""
+        return _leaf(self.owners[i].take(self.stored[i], self.k) if entries is None else entries[i])
 
     def _stepped(self, i: int, entries: Tensor, slope: Tensor | None, state: dict | None) -> tuple[Tensor, dict]:
         """Return a parameter's entries and optimiser state after a step; a state of None is the present one."""
@@ -191,11 +191,11 @@ class InnerSteps:
             return entries * 1 if rate is None else entries + 0 * rate, state
         return differentiable_step(optimizer, settings, state, entries, slope, rate)
 
-    def _factor(self, slopes: list[Tensor | None]) -> float:
+    def _factor(self, slopes: Packed) -> float:
         """Return the factor by which clipping scales the gradient, as torch.nn.utils.clip_grad_norm_ does."""
         return 1.0 if self.clip is None else min(1.0, self.clip / (_norm(slopes) + CLIPPED))
 
-    def _unclipped(self, slopes: list[Tensor | None], by_slopes: list[Tensor | None]) -> list[Tensor | None]:
+    def _unclipped(self, slopes: Packed, by_slopes: Packed) -> Packed:
         """Convert derivatives with respect to the clipped gradient to those with respect to the gradient."""
         if (factor := self._factor(slopes)) == 1:
             return by_slopes
@@ -207,8 +207,9 @@ class InnerSteps:
     def judged(
         self, batch: Any, loss: Compute, psi: Sequence[nn.Parameter], training_only: Iterable[nn.Module]
     ) -> tuple[Tensor, Packed, list[Tensor | None]]:
-        """Return the loss after the steps, its gradient of w_k, and this rank's direct gradient of ψ."""
-        with self._computing(self.weights), evaluating(*training_only), penalties():
+        """Return the loss after all steps, its gradient of w_k, and this rank's direct gradient of ψ."""
+        self.states = []  # no step needs them any more
+        with self._computing(self.entries), evaluating(*training_only), penalties():
             value, found = accumulated(loss, batch, [*self.parameters, *psi])  # recomputes checkpoints
         by_weights, by_psi = found[: len(self.parameters)], found[len(self.parameters) :]
         return value, self._averaged(self._packed(by_weights, zeros=True)), by_psi
@@ -219,29 +220,27 @@ class InnerSteps:
         The mean over ranks is the gradient; terms that are the same on all ranks are part of each.
         """
         total: list[Tensor | None] = [None] * len(self.psi)
-        by_states: list[dict] = [{} for _ in self.parameters]
-        self.weights = []
+        by_entries, by_states = list(by_weights), [{} for _ in self.parameters]
+        self.entries = None
         while self.taken:
-            one, by_entries, by_slopes = self.taken.pop(), [], []
+            one, by_slopes = self.taken.pop(), []
             factor = self._factor(one.slopes)
             for i, slope in enumerate(one.slopes):
-                entries = self._take(i, one.weights[i]).clone().requires_grad_()
-                slope = None if slope is None else (factor * slope).requires_grad_()
-                state = None if one.states is None else {name: _leaf(value) for name, value in one.states[i].items()}
+                entries, slope = self._before(i, one.entries), None if slope is None else _leaf(factor * slope)
+                state = None if one.states[i] is None else {name: _leaf(value) for name, value in one.states[i].items()}
                 after, state_after = self._stepped(i, entries, slope, state)
-                moments = {n: v for n, v in (state or {}).items() if isinstance(v, Tensor) and v.requires_grad}
-                outputs = [after, *(state_after[name] for name in by_states[i])]
-                wanted = [entries, *([] if slope is None else [slope]), *moments.values(), *self.psi]
-                given = [by_weights[i], *by_states[i].values()]
-                found = iter(torch.autograd.grad(outputs, wanted, given, allow_unused=True))
-                by_entries.append(next(found))
-                by_slopes.append(None if slope is None else next(found))
-                by_states[i] = {name: by for name in moments if (by := next(found)) is not None}
-                total = _added(total, [*found])
-            further = bool(self.taken)
-            mixed, through = self._second(one, self._unclipped(one.slopes, by_slopes), further)
-            by_weights = [by if more is None else by + more for by, more in zip(by_entries, through, strict=True)]
-            total = _added(total, mixed)
+                outputs, given = [after, *map(state_after.get, by_states[i])], [by_entries[i], *by_states[i].values()]
+                wanted = [entries, slope, *self.psi, *(state or {}).values()]
+                found = _derivatives(outputs, wanted, given)
+                by_entries[i], by_slope, *by_psi = found[: 2 + len(self.psi)]
+                by_slopes.append(by_slope)
+                by_states[i] = dict(zip(state or {}, found[2 + len(self.psi) :], strict=True))
+                total = added(total, by_psi)
+            wanted = [*self.psi, *(self.parameters if self.taken else ())]
+            found = one.products(self._unclipped(one.slopes, by_slopes), wanted)
+            total = added(total, found[: len(self.psi)])
+            if self.taken:
+                by_entries = added(by_entries, self._averaged(self._packed(found[len(self.psi) :])))
         return total
 
     def solved(self, batch: Any, by_weights: Packed, solve: Callable, damping: float) -> list[Tensor | None]:
@@ -253,120 +252,101 @@ class InnerSteps:
             solve: solve(product, right) returns x with H x = right, where H is the Hessian of the training loss in w_k.
             damping: a number added to the diagonal of H.
         """
-        gradients = self._gradients(batch, self.weights, self.parameters, graph=True)
+        gradients = self._gradients(batch, self.entries, self.parameters)
+        products = partial(self._second, self.entries, gradients)
         lengths = [len(entries) for entries in by_weights]
 
         def product(vector: Tensor) -> Tensor:
-            found = _products(gradients, self.parameters, self._spread(vector.split(lengths)))
+            found = products(vector.split(lengths), self.parameters)
             return torch.cat(self._averaged(self._packed(found, zeros=True))) + damping * vector
 
-        with self._computing(self.weights):
+        with self._computing(self.entries):
             solution = solve(product, torch.cat(by_weights))
-            found = _products(gradients, self.psi, self._spread(solution.split(lengths)))
+            found = products(solution.split(lengths), self.psi)
         return [None if by is None else -by for by in found]
 
-    def _second(self, one: Taken, by_slopes: list[Tensor | None], further: bool) -> tuple[list, list]:
-        """Return the derivatives of by_slopes times the training loss's gradient, by ψ and, if further, by w_k."""
-        wanted = [*self.psi, *(self.parameters if further else [])]
-        if self.exact:
-            with self._computing(one.weights):
-                found = _products(one.gradients, wanted, self._spread(by_slopes))
-        else:
-            found = self._difference(one, by_slopes, wanted)
-        by_psi, by_weights = found[: len(self.psi)], found[len(self.psi) :]
-        if not further:
-            return by_psi, [None] * len(self.parameters)
-        return by_psi, self._averaged(self._packed(by_weights))
+    def _second(
+        self, entries: Packed | None, gradients: list[Tensor | None], vectors: Packed, wanted: list[Tensor]
+    ) -> list[Tensor | None]:
+        """Return the products of a gradient by its graph."""
+        with self._computing(entries):
+            return _derivatives(gradients, wanted, self._spread(vectors), retain=True)
 
-    def _difference(self, one: Taken, by_slopes: list[Tensor | None], wanted: list[Tensor]) -> list[Tensor | None]:
-        """Return the same derivatives by two gradients of the training loss, with the original noise (Liu et al. 2019).
+    def _difference(
+        self,
+        batch: Any,
+        entries: Packed | None,
+        slopes: Packed,
+        began: tuple[dict, list[tuple]],
+        vectors: Packed,
+        wanted: list[Tensor],
+    ) -> list[Tensor | None]:
+        """Return the products of a gradient by two more, with the original noise and statistics (Liu et al. 2019).
 
         Weights with a gradient of 0, such as words that no example has, are not moved, as their gradient is 0 for all
         ψ. Adam would move them the farthest, and the others by too little for the difference.
         """
-        pairs = zip(by_slopes, one.slopes, strict=True)
-        by_slopes = [None if by is None else by * (slope != 0) for by, slope in pairs]
-        if not (length := _norm(by_slopes)):
-            return [None if all(by is None for by in by_slopes) else torch.zeros_like(one) for one in wanted]
-        move = min(MOVES[each.itemsize] for each in one.weights) / length
-        found = []
+        vectors = [None if by is None else by * (slope != 0) for by, slope in zip(vectors, slopes, strict=True)]
+        if not (length := _norm(vectors)):
+            return [None if all(by is None for by in vectors) else torch.zeros_like(one) for one in wanted]
+        entries = self._present() if entries is None else entries
+        move = min(MOVES[each.itemsize] for each in entries) / length
+        found, (noise, statistics) = [], began
         for sign in (1, -1):
-            moved = [weight.detach().clone() for weight in one.weights]
-            for i, direction in enumerate(by_slopes):
-                if direction is not None:
-                    entries = self._take(i, moved[i]).add(direction, alpha=sign * move)
-                    self.owners[i].put(moved[i], self.k, entries)
+            pairs = zip(entries, vectors, strict=True)
+            moved = [one if by is None else one.add(by, alpha=sign * move) for one, by in pairs]
             with preserved(device := device_of(self.model)):
-                set_state(one.noise, device)
-                found.append(self._gradients(one.batch, moved, wanted, kept=one.kept))
+                set_state(noise, device)
+                put_back(statistics)
+                found.append(self._gradients(batch, moved, wanted))
         return [
             None if plus is None or minus is None else (plus - minus) / (2 * move)
             for plus, minus in zip(*found, strict=True)
         ]
 
-    def _gradients(
-        self,
-        batch: Any,
-        weights: Whole,
-        wanted: Sequence[Tensor],
-        graph: bool = False,
-        kept: list[tuple] | None = None,
-    ) -> list:
-        """Return the gradients of the training loss of subnetwork k with these weights.
-
-        Args:
-            batch, weights: the batch, and the weights of all partitions.
-            wanted: the tensors to differentiate by.
-            graph: whether gradients have a graph.
-            kept: the statistics of modules other than norms to begin with; if empty, the present ones are stored in it.
-        """
-        with self._computing(weights):
-            if kept:
-                put_back(kept)
-            elif kept is not None:
-                kept[:] = held_statistics(self.others)
-            total, found = accumulated(lambda part: penalised(self.loss, part)[1], batch, wanted, graph)
+    def _gradients(self, batch: Any, entries: Packed | None, wanted: list[Tensor]) -> list[Tensor | None]:
+        """Return the gradients of the training loss of subnetwork k with these weights, with a graph if `exact`."""
+        with self._computing(entries):
+            total, found = accumulated(lambda part: penalised(self.loss, part)[1], batch, wanted, self.exact)
             check_all_finite(total, self.averaged, "a step of the weights that a step of ψ looks through")
             return found
 
     @contextmanager
-    def _computing(self, weights: Whole) -> Iterator[None]:
-        """Set the model to subnetwork k with these weights in the context; w_k learns.
+    def _computing(self, entries: Packed | None) -> Iterator[None]:
+        """Set the model to subnetwork k with these weights, if they are not None, in the context; w_k learns.
 
         Autograd does not see these writes, so a graph must be differentiated with the weights that it has seen.
         """
-        before = [] if weights is self.present else [tensor.detach().clone() for tensor in self.present]
+        before = None if entries is None else self._present()
         functions = twice_differentiable() if self.exact else nullcontext()
         # Graphs have saved running statistics too, which backward passes in training mode do not read.
-        written = (*self.parameters, *self.present, *self.statistics)
+        written = (*self.parameters, *self.stored, *self.statistics)
         with torch.autograd._unsafe_preserve_version_counter(written):
             try:
-                if before:
-                    self._set(weights)
+                self._set(entries)
                 with subnetwork(self.model, self.k, self.k, hyper=True), functions:
                     yield
             finally:
-                if before:
-                    self._set(before)
+                self._set(before)
         noted(self.owners)
 
     @torch.no_grad()
-    def _set(self, weights: Whole) -> None:
-        """Write weights into the model."""
-        for owner, tensor, weight in zip(self.owners, self.present, weights, strict=True):
-            tensor.data.copy_(weight)
+    def _set(self, entries: Packed | None) -> None:
+        """Write the weights of partition k into the model, if they are not None."""
+        if entries is None:
+            return
+        for owner, tensor, values in zip(self.owners, self.stored, entries, strict=True):
+            owner.put(tensor.data, self.k, values)
             owner.combine(owner.parameter.data)
         torch.clear_autocast_cache()  # it has the previous weights
 
-    def _averaged(self, packed: Sequence[Tensor | None]) -> list[Tensor | None]:
-        """Return the means over ranks of entries of w_k."""
-        if self.averaged is alone:
-            return list(packed)
-        return self.averaged(packed, [self._take(i, tensor) for i, tensor in enumerate(self.present)])
+    def _present(self) -> list[Tensor]:
+        """Return copies of the model's entries of w_k."""
+        return [owner.take(stored, self.k).clone() for owner, stored in zip(self.owners, self.stored, strict=True)]
 
-    def _take(self, i: int, tensor: Tensor) -> Tensor:
-        """Return the entries of w_k of a parameter's tensor, detached."""
-        return self.owners[i].take(tensor.detach(), self.k)
+    def _averaged(self, packed: Packed) -> list[Tensor | None]:
+        """Return the means over ranks of entries of w_k."""
+        return list(packed) if self.averaged is alone else self.averaged(packed, self._present())
 
     def _packed(self, gradients: Sequence[Tensor | None], zeros: bool = False) -> list[Tensor | None]:
         """Return the entries of w_k of gradients, detached; with zeros, zeros instead of None."""
@@ -379,7 +359,7 @@ class InnerSteps:
             packed.append(by)
         return packed
 
-    def _spread(self, entries: Sequence[Tensor | None]) -> list[Tensor]:
+    def _spread(self, entries: Packed) -> list[Tensor]:
         """Return tensors of the parameters' shapes with these entries of w_k and zeros elsewhere; None gives zeros."""
         found = [torch.zeros_like(parameter) for parameter in self.parameters]
         for one, owner, values in zip(found, self.owners, entries, strict=True):
@@ -390,27 +370,36 @@ class InnerSteps:
         return found
 
 
-def _norm(tensors: Iterable[Tensor | None]) -> float:
+def _norm(tensors: Packed) -> float:
     """Return the Euclidean norm of all tensors."""
     norms = [tensor.double().norm() for tensor in tensors if tensor is not None]
     return torch.stack(norms).norm().item() if norms else 0.0
 
 
-def _products(outputs: list[Tensor | None], wanted: list[Tensor], given: Whole) -> list[Tensor | None]:
-    """Return the derivatives of the sum of outputs times `given`, over outputs that require a gradient."""
-    pairs = [(one, by) for one, by in zip(outputs, given, strict=True) if one is not None and one.requires_grad]
-    if not pairs:
+def _derivatives(
+    outputs: Sequence[Tensor | None], wanted: Sequence[Any], given: Sequence[Tensor | None], retain: bool = False
+) -> list[Tensor | None]:
+    """Return the derivatives by `wanted` of the sum of outputs times `given`; None where there is none."""
+    pairs = [(one, by) for one, by in zip(outputs, given, strict=True) if by is not None and _learns(one)]
+    learning = [one for one in wanted if _learns(one)]
+    if not pairs or not learning:
         return [None] * len(wanted)
     outputs, given = zip(*pairs, strict=True)
-    return list(torch.autograd.grad(outputs, wanted, given, retain_graph=True, allow_unused=True))
+    found = iter(torch.autograd.grad(outputs, learning, given, retain_graph=retain, allow_unused=True))
+    return [next(found) if _learns(one) else None for one in wanted]
 
 
-def _added(one: Sequence[Tensor | None], other: Sequence[Tensor | None]) -> list[Tensor | None]:
+def _learns(value: Any) -> bool:
+    return isinstance(value, Tensor) and value.requires_grad
+
+
+def added(one: Sequence[Tensor | None], other: Sequence[Tensor | None]) -> list[Tensor | None]:
+    """Return the sums of two lists of tensors; None is 0."""
     return [b if a is None else a if b is None else a + b for a, b in zip(one, other, strict=True)]
 
 
 def _leaf(value: Any) -> Any:
-    """Return a moment as a leaf that requires a gradient; step counts require none."""
+    """Return a tensor of floats as a leaf that requires a gradient; step counts require none."""
     if not isinstance(value, Tensor):
         return value
     return value.detach().requires_grad_(value.dim() > 0 and value.is_floating_point())
