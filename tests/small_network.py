@@ -40,3 +40,17 @@ class MeanMask(hyper.InputMask):
 
     def forward(self, x):
         return x * torch.sigmoid(self.logits)
+
+
+class Drift(nn.Module):
+    """A module that subtracts a running mean of the data that it has seen in training, if it follows them."""
+
+    def __init__(self, features, follows=True):
+        super().__init__()
+        self.follows = follows
+        self.register_buffer("mean", torch.zeros(features))
+
+    def forward(self, x):
+        if self.training and self.follows:
+            self.mean.lerp_(x.detach().mean(0), 0.1)
+        return x - self.mean

@@ -101,6 +101,7 @@ def test_uploads_are_proportional_to_the_partitions(monkeypatch):
     found = pd.DataFrame([costs.measured(method, 10) for method in costs.METHODS])
     plain, three, two = found.up
     assert three / plain == pytest.approx(0.77, abs=0.01) and two / plain == pytest.approx(0.91, abs=0.01)
+    assert found.down.max() / found.down.min() == pytest.approx(1, abs=0.02)
     assert (found.whole > found.up).all() and (found.whole < 1.05 * found.up).all()
     assert (found.seconds > 0).all() and (found.peak > 0.05).all()
     lines = costs.table(found).splitlines()

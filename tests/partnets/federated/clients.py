@@ -1,10 +1,12 @@
 """Shared tools of the federated tests: a reproducible small model with ψ, and clients with different examples."""
 
+from functools import partial
+
 import torch
 from torch import nn
 
 import partnets
-from partnets import federated, hyper
+from partnets import federated, hyper, optim
 
 PROPORTIONS = (0.5, 0.3, 0.2)
 # The chunk of each of four clients.
@@ -20,6 +22,20 @@ class Gains(hyper.Hyperparameter):
 
     def forward(self, x):
         return x * self.gains()
+
+
+class Count(nn.Module):
+    """A module that counts its examples in a buffer and in an attribute."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("batches", torch.zeros(()))
+        self.seen = 0
+
+    def forward(self, x):
+        self.batches += 1
+        self.seen += len(x)
+        return x / (1 + self.batches / 10 + self.seen / 1000)
 
 
 def make_network(rate=0.0):
@@ -38,9 +54,7 @@ def make_noisy():
 
 
 def make_undivided():
-    torch.manual_seed(0)
-    network = nn.Sequential(nn.Linear(6, 8), nn.LayerNorm(8), nn.GELU(), nn.Linear(8, 3))
-    return partnets.Ensemble([network]), None
+    return partnets.Ensemble([nn.Sequential(*make_network())]), None
 
 
 def load_data(number, clients=4):
@@ -57,9 +71,16 @@ def client(number=0, chunk=None, data=None, make=make_model, **options):
     return federated.Client(model, data, chunk, number, hyper=psi, batch_size=8, **options)
 
 
-def server(make=make_model, **options):
+def server(make=make_model, optimizer=None, hyper_optimizer=None, **options):
+    """Return a server, with optimisers made by these functions of the model and of the parameters of ψ."""
     model, psi = make()
+    options["optimizer"] = optimizer and optimizer(model)
+    options["hyper_optimizer"] = hyper_optimizer and hyper_optimizer(psi.parameters())
     return federated.Server(model, hyper=psi, **options)
+
+
+# Options of a server that subtracts the mean change and the mean gradient of ψ.
+PLAIN = {"optimizer": partial(optim.SGD, lr=1.0), "hyper_optimizer": partial(torch.optim.SGD, lr=1.0)}
 
 
 def run(server, clients, rounds):

@@ -23,7 +23,7 @@ from clients import (
 from torch import nn
 
 import partnets
-from partnets import federated, hyper
+from partnets import federated
 
 pytest.importorskip("flwr", reason="Flower needs Python 3.11")
 
@@ -31,19 +31,34 @@ from flwr.app import Array, ArrayRecord, Message, MetricRecord, RecordDict
 from flwr.serverapp.strategy import Strategy
 from nodes import app, grid, start
 
-from partnets.federated.flower import LocalGrid, PartitionedFedAvg, client_app
+from partnets.federated.flower import LocalGrid, PartitionedFedAvg
 from partnets.federated.flower.messages import read_values, to_record, to_values
-from partnets.federated.flower.one_by_one import OneByOne
+
+
+class Cast(nn.Module):
+    def __init__(self, dtype):
+        super().__init__()
+        self.dtype = dtype
+
+    def forward(self, x):
+        return x.to(self.dtype)
+
+
+def make_lower():
+    """Return a model with one layer in bfloat16 and the others in float32."""
+    model, psi = make_model()
+    lower = model[1].to(torch.bfloat16)
+    return nn.Sequential(psi, Cast(torch.bfloat16), lower, Cast(torch.float32), *model[2:]), psi
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("make, chunks", [(make_noisy, CHUNKS), (make_undivided, (1, 1, 1, 1))])
+@pytest.mark.parametrize("make, chunks", [(make_noisy, CHUNKS), (make_undivided, (1, 1, 1, 1)), (make_lower, CHUNKS)])
 def test_rounds_are_those_of_the_core(make, chunks):
     own = server(make)
+    assert {*own.vectors.dtypes.values()} == {torch.float32, *([torch.bfloat16] if make is make_lower else [])}
     run(own, [client(number, chunk, make=make) for number, chunk in enumerate(chunks)], 3)
     strategy = PartitionedFedAvg(server(make))
-    here = LocalGrid(app(make), 4, node_config=lambda number: {"chunk": chunks[number]})
-    result = strategy.start(here, num_rounds=3)
+    result = strategy.start(grid(app(make), chunks=chunks), num_rounds=3)
     assert same(state(own), state(strategy.server))
     # Flower numbers its nodes from 1.
     for mine, found in zip(own.history, strategy.history, strict=True):
@@ -64,63 +79,6 @@ def test_nodes_are_drawn_from_seed_and_round():
     (first, values), (again, same_values), (other, _) = asked(0), asked(0), asked(1)
     assert first == again and same(values, same_values) and first != other
     assert all(number == 2 for number, _ in first)
-
-
-@pytest.mark.full
-@pytest.mark.parametrize("proportions, expected", [((0.7, 0.2, 0.1), 0.77), ((0.9, 0.1), 0.91)])
-def test_upload_sizes_relative_to_federated_averaging_match_the_paper(proportions, expected):
-    """Check Appendix J.1 for 10 clients, in serialised bytes; the biases of the partitions are a thousandth here."""
-
-    def network():
-        torch.manual_seed(0)
-        return nn.Sequential(nn.Linear(1024, 128), nn.ReLU(), nn.Linear(128, 10))
-
-    def whole():
-        return partnets.Ensemble([network()]), None
-
-    def divided():
-        model = nn.Sequential(augmentation := hyper.Affine(rotation=5.0), nn.Flatten(), *network())
-        return partnets.partition(model, proportions, seed=0), augmentation
-
-    def load(number, clients):
-        return torch.ones(4, 1, 32, 32), torch.zeros(4, dtype=torch.long)
-
-    def load_flat(number, clients):
-        return torch.ones(4, 1024), torch.zeros(4, dtype=torch.long)
-
-    uploaded, downloaded = [], []
-    for each in (client_app(whole, load_flat), client_app(divided, load, proportions=proportions)):
-        here = LocalGrid(each, 10)
-        model, psi = (divided if uploaded else whole)()
-        strategy = start(here, 1, federated.Server(model, hyper=psi))
-        assert not strategy.history[0].failed and not strategy.history[0].refused
-        uploaded.append(here.received)
-        downloaded.append(here.sent)
-    assert uploaded[1] / uploaded[0] == pytest.approx(expected, abs=0.005)
-    assert downloaded[1] / downloaded[0] == pytest.approx(1, abs=0.005)
-
-
-@pytest.mark.full
-def test_bfloat16_travels():
-    def make():
-        model, psi = make_model()
-        model[1].to(torch.bfloat16)  # one layer; the others stay in float32
-        return nn.Sequential(model[0], Cast(torch.bfloat16), model[1], Cast(torch.float32), *model[2:]), psi
-
-    own = server(make)
-    assert {*own.vectors.dtypes.values()} == {torch.bfloat16, torch.float32}
-    run(own, [client(number, make=make) for number in range(4)], 2)
-    strategy = start(grid(app(make)), 2, server(make))
-    assert same(state(own), state(strategy.server))
-
-
-class Cast(nn.Module):
-    def __init__(self, dtype):
-        super().__init__()
-        self.dtype = dtype
-
-    def forward(self, x):
-        return x.to(self.dtype)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16, torch.bfloat16])
@@ -276,23 +234,3 @@ def test_any_app_runs_in_a_local_grid():
     found = strategy.start(here, ArrayRecord({"x": Array(np.zeros(3))}), num_rounds=2)
     assert found.arrays["x"].numpy().tolist() == pytest.approx([7.0] * 3)
     assert sorted(seen) == [1, 1, 2, 2, 3, 3]
-
-
-def test_an_unreadable_reply_does_not_affect_other_replies():
-    class Broken(LocalGrid):
-        """A grid that, like a network's, parses pulled messages, and cannot parse those of node 2."""
-
-        node = None
-
-        def pull_messages(self, message_ids):
-            found = super().pull_messages(message_ids)
-            if any(one.metadata.src_node_id == 2 for one in found):
-                raise ValueError("a malformed header")
-            return found
-
-    here = Broken(app(), 4, node_config=lambda number: {"chunk": CHUNKS[number]})
-    strategy = start(here, 1)
-    honest = server()
-    run(honest, [client(number) for number in (0, 2, 3)], 1)
-    assert strategy.history[0].failed == {2: "it did not reply in time"} and same(state(honest), state(strategy.server))
-    assert OneByOne(here).get_node_ids() == [1, 2, 3, 4]

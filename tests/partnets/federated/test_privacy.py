@@ -4,9 +4,9 @@ import math
 
 import pytest
 import torch
-from clients import client, load_data, make_model, run, same, server, state
+from clients import PLAIN, client, load_data, run, server
 
-from partnets import federated, optim
+from partnets import optim
 from partnets.federated import Privacy
 
 
@@ -15,11 +15,7 @@ def changes(update, values):
 
 
 def private_server(z):
-    model, psi = make_model()
-    return federated.Server(
-        model, hyper=psi, weighting="uniform", privacy=Privacy(0.02, z, hyper_max_norm=0.01),
-        optimizer=optim.SGD(model, lr=1.0), hyper_optimizer=torch.optim.SGD(psi.parameters(), lr=1.0),
-    )  # fmt: skip
+    return server(weighting="uniform", privacy=Privacy(0.02, z, hyper_max_norm=0.01), **PLAIN)
 
 
 def test_each_vector_of_a_client_is_clipped_to_its_own_bound():
@@ -154,34 +150,5 @@ def test_little_noise_has_a_large_epsilon():
     assert found[1] > 1e6 and all(map(math.isfinite, found[1:]))
 
 
-@pytest.mark.parametrize(
-    ("make", "message"),
-    [
-        (lambda: Privacy(0.0, 1.0), "max_norm=0.0"),
-        (lambda: Privacy(math.nan, 1.0), "max_norm=nan"),
-        (lambda: Privacy(1.0, 1.0, hyper_max_norm=-1.0), "hyper_max_norm=-1.0"),
-        (lambda: Privacy(1.0, math.inf), "noise_multiplier=inf"),
-        (lambda: server(privacy=Privacy(1.0, 1.0)), "pass weighting='uniform'"),
-        (lambda: Privacy(1.0, 1.0).epsilon(client(0).vectors, 1, 1), "delta=1"),
-        (lambda: Privacy(1.0, 1.0).epsilon(client(0).vectors, 0, 1e-5), "rounds=0"),
-    ],
-)
-def test_wrong_use_is_an_error_that_names_the_cure(make, message):
-    with pytest.raises(ValueError, match=message):
-        make()
-
-
 def test_without_noise_there_is_no_privacy():
     assert Privacy(1.0, 0.0).epsilon(client(0).vectors, 1, 1e-5) == math.inf
-
-
-@pytest.mark.full
-def test_a_saved_server_with_privacy_resumes_only_with_the_same_privacy(tmp_path):
-    own = private_server(1.0)
-    run(own, [client(number) for number in range(4)], 1)
-    own.save(tmp_path / "server.pt")
-    again = private_server(1.0)
-    again.load(tmp_path / "server.pt")
-    assert again.rounds == 1 and same(state(own), state(again))
-    with pytest.raises(ValueError, match="another privacy"):
-        private_server(2.0).load(tmp_path / "server.pt")

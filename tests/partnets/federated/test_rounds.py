@@ -5,15 +5,32 @@ import dataclasses
 import functools
 import math
 import random
+from collections import Counter
 
+import ownership
 import pytest
 import torch
 import torch.nn.functional as F
-from clients import CHUNKS, Gains, client, load_data, make_model, make_noisy, make_undivided, run, same, server, state
+from clients import (
+    CHUNKS,
+    PLAIN,
+    Count,
+    Gains,
+    client,
+    load_data,
+    make_model,
+    make_noisy,
+    make_undivided,
+    run,
+    same,
+    server,
+    state,
+)
+from small_network import Drift
 
 import partnets
-from partnets import hyper, optim
-from partnets.federated import Client, Server
+from partnets import federated, hyper, optim
+from partnets.federated import Client, Privacy, Server
 from partnets.federated.round import shown
 from partnets.federated.vectors import Vectors
 from partnets.utils import sealed
@@ -51,20 +68,50 @@ def test_each_partition_learns_separately_from_the_servers_values(number):
         torch.testing.assert_close({name: update.values[name] for name in expected}, expected, rtol=1e-5, atol=1e-6)
 
 
+def tokens():
+    generator = torch.Generator().manual_seed(2)
+    x = torch.randint(7, (9, 5), generator=generator)
+    y = torch.randint(4, (9, 5), generator=generator)
+    y[torch.rand(9, 5, generator=generator) < 0.4] = -100
+    y[:, 0] = x[:, 0] % 4
+    return x, y
+
+
+def language():
+    torch.manual_seed(0)
+    layers = torch.nn.Embedding(7, 6), Gains(), torch.nn.Linear(6, 4)
+    return partnets.partition(torch.nn.Sequential(*layers), (0.5, 0.3, 0.2), seed=0), layers[1]
+
+
+def classes(model, batch):
+    return model(batch[0]), batch[1]
+
+
+def classes_of_tokens(model, batch):
+    return model(batch[0]).transpose(1, 2), batch[1]
+
+
 @pytest.mark.full
-def test_the_gradient_of_psi_is_that_of_the_subnetwork_that_has_not_seen_the_chunk():
-    """Check Eq. 26: the gradient of the mean loss over all examples, for any batches."""
-    one = client(2)
-    values = one.vectors.read()
-    update = one.train(values, round=1)
-    model, psi = make_model()
-    x, y = load_data(2)
+@pytest.mark.parametrize(
+    ("make", "data", "forward", "batch_size"),
+    [(make_model, load_data(2), classes, 8), *((language, tokens(), classes_of_tokens, size) for size in (9, 4, 1))],
+)
+def test_the_gradient_of_psi_is_that_of_the_subnetwork_that_has_not_seen_the_chunk(make, data, forward, batch_size):
+    """Check Eq. 26: the gradient of the mean loss over all examples or tokens, for any batches."""
+    model, psi = make()
+    one = Client(model, data, 3, hyper=psi, batch_size=batch_size, forward=forward)
+    update = one.train(one.vectors.read(), round=1)
+    model, psi = make()
     with partnets.subnetwork(model, active=2):
-        loss = F.cross_entropy(model(x), y)
-        (expected,) = torch.autograd.grad(loss, list(psi.parameters()))
+        output, y = forward(model, data)
+        losses = F.cross_entropy(output, y, reduction="none")
+        (expected,) = torch.autograd.grad(losses.sum() / (y != -100).sum(), list(psi.parameters()))
     torch.testing.assert_close(update.gradients["hyper.float32"], expected, rtol=1e-5, atol=1e-7)
-    assert update.hyper_loss == pytest.approx(len(x) * loss.item(), rel=1e-6)
-    first = client(0).train(values, round=1)
+    assert update.hyper_loss == pytest.approx(losses.sum().item(), rel=1e-6)
+
+
+def test_a_client_of_the_first_chunk_sends_no_gradient():
+    first = client(0).train(client(0).vectors.read(), round=1)
     assert not first.gradients and first.hyper_loss is None and first.losses.keys() == {1, 2, 3}
 
 
@@ -106,9 +153,7 @@ def test_a_round_that_is_repeated_gives_the_same_bits_and_leaves_the_random_stat
 @pytest.mark.full
 @pytest.mark.parametrize("weighting", ["examples", "uniform"])
 def test_the_mean_change_of_the_contributors_is_the_gradient_of_a_step(weighting):
-    model, psi = make_model()
-    own = Server(model, hyper=psi, weighting=weighting, optimizer=optim.SGD(model, lr=1.0),
-                 hyper_optimizer=torch.optim.SGD(psi.parameters(), lr=1.0))  # fmt: skip
+    own = server(weighting=weighting, **PLAIN)
     values = own.values()
     updates = [client(number).train(values, round=1) for number in range(4)]
     found = own.step(updates)
@@ -160,10 +205,9 @@ def test_one_partition_is_plain_federated_averaging():
 @pytest.mark.parametrize("k", [2, 3])
 def test_a_later_chunks_examples_reach_no_earlier_partition(k):
     """Check that w_1..w_{k-1} and their moments do not depend on the data of clients of chunk k, with ψ fixed."""
-    outcomes = []
+    pair = []
     for flip in (False, True):
-        model, _ = make_model()
-        own = Server(model)
+        own = Server(make_model()[0])
         clients = []
         for number, chunk in enumerate(CHUNKS):
             x, y = load_data(number)
@@ -171,20 +215,8 @@ def test_a_later_chunks_examples_reach_no_earlier_partition(k):
                 x, y = 3 - x, 2 - y
             clients.append(Client(make_model()[0], (x, y), chunk, number, batch_size=8))
         run(own, clients, 3)
-        outcomes.append(own)
-    first, second = (each.values() for each in outcomes)
-    for j in range(1, 4):
-        assert torch.equal(first[f"w{j}.float32"], second[f"w{j}.float32"]) == (j < k)
-    for j in range(1, k):  # compare their moments
-        for moment in ("exp_avg", "exp_avg_sq"):
-            first, second = (
-                [
-                    owner.take(each.optimizer.state[parameter][moment], j)
-                    for parameter, owner in each.vectors.owners.items()
-                ]
-                for each in outcomes
-            )
-            assert all(map(torch.equal, first, second))
+        pair.append((own.model, own.optimizer.state))
+    assert [ownership.same(pair, [j]) for j in (1, 2, 3)] == [j < k for j in (1, 2, 3)]
 
 
 def spoil_values(change):
@@ -293,20 +325,6 @@ def test_clients_that_share_the_servers_model_raise():
     assert same(before, own.values()) and same(moments, state(own)) and own.rounds == 0
 
 
-class Count(torch.nn.Module):
-    """A module that counts its examples in a buffer and in an attribute."""
-
-    def __init__(self):
-        super().__init__()
-        self.register_buffer("batches", torch.zeros(()))
-        self.seen = 0
-
-    def forward(self, x):
-        self.batches += 1
-        self.seen += len(x)
-        return x / (1 + self.batches / 10 + self.seen / 1000)
-
-
 def counting():
     torch.manual_seed(0)
     model = torch.nn.Sequential(psi := Gains(), Count(), torch.nn.Linear(6, 3))
@@ -343,46 +361,11 @@ def test_freezing_a_parameter_after_construction_raises():
             act()
 
 
-def tokens(number):
-    generator = torch.Generator().manual_seed(number)
-    x = torch.randint(7, (9, 5), generator=generator)
-    y = torch.randint(4, (9, 5), generator=generator)
-    y[torch.rand(9, 5, generator=generator) < 0.4] = -100
-    y[:, 0] = x[:, 0] % 4
-    return x, y
-
-
-@pytest.mark.full
-def test_losses_of_tokens_are_those_of_l_ml_whatever_the_batches():
-    def make():
-        torch.manual_seed(0)
-        layers = torch.nn.Embedding(7, 6), Gains(), torch.nn.Linear(6, 4)
-        model = torch.nn.Sequential(*layers)
-        return partnets.partition(model, (0.5, 0.3, 0.2), seed=0), layers[1]
-
-    def forward(model, batch):
-        return model(batch[0]).transpose(1, 2), batch[1]
-
-    model, psi = make()
-    with partnets.subnetwork(model, active=1):
-        output, y = forward(model, tokens(2))
-        losses = F.cross_entropy(output, y, reduction="none")
-        (expected,) = torch.autograd.grad(losses.sum() / (y != -100).sum(), list(psi.parameters()))
-    for batch_size in (9, 4, 1):
-        model, psi = make()
-        still = functools.partial(optim.SGD, lr=1e-30)
-        one = Client(model, tokens(2), 2, hyper=psi, batch_size=batch_size, forward=forward, optimizer=still)
-        update = one.train(one.vectors.read(), 1)
-        assert update.hyper_loss == pytest.approx(losses.sum().item(), rel=1e-5)
-        torch.testing.assert_close(update.gradients["hyper.float32"], expected, rtol=1e-4, atol=1e-7)
-
-
 def test_loading_other_optimiser_settings_warns(tmp_path):
     own = server()
     run(own, [client(i) for i in range(4)], 1)
     own.save(tmp_path / "server.pt")
-    model, psi = make_model()
-    other = Server(model, hyper=psi, optimizer=optim.Adam(model, lr=0.5))
+    other = server(optimizer=functools.partial(optim.Adam, lr=0.5))
     with pytest.warns(UserWarning, match=r"optimizer\.param_groups\[0\]\.lr is 0\.001, not 0\.5"):
         other.load(tmp_path / "server.pt")
     assert other.history == own.history
@@ -406,19 +389,32 @@ def test_a_saved_server_goes_on_with_the_same_bits(tmp_path, after):
 
 @pytest.mark.full
 def test_a_file_of_another_server_changes_nothing(tmp_path):
-    path, own = tmp_path / "server.pt", server()
-    run(own, [client(i) for i in range(4)], 1)
-    own.save(path)
-    model, psi = make_model()
-    other = Server(model, hyper=psi, optimizer=optim.SGD(model, lr=1.0))
+    def two_groups(parameters):
+        return torch.optim.Adam([{"params": [*parameters]}, {"params": []}])
+
+    def private(z):
+        return server(weighting="uniform", privacy=Privacy(1.0, z))
+
+    path, own, own_private = tmp_path / "server.pt", server(), private(1.0)
+    other = server(optimizer=PLAIN["optimizer"])
     before = other.values()
-    for wrong, message in (
-        (other, "another optimizer"),
-        (server(make_undivided), "another fingerprint, hyper, hyper_optimizer"),
-        (server(weighting="uniform"), "another weighting"),
+    for saved in (own, own_private):
+        run(saved, [client(i) for i in range(4)], 1)
+    for saved, wrong, message in (
+        (own_private, private(2.0), "another privacy"),
+        (own, other, "another optimizer"),
+        (own, server(make_undivided), "another fingerprint, hyper, hyper_optimizer"),
+        (own, server(weighting="uniform"), "another weighting"),
+        (own, server(hyper_optimizer=two_groups), "different number of parameter groups"),
     ):
+        saved.save(path)
+        present = wrong.values()
         with pytest.raises(ValueError, match=message):
             wrong.load(path)
+        assert same(present, wrong.values())
+    own_private.save(path)
+    private(1.0).load(path)
+    own.save(path)
     data = bytearray(path.read_bytes())
     data[len(data) // 2] ^= 1
     path.write_bytes(data)
@@ -432,41 +428,15 @@ def test_a_file_of_another_server_changes_nothing(tmp_path):
     assert same(before, other.values()) and other.rounds == 0
 
 
-def test_a_file_with_other_groups_changes_nothing(tmp_path):
-    own, (model, psi) = server(), make_model()
-    own.load_values({name: vector + 1.0 for name, vector in own.values().items()})
-    own.save(tmp_path / "server.pt")
-    groups = [{"params": [*psi.parameters()]}, {"params": []}]
-    other = Server(model, hyper=psi, hyper_optimizer=torch.optim.Adam(groups))
-    before = other.values()
-    with pytest.raises(ValueError, match="different number of parameter groups"):
-        other.load(tmp_path / "server.pt")
-    assert same(before, other.values())
-
-
-class Drift(torch.nn.Module):
-    """A module with a running mean of the data that it has seen."""
-
-    def __init__(self):
-        super().__init__()
-        self.register_buffer("mean", torch.zeros(6))
-
-    def forward(self, x):
-        if self.training:
-            self.mean.lerp_(x.detach().mean(0), 0.1)
-        return x - self.mean
-
-
 def leaking():
     torch.manual_seed(0)
-    model = torch.nn.Sequential(psi := hyper.InputMask(6), Drift(), torch.nn.Linear(6, 3))
+    model = torch.nn.Sequential(psi := hyper.InputMask(6), Drift(6), torch.nn.Linear(6, 3))
     return partnets.partition(model, (0.5, 0.3, 0.2)), psi
 
 
 def diverging():
-    model, psi = make_model()
-    own = Server(model, hyper=psi, optimizer=optim.SGD(model, lr=1e39))
-    run(own, [client(0, optimizer=lambda model: optim.SGD(model, lr=10.0))], 1)
+    own = server(optimizer=functools.partial(optim.SGD, lr=1e39))
+    run(own, [client(0, optimizer=functools.partial(optim.SGD, lr=10.0))], 1)
 
 
 def unused():
@@ -481,11 +451,6 @@ def undivided_with_psi():
 
 def half():
     return partnets.partition(torch.nn.Sequential(torch.nn.Linear(6, 3)).half(), (0.5, 0.5)), None
-
-
-def other_optimizer(**options):
-    model, psi = make_model()
-    return Server(model, hyper=psi, **options)
 
 
 def trained(number=1, values=lambda values: values, **options):
@@ -516,15 +481,21 @@ def trained(number=1, values=lambda values: values, **options):
         (lambda: server(weighting="votes"), ValueError, "weighting='votes'"),
         (lambda: server(max_norm=0), ValueError, "max_norm=0"),
         (lambda: server(half), ValueError, r"parameters are float16.*SGD\(model, lr=1\.0\)"),
-        (lambda: other_optimizer(optimizer=optim.Adam(make_model()[0])), ValueError, "optimizer has other parameters"),
-        (
-            lambda: other_optimizer(hyper_optimizer=torch.optim.Adam(make_model()[1].parameters())),
-            ValueError,
-            "hyper_optimizer has other parameters",
-        ),
+        (lambda: server(optimizer=lambda _: optim.Adam(make_model()[0])), ValueError, "optimizer has other parameters"),
+        (lambda: server(hyper_optimizer=lambda _: torch.optim.Adam(make_model()[1].parameters())), ValueError,
+         "hyper_optimizer has other parameters"),
+        (lambda: federated.assign(4, (0.7, 0.2, 0.1)), ValueError,
+         r"chunk 3 of 4 clients in proportions \(0.7, 0.2, 0.1\) would have no client"),
+        (lambda: Privacy(0.0, 1.0), ValueError, "max_norm=0.0"),
+        (lambda: Privacy(math.nan, 1.0), ValueError, "max_norm=nan"),
+        (lambda: Privacy(1.0, 1.0, hyper_max_norm=-1.0), ValueError, "hyper_max_norm=-1.0"),
+        (lambda: Privacy(1.0, math.inf), ValueError, "noise_multiplier=inf"),
+        (lambda: server(privacy=Privacy(1.0, 1.0)), ValueError, "pass weighting='uniform'"),
+        (lambda: Privacy(1.0, 1.0).epsilon(client(0).vectors, 1, 1), ValueError, "delta=1"),
+        (lambda: Privacy(1.0, 1.0).epsilon(client(0).vectors, 0, 1e-5), ValueError, "rounds=0"),
         (diverging, RuntimeError, r"global model diverged in round 1: .* the server's optimisers"),
     ],
-)
+)  # fmt: skip
 def test_wrong_use_is_an_error_that_names_the_cure(make, error, message):
     with pytest.raises(error, match=message):
         make()
@@ -535,6 +506,17 @@ def test_psi_that_reaches_only_the_loss_is_named():
     one = Client(model, load_data(1), 2, hyper=psi, loss=lambda y, t: F.cross_entropy(y, t) + psi.gains().sum())
     with pytest.raises(ValueError, match=r"0\.gains\.raw reaches the loss, but not"):
         one.train(one.vectors.read(), 1)
+
+
+@pytest.mark.parametrize(
+    "clients, proportions, expected",
+    [(100, (0.7, 0.2, 0.1), {1: 70, 2: 20, 3: 10}), (20, (0.9, 0.1), {1: 18, 2: 2}), (3, (1.0,), {1: 3})],
+)
+def test_chunks_have_clients_in_these_proportions(clients, proportions, expected):
+    found = [federated.assign(clients, proportions, seed) for seed in range(3)]
+    assert all(Counter(each) == expected for each in found)
+    assert len(set(found)) == (3 if len(proportions) > 1 else 1)
+    assert found[0] == federated.assign(clients, proportions, 0)
 
 
 def test_a_long_reason_keeps_its_end():

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from clients import client, make_model, make_undivided
+from clients import Count, client, make_model, make_undivided
 from torch import nn
 
 import partnets
@@ -217,18 +217,6 @@ def test_a_model_that_was_moved_or_loaded_keeps_its_vectors():
     values = {name: torch.full_like(vector, 2.0) for name, vector in vectors.read().items()}
     vectors.write(values)
     assert all((vector == 2).all() for vector in vectors.read().values())
-
-
-class Count(nn.Module):
-    """A module that counts batches in a buffer."""
-
-    def __init__(self):
-        super().__init__()
-        self.register_buffer("batches", torch.zeros(()))
-
-    def forward(self, x):
-        self.batches += 1
-        return x
 
 
 def with_a_norm():
