@@ -76,25 +76,6 @@ def test_a_value_outside_its_range_or_on_its_border_raises(range, value, expecte
         hyper.Learned([0.5, value], range, names=("first", "second"))
 
 
-@pytest.mark.parametrize(
-    ("call", "message"),
-    [
-        (lambda: hyper.Learned(200.0, hyper.interval(0, math.pi), unit=DEGREE), r"=200\.0; pass .* between 0 and 180"),
-        (lambda: hyper.interval(1.0, 1.0), "the lower one first"),
-        (lambda: hyper.interval(0.0, math.inf), "the lower one first"),
-        (lambda: hyper.interval(math.nan, 1.0), "the lower one first"),
-        (lambda: hyper.logarithmic(2.0, 1.0), "the lower one first"),
-        (lambda: hyper.logarithmic(0.0, 1.0), "positive"),
-        (lambda: hyper.Learned([1.0], hyper.real, names="ab"), "as many units and names as values"),
-        (lambda: hyper.Learned([1.0, 2.0], hyper.real, unit=[1.0]), "as many units and names as values"),
-        (lambda: hyper.Learned(1.0, hyper.real, names=["a"]), "as many units and names as values"),
-    ],
-)
-def test_wrong_ranges_and_lengths_raise(call, message):
-    with pytest.raises(ValueError, match=message):
-        call()
-
-
 @pytest.mark.parametrize("duplicate", [copy.deepcopy, lambda module: pickle.loads(pickle.dumps(module))])
 @every_range
 def test_copies_and_state_dicts_keep_the_value(range, unit, value, formula, duplicate):

@@ -1,5 +1,6 @@
 """Promises of all modules, wrong calls, and modules with few tests."""
 
+import math
 from functools import partial
 
 import pytest
@@ -113,7 +114,28 @@ def outside(kind):
 
 
 RATES = (hyper.Dropout, hyper.EmbeddingDropout, hyper.DropConnect, hyper.LabelSmoothing, hyper.ConcreteDropout)
+TURN, ORDER, LENGTHS = hyper.interval(0, math.pi), "the lower one first", "as many units and names as values"
+X, Y = torch.randn(4, 3), torch.tensor([0, 1, 2, 0])
+SOURCES = (torch.tensor([[0], [1], [0], [1]]), torch.tensor([0.0, 1.0, 0.0, 1.0]), [0, 1, 0, 1])
 WRONG = [
+    (lambda: hyper.Learned(200.0, TURN, unit=math.pi / 180), r"=200\.0; pass .* between 0 and 180"),
+    (lambda: hyper.interval(1.0, 1.0), ORDER),
+    (lambda: hyper.interval(0.0, math.inf), ORDER),
+    (lambda: hyper.interval(math.nan, 1.0), ORDER),
+    (lambda: hyper.logarithmic(2.0, 1.0), ORDER),
+    (lambda: hyper.logarithmic(0.0, 1.0), "positive"),
+    (lambda: hyper.Learned([1.0], hyper.real, names="ab"), LENGTHS),
+    (lambda: hyper.Learned([1.0, 2.0], hyper.real, unit=[1.0]), LENGTHS),
+    (lambda: hyper.Learned(1.0, hyper.real, names=["a"]), LENGTHS),
+    *(
+        (partial(hyper.InputMask(n), torch.rand(shape)), rf"pass \[\.\.\., {n}\], an entry for each feature")
+        for n, shape in ((4, (5, 1)), (1, (5, 4)), (4, (5, 3)), (4, ()))
+    ),
+    *((partial(hyper.SourceWeights(2), X, (Y, each)), r"of 4 examples; pass int64 \[4\]") for each in SOURCES),
+    *(
+        (partial(hyper.SourceWeights(2), X, (Y, torch.tensor([0, 1, each, 1]))), r"pass numbers in 0\.\.1")
+        for each in (-1, 2)
+    ),
     *((rate(kind), r"=0.95; pass a number between 0 and 0.9") for kind in RATES),
     *((outside(kind), r"pass one inside \[0, 1\]") for kind in RATES),
     (lambda: hyper.ConcreteDropout(0.0), r"rate=0\.0; pass a number between 0 and 1"),

@@ -31,37 +31,21 @@ class Model(nn.Module):
         return self.loss(self.network(self.front(x)))
 
 
-def with_rates():
+def with_two(kind, first, second):
+    """Return a model with a learning rate or weight decay for each of its layers."""
     model = Model()
-    model.front = hyper.LearningRate(model.network[0], 0.1)
-    model.loss = hyper.LearningRate(model.network[2], 0.2)
-    return model
-
-
-def with_decays():
-    model = Model()
-    model.front = hyper.WeightDecay(model.network[0], 0.1)
-    model.loss = hyper.WeightDecay(model.network[2], 0.02)
+    model.front, model.loss = kind(model.network[0], first), kind(model.network[2], second)
     return model
 
 
 CASES = {
-    "learning rates": (with_rates, None),
-    "weight decays": (with_decays, None),
+    "learning rates": (lambda: with_two(hyper.LearningRate, 0.1, 0.2), None),
+    "weight decays": (lambda: with_two(hyper.WeightDecay, 0.1, 0.02), None),
     "label smoothing": (lambda: Model(hyper.LabelSmoothing(0.2)), "loss"),
     "source weights": (lambda: Model(hyper.SourceWeights(("clean", "noisy"))), "loss"),
-    "noise in training": (lambda: Model(front=hyper.InTraining(Noise())), None),
+    "noise in training": (lambda: Model(front=hyper.InTraining(hyper.InputNoise(0.3))), None),
     "mixup": (lambda: Model(front=hyper.Mixup(0.7)), "front"),
 }
-
-
-class Noise(hyper.Hyperparameter):
-    def __init__(self):
-        super().__init__()
-        self.strength = hyper.Learned(0.3, hyper.positive)
-
-    def forward(self, x):
-        return x + self.strength() * torch.randn_like(x)
 
 
 def made(name):
@@ -197,7 +181,7 @@ def test_mixup_mixes_examples_and_their_losses():
 
 
 def test_optimizers_step_with_learned_rates_and_schedules_scale_them():
-    model = with_rates()
+    model = with_two(hyper.LearningRate, 0.1, 0.2)
     partnets.partition(model, (1.0,))
     optimizer = optim.SGD(model, lr=7.0)
     scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, gamma=0.5)
@@ -260,21 +244,6 @@ def test_rates_and_decays_of_layers_outside_of_the_model_raise():
         model = partnets.partition(nn.Sequential(nn.Linear(4, 3), module), PROPORTIONS)
         with pytest.raises(ValueError, match=r"1 \(hyper\.\w+\) is of a Linear that is not in the model"):
             optim.SGD(model)
-
-
-@pytest.mark.parametrize(
-    ("sources", "message"),
-    [
-        (torch.tensor([[0], [1], [0], [1]]), r"of 4 examples; pass int64 \[4\]"),
-        (torch.tensor([0.0, 1.0, 0.0, 1.0]), r"of 4 examples; pass int64 \[4\]"),
-        ([0, 1, 0, 1], r"of 4 examples; pass int64 \[4\]"),
-        (torch.tensor([0, 1, -1, 1]), r"pass numbers in 0\.\.1"),
-        (torch.tensor([0, 1, 2, 1]), r"pass numbers in 0\.\.1"),
-    ],
-)
-def test_each_example_needs_a_valid_source(sources, message):
-    with pytest.raises(ValueError, match=message):
-        hyper.SourceWeights(2)(torch.randn(4, 3), (torch.tensor([0, 1, 2, 0]), sources))
 
 
 @pytest.mark.parametrize("ahead", [False, True])
