@@ -7,9 +7,8 @@ import math
 import pytest
 import torch
 import torch.nn.functional as F
-from small_calls import WITHOUT_RATES, X, classifier, pictures, tuned
+from small_calls import WITHOUT_RATES, Rows, X, classifier, pictures, tuned
 from torch import nn
-from torch.utils.data import Dataset
 
 import partnets
 from partnets import hyper
@@ -78,24 +77,12 @@ def test_only_unseen_examples_teach_augmentations():
     assert schedule(1) == schedule(None) != schedule(2)
 
 
-class Listed(Dataset):
-    """A data set of images with labels in lists."""
-
-    def __init__(self, images, labels):
-        self.images, self.labels = images, labels
-
-    def __len__(self):
-        return len(self.labels)
-
-    def __getitem__(self, i):
-        return self.images[i], [self.labels[i]]
-
-
 def test_augmentations_learn_the_same_whatever_holds_the_labels():
     network, (images, labels) = pictures()
     options = {"names": [hyper.Affine()], "steps": 20}
     plain = tuned(network, (images, labels), loss=lambda output, y: F.cross_entropy(output, y), **options)
-    listed = tuned(network, Listed(images, labels), loss=lambda output, y: F.cross_entropy(output, y[0]), **options)
+    pairs = Rows(images, [[label] for label in labels])
+    listed = tuned(network, pairs, loss=lambda output, y: F.cross_entropy(output, y[0]), **options)
     assert listed.schedule == plain.schedule
 
 
