@@ -1,6 +1,7 @@
 """Processes in a gloo group, kept for all tests of a session because starting them takes longer than the tests."""
 
 import datetime
+import os
 import traceback
 
 import cpu_torchvision  # noqa: F401 - these processes read no conftest.py
@@ -41,6 +42,10 @@ class Ranks:
 
 def _serve(rank, count, store, pipe):
     torch.set_num_threads(1)
+    # What torchrun sets, for Lightning and Hugging Face.
+    ranks = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": count, "LOCAL_WORLD_SIZE": count}
+    os.environ |= {name: str(value) for name, value in ranks.items()}
+    os.environ |= {"MASTER_ADDR": "localhost", "MASTER_PORT": "29500"}
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=count, timeout=TIMEOUT)
     while (task := pipe.recv()) is not None:
         function, arguments = task

@@ -6,7 +6,7 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from lightning.pytorch.callbacks import ModelCheckpoint
-from lightning.pytorch.plugins.environments import LightningEnvironment
+from lightning.pytorch.plugins.environments import TorchElasticEnvironment
 from small_network import MeanMask
 from torch import nn
 
@@ -21,32 +21,6 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:`isinstance.treespec, LeafSpec.` is deprecated:FutureWarning"),
     pytest.mark.filterwarnings("ignore:Failed to load image Python extension"),
 ]
-
-
-class OfGroup(LightningEnvironment):
-    """The ranks of the process group that exists."""
-
-    @property
-    def creates_processes_externally(self):
-        return True
-
-    def world_size(self):
-        return dist.get_world_size()
-
-    def global_rank(self):
-        return dist.get_rank()
-
-    def local_rank(self):
-        return dist.get_rank()
-
-    def set_world_size(self, size):
-        pass
-
-    def set_global_rank(self, rank):
-        pass
-
-    def teardown(self):
-        pass
 
 
 class Classifier(PartitionedModule):
@@ -77,12 +51,14 @@ def chunks(changed=None):
     return found
 
 
-def fit(folder, options=None, decays=False, noise=0.0, clip=None, changed=None, resume=None, save=False, strategy=DDP):
+def fit(folder, options=None, decays=False, noise=0.0, clip=None, resume=None, save=False, strategy=DDP):
     """Train on the ranks of the group, or in this process alone; return the weights and ψ."""
     module = Classifier(decays, noise, clip)
     draws = {"steps": STEPS, "hyper_batch_size": 8, "steps_ahead": int(decays)} | (options or {})
-    loader = partnets.Loader(chunks(changed), 12, **draws)
-    ranks = {"devices": 2, "strategy": strategy, "plugins": [OfGroup()]} if dist.is_initialized() else {"devices": 1}
+    loader = partnets.Loader(chunks(), 12, **draws)
+    ranks = {"devices": 1}
+    if dist.is_initialized():
+        ranks = {"devices": 2, "strategy": strategy, "plugins": [TorchElasticEnvironment()]}
     keep = ModelCheckpoint(folder, "{step}", every_n_train_steps=2 * STEPS - 4, save_top_k=-1)
     quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False}
     trainer = lightning.Trainer(
@@ -134,7 +110,7 @@ def weights_of_partition_1(folder, changed):
     module = Classifier(False, 0.0, None)
     module.configure_optimizers = lambda: partnets.optim.Adam(module, lr=0.05)
     trainer = lightning.Trainer(
-        accelerator="cpu", devices=2, strategy=DDP, plugins=[OfGroup()], max_epochs=2, logger=False,
+        accelerator="cpu", devices=2, strategy=DDP, plugins=[TorchElasticEnvironment()], max_epochs=2, logger=False,
         enable_progress_bar=False, enable_model_summary=False, enable_checkpointing=False,
     )  # fmt: skip
     trainer.fit(module, partnets.Loader(chunks(changed), 12, steps=STEPS))

@@ -6,12 +6,10 @@ import random
 import pytest
 import torch
 import transformers
+from bert import masked, trainer_of
 from small_network import MeanMask
 
 import partnets
-from partnets.integrations.hugging_face import PartitionedTrainer
-
-SIZES = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 8, "vocab_size": 10}
 
 
 class Noisy(torch.utils.data.Dataset):
@@ -24,46 +22,16 @@ class Noisy(torch.utils.data.Dataset):
 
 @pytest.mark.full
 def test_each_evaluation_has_the_same_noise(tmp_path):
-    model = transformers.BertForSequenceClassification(transformers.BertConfig(**SIZES))
-    partnets.partition(model, (0.8, 0.2), defaults="seed")
-    arguments = transformers.TrainingArguments(tmp_path, report_to="none", use_cpu=True)
-    trainer = PartitionedTrainer(model, arguments, train_dataset=partnets.chunk(Noisy(), (0.8, 0.2)))
+    trainer = trainer_of(tmp_path, masked(), data=Noisy())
     first = trainer.evaluate()
     Noisy()[0]
     assert trainer.evaluate() == first
 
 
-class Parity(torch.utils.data.Dataset):
-    def __len__(self):
-        return 40
-
-    def __getitem__(self, i):
-        ids = torch.randint(10, (4,), generator=torch.Generator().manual_seed(i))
-        return {"input_ids": ids, "labels": int(ids.sum()) % 2}
-
-
-def masked():
-    """Return a partitioned model without noise, with a mask of its pooled output as ψ."""
-    torch.manual_seed(0)
-    config = transformers.BertConfig(**SIZES, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
-    model = transformers.BertForSequenceClassification(config)
-    model.dropout = partnets.hyper.InputMask(8)
-    return partnets.partition(model, (0.6, 0.2, 0.2), defaults="seed", seed=0)
-
-
-def trainer_of(folder, model=None, **options):
-    settings = {"report_to": "none", "use_cpu": True, "num_train_epochs": 2, "learning_rate": 1e-2}
-    arguments = transformers.TrainingArguments(folder, max_grad_norm=0.5, **settings | options)
-    chunks = partnets.chunk(Parity(), (0.6, 0.2, 0.2))
-    source = {"model_init": masked} if model is None else {"model": model}
-    return PartitionedTrainer(args=arguments, train_dataset=chunks, **source)
-
-
 def test_accumulated_gradients_train_as_whole_batches_do(tmp_path):
     found = []
-    for size, parts in ((8, 1), (2, 4)):
-        sizes = {"per_device_train_batch_size": size, "gradient_accumulation_steps": parts}
-        trainer = trainer_of(tmp_path / str(parts), masked(), **sizes)
+    for parts in (1, 4):
+        trainer = trainer_of(tmp_path / str(parts), masked(), parts=parts)
         loss = trainer.train().training_loss
         found.append([torch.tensor(loss), *trainer.model.state_dict().values()])
         assert trainer.state.global_step == 10
@@ -74,17 +42,15 @@ def test_accumulated_gradients_train_as_whole_batches_do(tmp_path):
 
 @pytest.mark.full
 def test_an_accumulated_training_resumes_to_the_same_bits(tmp_path):
-    sizes = {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 4, "save_steps": 3}
-    whole = trainer_of(tmp_path / "whole", masked(), **sizes)
+    whole, resumed = (trainer_of(tmp_path / name, masked(), parts=4, save_steps=3) for name in ("whole", "resumed"))
     whole.train()
-    resumed = trainer_of(tmp_path / "resumed", masked(), **sizes)
     resumed.train(resume_from_checkpoint=str(tmp_path / "whole" / "checkpoint-3"))
     pairs = zip(whole.model.state_dict().values(), resumed.model.state_dict().values(), strict=True)
     assert all(torch.equal(one, other) for one, other in pairs)
 
 
 def test_a_search_trains_a_new_model_in_each_trial(tmp_path):
-    trainer = trainer_of(tmp_path, max_steps=3, save_strategy="no")
+    trainer = trainer_of(tmp_path, max_steps=3)
     rates = iter((1e-2, 1e-6))
 
     def space(trial):
@@ -120,20 +86,16 @@ class Texts(torch.utils.data.Dataset):
 
 def test_accumulated_gradients_weigh_parts_by_their_targets(tmp_path):
     found = []
-    for size, parts in ((8, 1), (2, 4)):
+    for parts in (1, 4):
         torch.manual_seed(0)
         sizes = {"n_embd": 8, "n_layer": 1, "n_head": 2, "vocab_size": 10, "n_positions": 6}
         config = transformers.GPT2Config(**sizes, resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0)
         model = transformers.GPT2LMHeadModel(config)
         model.transformer.drop = MeanMask(8)
         partnets.partition(model, (0.6, 0.2, 0.2), defaults="seed", seed=0)
-        arguments = transformers.TrainingArguments(
-            tmp_path / str(parts), per_device_train_batch_size=size, gradient_accumulation_steps=parts, max_steps=4,
-            report_to="none", use_cpu=True, save_strategy="no", learning_rate=1e-2, logging_steps=1,
-        )  # fmt: skip
-        chunks = partnets.chunk(Texts(), (0.6, 0.2, 0.2))
-        adam = functools.partial(torch.optim.Adam, lr=1e-2)
-        trainer = PartitionedTrainer(model, arguments, train_dataset=chunks, hyper_optimizer=adam)
+        options = {"max_steps": 4, "max_grad_norm": 1.0, "logging_steps": 1}
+        options["hyper_optimizer"] = functools.partial(torch.optim.Adam, lr=1e-2)
+        trainer = trainer_of(tmp_path / str(parts), model, parts=parts, data=Texts(), **options)
         trainer.train()
         logs = [log[name] for log in trainer.state.log_history[:-1] for name in ("loss", "hyper_loss", "grad_norm")]
         found.append([torch.tensor(logs), *model.state_dict().values()])
@@ -143,7 +105,7 @@ def test_accumulated_gradients_weigh_parts_by_their_targets(tmp_path):
 
 
 def test_a_search_refuses_arguments_that_a_trainer_refuses(tmp_path):
-    trainer = trainer_of(tmp_path, max_steps=1, save_strategy="no")
+    trainer = trainer_of(tmp_path, max_steps=1)
     with pytest.raises(ValueError, match="optim is sgd"):
         trainer.hyperparameter_search(
             lambda trial: {"optim": trial.suggest_categorical("optim", ["sgd"])}, n_trials=1, backend="optuna"
