@@ -2,6 +2,7 @@
 
 import csv
 import sys
+from functools import partial
 
 import lightning
 import pytest
@@ -30,12 +31,32 @@ pytestmark = [
 ]
 
 
+def adams(one, rate=0.02):
+    return partnets.optim.Adam(one, lr=0.01), torch.optim.Adam(hyper.hyperparameters(one), lr=rate)
+
+
+def of_torch(one):
+    return partnets.optim.PerPartition(torch.optim.NAdam, one), adams(one)[1]
+
+
+def without_psi(one):
+    return partnets.optim.PerPartition(torch.optim.RMSprop, one)
+
+
+def of_all_partitions(one):
+    return torch.optim.Adam(one.parameters())
+
+
+def plain(one):
+    return partnets.optim.SGD(one, lr=0.1), torch.optim.SGD(hyper.hyperparameters(one), lr=0.1)
+
+
 class Classifier(PartitionedModule):
     """A classifier with learned and fixed dropout, and with partitioned and unpartitioned batch norm."""
 
-    def __init__(self, chunks):
+    def __init__(self, chunks, optimizers=None):
         super().__init__()
-        self.chunks = chunks
+        self.chunks, self.optimizers_of = chunks, optimizers or adams
         network = nn.Sequential(
             nn.Linear(4, 8), nn.BatchNorm1d(8), hyper.ConcreteDropout(0.3), nn.BatchNorm1d(8, affine=False),
             nn.Dropout(0.1), nn.Linear(8, 3),
@@ -47,7 +68,7 @@ class Classifier(PartitionedModule):
         return F.cross_entropy(self.network(x), y)
 
     def configure_optimizers(self):
-        return partnets.optim.Adam(self, lr=0.01), torch.optim.Adam(hyper.hyperparameters(self), lr=0.02)
+        return self.optimizers_of(self)
 
     def on_train_epoch_end(self):
         self.log("lml", partnets.lml(self.network, self.chunks))
@@ -63,13 +84,16 @@ def data(changed=None):
     return chunks
 
 
-def loader(chunks):
-    return partnets.Loader(chunks, 8, steps=STEPS, hyper_batch_size=8)
+def loader(chunks, steps_ahead=0):
+    return partnets.Loader(chunks, 8, steps=STEPS, hyper_batch_size=8, steps_ahead=steps_ahead)
 
 
-def module(chunks, kind=Classifier):
+def module(chunks, kind=Classifier, optimizers=None, **attributes):
     torch.manual_seed(1)
-    return kind(chunks)
+    one = kind(chunks, optimizers)
+    for name, value in attributes.items():
+        setattr(one, name, value)
+    return one
 
 
 def fit(one, draws, folder, checkpoint=None, save=False, **options):
@@ -89,26 +113,56 @@ def fit(one, draws, folder, checkpoint=None, save=False, **options):
     return trainer
 
 
+class Regularised(Classifier):
+    """A classifier with ψ that acts only in training, and a dropout rate that learns directly."""
+
+    clip = 0.1
+
+    def __init__(self, chunks, optimizers=None):
+        super().__init__(chunks, optimizers)
+        self.decay, self.smoothing = hyper.WeightDecay(self.network, 0.01), hyper.LabelSmoothing(0.2)
+        self.rate = hyper.LearningRate(self.network, 0.02)
+        self.hyper_gradient = {self.decay: partnets.Lookahead(steps=2)}
+
+    def training_loss(self, batch):
+        x, y = batch
+        return self.smoothing(self.decay(self.rate(self.network(x))), y).mean()
+
+
+def step_directly(one, optimizer, hyper_optimizer, k, batch, hyper_k, hyper_batch):
+    optimizer.zero_grad()
+    with partnets.subnetwork(one, active=k, update=k):
+        loss = one.training_loss(batch)
+        loss.backward()
+    optimizer.step(update=k)
+    hyper_optimizer.zero_grad()
+    with partnets.subnetwork(one, active=hyper_k - 1):
+        hyper_loss = one.training_loss(hyper_batch)
+        hyper_loss.backward()
+    hyper_optimizer.step()
+    return loss, hyper_loss
+
+
+def step_ahead(one, optimizer, hyper_optimizer, k, batch, hyper_k, hyper_batch):
+    loss, how = one.training_loss, {"by": one.hyper_gradient, "clip": 0.1}
+    batches = {hyper_k: hyper_batch}
+    return (
+        partnets.step_weights(one, optimizer, k, batch, loss, clip=0.1),
+        partnets.step_lookahead(one, optimizer, hyper_optimizer, batches, loss, loss, **how),
+    )
+
+
 def by_hand(one, draws):
     """Run the same training as a manual loop and return its records."""
-    optimizer, hyper_optimizer = one.configure_optimizers()
+    optimizers, records = one.configure_optimizers(), []
+    step = step_ahead if isinstance(one, Regularised) else step_directly
     one.train()
     one.network[3].eval()
-    records = []
-    for epoch in range(EPOCHS):
-        for k, batch, hyper_k, hyper_batch in draws:
-            optimizer.zero_grad()
-            with partnets.subnetwork(one, active=k, update=k):
-                loss = one.training_loss(batch)
-                loss.backward()
-            optimizer.step(update=k)
-            hyper_optimizer.zero_grad()
-            with partnets.subnetwork(one, active=hyper_k - 1):
-                hyper_loss = one.training_loss(hyper_batch)
-                hyper_loss.backward()
-            hyper_optimizer.step()
+    for _ in range(EPOCHS):
+        for draw in draws:
+            loss, hyper_loss = step(one, *optimizers, *draw)
             records.append({"loss": loss.item(), "hyper_loss": hyper_loss.item()})
-        records.append({"lml": partnets.lml(one.network, one.chunks), "epoch": epoch})
+        records.append({"lml": partnets.lml(one.network, one.chunks)})
     partnets.estimate_statistics(one, one.chunks, forward=lambda model, batch: (model.training_loss(batch), None))
     return records
 
@@ -126,18 +180,18 @@ def logged(folder):
 
 
 @pytest.mark.full
-def test_twenty_steps_are_those_of_a_loop_by_hand(tmp_path):
-    chunks = data()
-    by_lightning, expected = module(chunks), module(chunks)
-    before = module(chunks)
+@pytest.mark.parametrize(("kind", "optimizers"), [(Classifier, adams), (Regularised, adams), (Regularised, of_torch)])
+def test_twenty_steps_are_those_of_a_loop_by_hand(kind, optimizers, tmp_path):
+    chunks, steps_ahead = data(), 2 if kind is Regularised else 0
+    by_lightning, expected, before = (module(chunks, kind, optimizers) for _ in range(3))
     torch.manual_seed(2)
-    trainer = fit(by_lightning, loader(chunks), tmp_path)
+    trainer = fit(by_lightning, loader(chunks, steps_ahead), tmp_path)
     torch.manual_seed(2)
-    records = by_hand(expected, loader(chunks))
+    records = by_hand(expected, loader(chunks, steps_ahead))
     assert trainer.global_step == 2 * EPOCHS * STEPS
     assert equal(by_lightning, expected) and not equal(by_lightning, before)
-    values = [{name: record[name] for name in record if name != "epoch"} for record in records]
-    assert logged(tmp_path) == [pytest.approx(record, rel=1e-6) for record in values]
+    assert kind is Classifier or expected.decay.values()["decay"] != 0.01
+    assert logged(tmp_path) == [pytest.approx(record, rel=1e-6) for record in records]
 
 
 class Scheduled(Classifier):
@@ -195,17 +249,10 @@ def test_loaded_modules_train_with_the_noise_of_the_current_seed(tmp_path):
     assert not equal(*loaded)
 
 
-class Frozen(Classifier):
-    """A classifier with fixed ψ: learned ψ depends on every chunk, so the invariant holds for w given ψ."""
-
-    def configure_optimizers(self):
-        return partnets.optim.Adam(self, lr=0.01), torch.optim.SGD(hyper.hyperparameters(self), lr=0.0)
-
-
 @pytest.mark.full
 @pytest.mark.parametrize("k", [2, 3])
 def test_nothing_of_a_later_chunk_reaches_earlier_partitions(k, tmp_path):
-    pair = [module(data(changed), Frozen) for changed in (None, k)]
+    pair = [module(data(changed), optimizers=partial(adams, rate=0.0)) for changed in (None, k)]
     for i, one in enumerate(pair):
         torch.manual_seed(2)
         fit(one, loader(one.chunks), tmp_path / str(i))
@@ -215,69 +262,10 @@ def test_nothing_of_a_later_chunk_reaches_earlier_partitions(k, tmp_path):
     assert not same(learned, later)
 
 
-class Regularised(Classifier):
-    """A classifier with ψ that acts only in training, and a dropout rate that learns directly."""
-
-    clip = 0.1
-
-    def __init__(self, chunks):
-        super().__init__(chunks)
-        self.decay, self.smoothing = hyper.WeightDecay(self.network, 0.01), hyper.LabelSmoothing(0.2)
-        self.rate = hyper.LearningRate(self.network, 0.02)
-        self.hyper_gradient = {self.decay: partnets.Lookahead(steps=2)}
-
-    def training_loss(self, batch):
-        x, y = batch
-        return self.smoothing(self.decay(self.rate(self.network(x))), y).mean()
-
-
-class OfTorchs(Regularised):
-    def configure_optimizers(self):
-        _, hyper_optimizer = super().configure_optimizers()
-        return partnets.optim.PerPartition(torch.optim.NAdam, self), hyper_optimizer
-
-
-@pytest.mark.full
-@pytest.mark.parametrize("kind", [Regularised, OfTorchs])
-def test_psi_that_acts_only_in_training_learns_by_lookahead(kind, tmp_path):
-    chunks, draws = data(), {"steps": STEPS, "hyper_batch_size": 8}
-    one, expected = module(chunks, kind), module(chunks, kind)
-    torch.manual_seed(2)
-    fit(one, partnets.Loader(chunks, 8, steps_ahead=2, **draws), tmp_path)
-    torch.manual_seed(2)
-    (optimizer, hyper_optimizer), loss = expected.configure_optimizers(), expected.training_loss
-    how, mine = {"by": expected.hyper_gradient, "clip": 0.1}, partnets.Loader(chunks, 8, steps_ahead=2, **draws)
-    for _ in range(EPOCHS):
-        for k, batch, hyper_k, hyper_batch in mine:
-            partnets.step_weights(expected, optimizer, k, batch, loss, clip=0.1)
-            partnets.step_lookahead(expected, optimizer, hyper_optimizer, {hyper_k: hyper_batch}, loss, loss, **how)
-        partnets.lml(expected.network, chunks)
-    partnets.estimate_statistics(expected, chunks, forward=lambda model, batch: (model.training_loss(batch), None))
-    assert expected.decay.values()["decay"] != 0.01 and equal(one, expected)
-
-
-class WithoutPsi(Classifier):
-    def configure_optimizers(self):
-        return partnets.optim.PerPartition(torch.optim.RMSprop, self)
-
-
 def test_without_psi_only_weights_are_stepped(tmp_path):
-    one = module(data(), WithoutPsi)
+    one = module(data(), optimizers=without_psi)
     trainer = fit(one, partnets.Loader(one.chunks, 8, steps=STEPS), tmp_path)
     assert trainer.global_step == EPOCHS * STEPS and one.network[2].values()["rate"] == pytest.approx(0.3)
-
-
-class Ordinary(Classifier):
-    def configure_optimizers(self):
-        return torch.optim.Adam(self.parameters())
-
-
-class Clipped(Classifier):
-    clip = 0.1
-
-
-class Ahead(Regularised):
-    clip = None
 
 
 def scaled(scale=1024.0):
@@ -285,51 +273,36 @@ def scaled(scale=1024.0):
     return {"plugins": [MixedPrecision("16-mixed", "cpu", scaler=torch.amp.GradScaler("cpu", init_scale=scale))]}
 
 
-TWO_STEPS_AHEAD = {"steps": STEPS, "hyper_batch_size": 8, "steps_ahead": 2}
-
-
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:.*fork")
 @pytest.mark.parametrize(
-    ("kind", "make", "options", "message"),
+    ("made", "make", "options", "message"),
     [
-        (WithoutPsi, loader, {}, "gave 1 optimisers for hyper_batch_size=8"),
-        (Classifier, lambda chunks: partnets.Loader(chunks, 8, steps=2), {}, "gave 2 optimisers for .*size=None"),
-        (Ordinary, loader, {}, "gave Adam first, which steps all partitions at once"),
-        (Classifier, lambda chunks: torch.utils.data.DataLoader(chunks.dataset), {}, "a DataLoader; pass a partnets"),
-        (
-            Classifier,
-            lambda chunks: loader(partnets.chunk(chunks.dataset, (0.8, 0.2))),
-            {},
-            "3 partitions and the data 2",
-        ),
-        (StartsAlone, loader, {}, r"StartsAlone\.on_train_start .* call super\(\)\.on_train_start\(\)"),
-        (Regularised, loader, {}, r"ψ looks 2 steps ahead.* for 0; pass partnets\.Loader\(steps_ahead=2\)"),
-        (Classifier, loader, {"overfit_batches": 2}, r"overfit_batches=2 replaces .* leave it 0, and pass a partnets"),
-        (
-            Classifier,
-            loader,
-            {"devices": 2, "strategy": "ddp_fork"},
-            "2 processes train by DDPStrategy; pass",
-        ),
-        (Clipped, loader, scaled(), r"clip=0\.1 .* GradScaler .*; pass precision='bf16-mixed', or set clip = None"),
-        (Ahead, lambda chunks: partnets.Loader(chunks, 8, **TWO_STEPS_AHEAD), scaled(), "2 steps ahead .* GradScaler"),
+        ({"optimizers": without_psi}, loader, {}, "gave 1 optimisers for hyper_batch_size=8"),
+        ({}, lambda chunks: partnets.Loader(chunks, 8, steps=2), {}, "gave 2 optimisers for .*size=None"),
+        ({"optimizers": of_all_partitions}, loader, {}, "gave Adam first, which steps all partitions at once"),
+        ({}, lambda chunks: torch.utils.data.DataLoader(chunks.dataset), {}, "a DataLoader; pass a partnets"),
+        ({}, lambda chunks: loader(partnets.chunk(chunks.dataset, (0.8, 0.2))), {},
+         "3 partitions and the data 2"),
+        ({"kind": StartsAlone}, loader, {}, r"StartsAlone\.on_train_start .* call super\(\)\.on_train_start\(\)"),
+        ({"kind": Regularised}, loader, {}, r"ψ looks 2 steps ahead.* for 0; pass partnets\.Loader\(steps_ahead=2\)"),
+        ({}, loader, {"overfit_batches": 2}, r"overfit_batches=2 replaces .* leave it 0, and pass a partnets"),
+        ({}, loader, {"devices": 2, "strategy": "ddp_fork"}, "2 processes train by DDPStrategy; pass"),
+        ({"clip": 0.1}, loader, scaled(),
+         r"clip=0\.1 .* GradScaler .*; pass precision='bf16-mixed', or set clip = None"),
+        ({"kind": Regularised, "clip": None}, lambda chunks: loader(chunks, 2), scaled(),
+         "2 steps ahead .* GradScaler"),
     ],
-)
-def test_trainings_that_would_be_wrong_are_refused_with_the_cure(kind, make, options, message, tmp_path):
-    one, before = module(data(), kind), module(data(), kind)
+)  # fmt: skip
+def test_trainings_that_would_be_wrong_are_refused_with_the_cure(made, make, options, message, tmp_path):
+    one, before = module(data(), **made), module(data(), **made)
     with pytest.raises(Exception, match=message):  # from a process, in another type
         fit(one, make(one.chunks), tmp_path, **options)
     assert equal(one, before)
 
 
-class Plain(Classifier):
-    def configure_optimizers(self):
-        return partnets.optim.SGD(self, lr=0.1), torch.optim.SGD(hyper.hyperparameters(self), lr=0.1)
-
-
 @pytest.mark.full
 def test_a_gradient_scaler_changes_no_step(tmp_path):
-    pair = [module(data(), Plain) for _ in range(2)]
+    pair = [module(data(), optimizers=plain) for _ in range(2)]
     for one, scale in zip(pair, (1.0, 1024.0), strict=True):
         torch.manual_seed(2)
         with partkernels.use_backend("reference"):  # the only backend with float16 on a CPU
@@ -374,8 +347,6 @@ class Metered(PartitionedModule):
 
 
 def test_metrics_and_lists_of_outputs_are_no_leaks(tmp_path):
-    loader = partnets.Loader(partnets.chunk((torch.randn(60, 4), torch.arange(60) % 3), PROPORTIONS), 8, steps=3)
-    module, quiet = Metered(), {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
-    options = {"max_epochs": 1, "accelerator": "cpu", "enable_model_summary": False, **quiet}
-    lightning.Trainer(default_root_dir=tmp_path, **options).fit(module, loader)
-    assert len(module.outputs) == 3  # the audit's are gone
+    one = Metered()
+    fit(one, partnets.Loader(data(), 8, steps=3), tmp_path)
+    assert len(one.outputs) == 3 * EPOCHS  # the audit's are gone

@@ -31,19 +31,10 @@ def bert():
     return transformers.BertForMaskedLM(config), {"target_modules": ["query", "value"]}
 
 
-ADAPTERS = {
-    "LoRA": peft.LoraConfig,
-    "LoHa": lambda **options: peft.LoHaConfig(
-        r=options["r"], target_modules=options["target_modules"], alpha=options["lora_alpha"]
-    ),
-}
-
-
-def adapted(make=gpt2, adapter="LoRA"):
+def adapted(make=gpt2, kind=peft.LoraConfig, scale="lora_alpha"):
     torch.manual_seed(0)
     base, options = make()
-    config = ADAPTERS[adapter](r=8, lora_alpha=16, **options)
-    return peft.get_peft_model(base, config), torch.randint(50, (6, 12))
+    return peft.get_peft_model(base, kind(r=8, **options, **{scale: 16})), torch.randint(50, (6, 12))
 
 
 def divided(model, ids, scheme):
@@ -136,7 +127,7 @@ def test_adapters_are_merged_into_the_base_and_saved_in_pefts_format(scheme, tmp
 
 
 def test_other_adapters_are_partitioned():
-    model, ids = adapted(bert, "LoHa")
+    model, ids = adapted(bert, peft.LoHaConfig, "alpha")
     divided(model, ids, "weight")
     learning = [parameter for parameter in model.parameters() if parameter.requires_grad]
     before = [parameter.detach().clone() for parameter in learning]
