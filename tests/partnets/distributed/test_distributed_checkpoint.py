@@ -14,6 +14,7 @@ from torch import nn
 from torch.distributed.checkpoint import CheckpointException
 from torch.distributed.checkpoint.state_dict import get_model_state_dict, set_model_state_dict
 from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
+from torch.utils._pytree import tree_flatten
 from training import OPTIMIZERS, STEPS, learn, learned, mesh, network, trainer, whole
 
 import partnets
@@ -121,21 +122,10 @@ def test_a_run_resumed_after_a_killed_process_ends_with_the_same_bits(two_ranks,
     assert len(noises[0]) == 2 and not torch.equal(*noises[0])
     for saved in found:
         saved.pop("checksum", None)
-    for name, value in found[0].items():
-        assert_same(value, found[1][name])
-
-
-def assert_same(one, other):
-    if isinstance(one, torch.Tensor):
-        assert torch.equal(one, other)
-    elif isinstance(one, dict):
-        assert one.keys() == other.keys()
-        assert_same(list(one.values()), list(other.values()))
-    elif isinstance(one, list | tuple):
-        for pair in zip(one, other, strict=True):
-            assert_same(*pair)
-    else:
-        assert one == other
+    (leaves, structure), (others, its) = map(tree_flatten, found)
+    assert structure == its
+    for pair in zip(leaves, others, strict=True):
+        assert torch.equal(*pair) if isinstance(pair[0], torch.Tensor) else pair[0] == pair[1]
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_
 from torch.distributed.tensor import Shard
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.utils.data import Dataset
-from training import OPTIMIZERS, examples, gradients, learn, learned, loss, mesh, mine, network, trainer, whole
+from training import OPTIMIZERS, gradients, learn, learned, loss, mesh, mine, network, trainer, trainer_of, whole
 
 import partnets
 from partnets import distributed, hyper, optim, stn
@@ -194,9 +194,7 @@ def ensemble():
     torch.manual_seed(0)
     extractor = hyper.Submodule(nn.Linear(6, 5))
     networks = [nn.Sequential(extractor, nn.Linear(5, 4), nn.Tanh(), nn.Linear(4, 2)) for _ in range(3)]
-    kind = distributed.Trainer if dist.is_initialized() else partnets.Trainer
-    chunks = partnets.chunk(examples(), (0.6, 0.2, 0.2))
-    one = kind(partnets.Ensemble(networks).double(), chunks, hyper=extractor, batch_size=16)
+    one = trainer_of(partnets.Ensemble(networks).double(), hyper=extractor)
     one.fit(12)
     return learned(one)
 
@@ -212,8 +210,7 @@ def looking_ahead(technique, options, steps=8):
     by = {rate: partnets.Lookahead(2), decay: technique, smoothing: technique}
     hyper_optimizer = torch.optim.Adam(hyper.hyperparameters(model), lr=0.05)
     options = {"hyper": psi, "loss": smoothing, "hyper_gradient": by, "hyper_optimizer": hyper_optimizer} | options
-    kind = distributed.Trainer if dist.is_initialized() else partnets.Trainer
-    one = kind(model, partnets.chunk(examples(), (0.6, 0.2, 0.2)), batch_size=16, **options)
+    one = trainer_of(model, **options)
     one.fit(steps)
     return [*map(whole, model.parameters()), torch.tensor([*one.values().values()])]
 

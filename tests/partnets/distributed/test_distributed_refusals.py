@@ -3,58 +3,29 @@
 import pytest
 import torch
 import torch.distributed as dist
+from small_network import Drift
 from test_distributed_learning import looking_ahead
 from torch import nn
-from training import examples, mesh, network, trainer, whole
+from training import mesh, network, trainer, trainer_of, whole
 
 import partnets
 from partnets import distributed, hyper, optim
 
 
-def small(**options):
-    return partnets.partition(nn.Sequential(nn.Linear(4, 2)), (0.5, 0.5), **{"defaults": "zero"} | options)
+def small(*layers, defaults="zero", **options):
+    layers = layers or [nn.Linear(4, 2)]
+    return partnets.partition(nn.Sequential(*layers), (0.5, 0.5), defaults=defaults, **options)
 
 
-def sharded():
-    torch.manual_seed(0)
-    return distributed.fully_shard(small(), mesh=mesh())
-
-
-def share_unevenly():
-    distributed.share(partnets.chunk((torch.arange(20),), (0.5, 0.5))).sample(1, 5)
+def sharded(seed=0, **options):
+    torch.manual_seed(seed)
+    return distributed.fully_shard(small(), mesh=mesh(), **options)
 
 
 def distribute_inside(distribute):
     model = network()
     with partnets.subnetwork(model, active=1):
-        getattr(distributed, distribute)(model)
-
-
-def wrap_with_other_seed():
-    model = partnets.partition(nn.Sequential(nn.Linear(4, 3), nn.GRU(3, 3)), (0.5, 0.5), seed=dist.get_rank())
-    distributed.DDP(model)
-
-
-def shard_other_weights():
-    torch.manual_seed(dist.get_rank())
-    distributed.fully_shard(small(), mesh=mesh())
-
-
-def shard_and_keep_gathered():
-    distributed.fully_shard(small(), mesh=mesh(), reshard_after_forward=False)
-
-
-def shard_twice():
-    distributed.fully_shard(sharded(), mesh=mesh())
-
-
-def merge_sharded():
-    partnets.merge(sharded())
-
-
-def per_example_of_shards():
-    with partnets.subnetwork(sharded(), active=torch.tensor([1, 2])):
-        pass
+        distribute(model)
 
 
 def mix_gradients_of_shards():
@@ -74,21 +45,12 @@ def enter_gathered():
         pass
 
 
-def wrapped_trainer():
-    one = trainer()
-    distributed.Trainer(nn.parallel.DistributedDataParallel(one.model), one.chunks)
-
-
 def sharded_ahead():
     torch.manual_seed(0)
     network = nn.Linear(6, 3)
     model = partnets.partition(nn.Sequential(network, decay := hyper.WeightDecay(network)), (0.6, 0.2, 0.2))
     distributed.fully_shard(model, mesh=mesh())
-    distributed.Trainer(model, partnets.chunk(examples(), (0.6, 0.2, 0.2)), hyper=decay)
-
-
-def use_one_file(function):
-    getattr(trainer(sharded=True), function)("checkpoint.pt")
+    trainer_of(model, hyper=decay)
 
 
 def trainers(**options):
@@ -110,55 +72,62 @@ def other_settings(name, setting, values):
         options[name] = torch.optim.Adam(mask.parameters(), **own)
     if name == "scheduler":
         options[name] = torch.optim.lr_scheduler.StepLR(optimizer, 10, **own)
-    distributed.Trainer(model, partnets.chunk(examples(), (0.6, 0.2, 0.2)), hyper=mask, batch_size=16, **options)
+    trainer_of(model, hyper=mask, **options)
 
 
 RATES, CLOSE = (0.01, 0.02), (torch.tensor(0.01), torch.tensor(0.0100001))
 OF_THE_GRU = ", ".join(f"the {what} of 1.weight_{to}_l0" for to in ("ih", "hh") for what in ("map", "defaults"))
 SAME = "construct the same model, chunks and trainer on all ranks"
+EVEN = (torch.arange(20),), (0.5, 0.5)
+# Calls on each rank, and their errors.
+REFUSED = [
+    (lambda: distributed.share(partnets.chunk(*EVEN)).sample(1, 5),
+     "batch_size=5 cannot be shared by 2 ranks; pass a multiple of 2"),
+    (lambda: distribute_inside(distributed.DDP), "before a subnetwork is entered"),
+    (lambda: distribute_inside(distributed.fully_shard), "before a subnetwork is entered"),
+    (lambda: distributed.DDP(small(nn.Linear(4, 3), nn.GRU(3, 3), defaults=None, seed=dist.get_rank())),
+     f"the map of 0.weight, the defaults of 0.weight, {OF_THE_GRU}; {SAME}"),
+    (lambda: sharded(seed=dist.get_rank()), f"the ranks differ in 0.weight, 0.bias, 0.bias_rows; {SAME}"),
+    (lambda: sharded(reshard_after_forward=False),
+     "would leave the gathered weights of one subnetwork for the next; leave it out"),
+    (lambda: distributed.fully_shard(sharded(), mesh=mesh()), "is sharded already"),
+    (lambda: partnets.merge(sharded()), "load it into a model of one process"),
+    (lambda: partnets.subnetwork(sharded(), active=torch.tensor([1, 2])).__enter__(),
+     "the model is sharded, and computes one subnetwork at a time"),
+    (mix_gradients_of_shards, "of partition 1 have not been reduced, and those of 2 would be added to them"),
+    (enter_gathered, "the weight of a FSDPLinear is still gathered from its shards; call reshard()"),
+    (lambda: distributed.Trainer(nn.parallel.DistributedDataParallel((one := trainer()).model), one.chunks),
+     "is inside of DistributedDataParallel; pass the wrapped model"),
+    (sharded_ahead, "1 learns by looking ahead, which needs whole weights"),
+    *((lambda use=use: getattr(trainer(sharded=True), use)("checkpoint.pt"),
+       f"no rank has the whole model, which is sharded; use partnets.distributed.{use}") for use in ("save", "load")),
+    (lambda: trainers(seed=(0, 1)), f"the ranks differ in the seed; {SAME}"),
+    (lambda: trainers(lml_every=(4, 8)), f"the ranks differ in lml_every; {SAME}"),
+    (lambda: trainers(patience=(3, 4)), f"the ranks differ in patience; {SAME}"),
+    (lambda: trainers(batch_size=(16, 8), hyper_every=(1, 2)), "the ranks differ in batch_size, hyper_batch_size"),
+    (lambda: trainer(batch_size=21), "batch_size=21 cannot be shared by 2 ranks; pass a multiple"),
+    (lambda: trainer(hyper_batch_size=21), "hyper_batch_size=21 cannot be shared by 2 ranks; pass a multiple"),
+    (lambda: trainer(one_pass=True), "divides the batches into 10, 3, 3, 8, 8 examples, which 2 ranks"),
+    (lambda: other_settings("optimizer", "lr", RATES), f"the ranks differ in optimizer.param_groups.0.lr; {SAME}"),
+    (lambda: other_settings("optimizer", "betas", ((0.9, 0.999), (0.9, 0.99))),
+     "in optimizer.param_groups.0.betas;"),
+    (lambda: other_settings("hyper_optimizer", "lr", CLOSE), "the ranks differ in hyper_optimizer.param_groups.0.lr;"),
+    (lambda: other_settings("scheduler", "gamma", RATES), f"the ranks differ in scheduler.gamma; {SAME}"),
+    (lambda: other_settings("", "", RATES), None),
+]  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("function", "arguments", "message"),
-    [
-        (share_unevenly, (), "batch_size=5 cannot be shared by 2 ranks; pass a multiple of 2"),
-        (distribute_inside, ("DDP",), "before a subnetwork is entered"),
-        (distribute_inside, ("fully_shard",), "before a subnetwork is entered"),
-        (wrap_with_other_seed, (), f"the map of 0.weight, the defaults of 0.weight, {OF_THE_GRU}; {SAME}"),
-        (shard_other_weights, (), f"the ranks differ in 0.weight, 0.bias, 0.bias_rows; {SAME}"),
-        (shard_and_keep_gathered, (), "would leave the gathered weights of one subnetwork for the next; leave it out"),
-        (shard_twice, (), "is sharded already"),
-        (merge_sharded, (), "load it into a model of one process"),
-        (per_example_of_shards, (), "the model is sharded, and computes one subnetwork at a time"),
-        (mix_gradients_of_shards, (), "of partition 1 have not been reduced, and those of 2 would be added to them"),
-        (enter_gathered, (), "the weight of a FSDPLinear is still gathered from its shards; call reshard()"),
-        (wrapped_trainer, (), "is inside of DistributedDataParallel; pass the wrapped model"),
-        (sharded_ahead, (), "1 learns by looking ahead, which needs whole weights"),
-        (use_one_file, ("save",), "no rank has the whole model, which is sharded; use partnets.distributed.save"),
-        (use_one_file, ("load",), "no rank has the whole model, which is sharded; use partnets.distributed.load"),
-        (trainers, {"seed": (0, 1)}, f"the ranks differ in the seed; {SAME}"),
-        (trainers, {"lml_every": (4, 8)}, f"the ranks differ in lml_every; {SAME}"),
-        (trainers, {"patience": (3, 4)}, f"the ranks differ in patience; {SAME}"),
-        (trainers, {"batch_size": (16, 8), "hyper_every": (1, 2)}, "the ranks differ in batch_size, hyper_batch_size"),
-        (trainers, {"batch_size": (21, 21)}, "batch_size=21 cannot be shared by 2 ranks; pass a multiple"),
-        (trainers, {"hyper_batch_size": (21, 21)}, "hyper_batch_size=21 cannot be shared by 2 ranks; pass a multiple"),
-        (trainers, {"one_pass": (True, True)}, "divides the batches into 10, 3, 3, 8, 8 examples, which 2 ranks"),
-        (other_settings, ("optimizer", "lr", RATES), f"the ranks differ in optimizer.param_groups.0.lr; {SAME}"),
-        (other_settings, ("optimizer", "betas", ((0.9, 0.999), (0.9, 0.99))), "in optimizer.param_groups.0.betas;"),
-        (other_settings, ("hyper_optimizer", "lr", CLOSE), "the ranks differ in hyper_optimizer.param_groups.0.lr;"),
-        (other_settings, ("scheduler", "gamma", RATES), f"the ranks differ in scheduler.gamma; {SAME}"),
-        (other_settings, ("", "", RATES), None),
-    ],
-)
-def test_ranks_that_cannot_train_together_are_refused(function, arguments, message, two_ranks):
-    for found in two_ranks(error_of, function, arguments):
+@pytest.mark.parametrize("case", range(len(REFUSED)))
+def test_ranks_that_cannot_train_together_are_refused(case, two_ranks):
+    message = REFUSED[case][1]
+    for found in two_ranks(error_of, case):
         assert found is None if message is None else message in found
 
 
-def error_of(function, arguments):
-    """Return the message of a function's error, or None."""
+def error_of(case):
+    """Return the message of a call's error, or None."""
     try:
-        function(**arguments) if isinstance(arguments, dict) else function(*arguments)
+        REFUSED[case][0]()
     except (ValueError, RuntimeError) as error:
         return str(error)
 
@@ -236,24 +205,14 @@ def test_a_loss_that_is_nan_on_one_rank_raises_on_all_before_anything_is_stepped
     assert two_ranks(not_finite, part, sharded) == [(False, part == "hyper_loss", True)] * 2
 
 
-class Remembers(nn.Module):
-    """A module that accumulates a mean of its inputs on the last rank only."""
-
-    def __init__(self):
-        super().__init__()
-        self.register_buffer("mean", torch.zeros(6))
-
-    def forward(self, x):
-        if dist.get_rank() == dist.get_world_size() - 1 and self.training:
-            self.mean += x.mean(0).detach()
-        return x + self.mean
-
-
 def leak_on_one_rank():
-    model = partnets.partition(nn.Sequential(Remembers(), nn.Linear(6, 2)), (0.6, 0.2, 0.2)).double()
-    distributed.Trainer(model, partnets.chunk(examples(), (0.6, 0.2, 0.2)), batch_size=16).fit(1)
+    layers = Drift(6, follows=dist.get_rank() == 1), nn.Linear(6, 2)
+    model = partnets.partition(nn.Sequential(*layers), (0.6, 0.2, 0.2)).double()
+    with pytest.raises((ValueError, RuntimeError)) as error:
+        trainer_of(model).fit(1)
+    return str(error.value)
 
 
 def test_a_leak_found_by_only_one_rank_raises_on_all(two_ranks):
-    first, last = two_ranks(error_of, leak_on_one_rank, ())
+    first, last = two_ranks(leak_on_one_rank)
     assert "0.mean follows the data" in last and first.startswith("rank 1 raised ValueError: this model carries")

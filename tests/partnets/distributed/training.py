@@ -86,17 +86,21 @@ def examples():
     return x, (x[:, 0] > 0).long()
 
 
+def trainer_of(model, **options):
+    """Return a Trainer for examples(), on ranks one of partnets.distributed."""
+    kind = distributed.Trainer if dist.is_initialized() else partnets.Trainer
+    return kind(model, partnets.chunk(examples(), (0.6, 0.2, 0.2)), **{"batch_size": 16} | options)
+
+
 def trainer(*, dropout=0.0, sharded=False, **options):
-    """Return a Trainer, on ranks one of partnets.distributed."""
     torch.manual_seed(0)
     extractor = hyper.Submodule(nn.Linear(6, 5))  # ψ without noise
     model = nn.Sequential(extractor, nn.Linear(5, 8), nn.Dropout(dropout), nn.LayerNorm(8), nn.Linear(8, 2))
     model = partnets.partition(model, (0.6, 0.2, 0.2)).double()
-    options = {"hyper": extractor, "batch_size": 16, "lml_every": 4, "keep_best": True} | options
+    options = {"hyper": extractor, "lml_every": 4, "keep_best": True} | options
     if sharded:
         distributed.fully_shard(model, mesh=mesh())
-    kind = distributed.Trainer if dist.is_initialized() else partnets.Trainer
-    return kind(model, partnets.chunk(examples(), (0.6, 0.2, 0.2)), **options)
+    return trainer_of(model, **options)
 
 
 def learned(one):
