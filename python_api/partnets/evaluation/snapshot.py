@@ -122,9 +122,7 @@ class Snapshot:
         elif isinstance(value, types.FunctionType):
             self._take_function(path, value)
         elif _is_own(value):
-            self._take_dict(path, getattr(value, "__dict__", {}))
-            self._take_slots(path, value)
-            self._take_classes(value)
+            self._take_object(path, value)
 
     def _take_module(self, path: str, module: nn.Module) -> None:
         """Record a module and its submodules, their tensors first, so that these have the names that torch gives."""
@@ -133,22 +131,19 @@ class Snapshot:
         for name, tensor in (*module.named_parameters(prefix=path), *module.named_buffers(prefix=path)):
             self._take(name, tensor)
         for name, part in found:
-            self._take_dict(name, vars(part))
-            self._take_slots(name, part)
-            self._take_classes(part)
+            self._take_object(name, part)
 
-    def _take_classes(self, of: Any) -> None:
-        """Record attributes of an object's user-defined classes, such as a counter of all calls."""
+    def _take_object(self, path: str, of: Any) -> None:
+        """Record an object's attributes, and those of its user-defined classes, such as a counter of all calls."""
+        self._take_dict(path, getattr(of, "__dict__", {}))
+        kept = {name: getattr(of, name) for name in slots(of)}
+        self._take_attributes(path, kept, partial(object.__setattr__, of))  # also where setattr is refused
         for cls in type(of).__mro__:
             if not _is_of_library(cls) and id(cls) not in self._seen:
                 self._seen[id(cls)] = cls
                 own = {name: value for name, value in vars(cls).items() if not name.startswith("__")}
                 kept = {name: value for name, value in own.items() if isinstance(value, STATE) or _is_own(value)}
                 self._take_attributes(cls.__qualname__, kept, partial(setattr, cls))
-
-    def _take_slots(self, path: str, of: Any) -> None:
-        kept = {name: getattr(of, name) for name in slots(of)}
-        self._take_attributes(path, kept, partial(object.__setattr__, of))  # also where setattr is refused
 
     def _take_attributes(self, path: str, kept: dict[str, Any], put: Callable[[str, Any], object]) -> None:
         self._restore += [partial(put, name, value) for name, value in kept.items()]
