@@ -67,6 +67,8 @@ class HyperLayer(nn.Module):
 
     dense: type[nn.Module]
     responding: tuple[str, ...] = ("weight", "bias")
+    # The beginning of the names of weights whose entries hyper.DropConnect drops; None if it drops none.
+    drops: str | None = "weight"
     # Named in errors of partnets.finalize and partnets.Trainer, which do not support these layers.
     made_dense_by, trained_by = "partnets.stn.freeze", "partnets.stn.Trainer"
 
@@ -190,14 +192,11 @@ class HyperLayer(nn.Module):
         scale = self.value(f"{name}_scale")
         return hyper.to(scale.dtype) @ scale.t()
 
-    def drops(self, name: str) -> bool:
-        """Return whether hyper.DropConnect drops entries of this weight."""
-        return name == "weight"
-
     def dropped(self, name: str) -> Tensor | None:
         """Return the factors of a weight's entries by the hyper.DropConnect in attribute drop_connect, or None."""
         drop_connect = self._modules.get("drop_connect")
-        return drop_connect(self.value(name)) if drop_connect is not None and self.drops(name) else None
+        drops = drop_connect is not None and self.drops is not None and name.startswith(self.drops)
+        return drop_connect(self.value(name)) if drops else None
 
     def merged(self, name: str, hyper: Tensor | None) -> Tensor | None:
         """Return p + (V λ) ⊙ p_hyper for one λ, [n], or p if hyper is None; None if the layer has no such p."""

@@ -47,6 +47,8 @@ class _HyperNorm(HyperLayer):
     V and C have a row for each entry of a parameter, or for its first dimension.
     """
 
+    drops = None
+
     def forward(self, input: Tensor) -> Tensor:
         hyper = self.hyper_of(input, self.features(input))
         if not is_each(hyper):
@@ -62,9 +64,6 @@ class _HyperNorm(HyperLayer):
     def features(self, x: Tensor) -> int:
         """Return the first dimension of x that the weight has."""
         return 1
-
-    def drops(self, name):
-        return False
 
     def normalised(self, x: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
         """Apply torch's layer with this weight and bias."""

@@ -26,6 +26,8 @@ class _HyperRecurrent(HyperLayer):
     with one product for the inputs of all steps and two products for the hidden state at each step.
     """
 
+    drops = "weight_hh"
+
     @property
     def responding(self) -> tuple[str, ...]:
         return tuple(self._flat_weights_names)
@@ -121,9 +123,6 @@ class _HyperRecurrent(HyperLayer):
                 state = project(state[0]), *state[1:]
             outputs.append(state[0])
         return torch.stack(outputs[::-1] if reverse else outputs, 1), state
-
-    def drops(self, name):
-        return name.startswith("weight_hh")
 
     def cell(self, from_input: Tensor, from_state: Tensor, state: State) -> State:
         """Return the next state, from the input's and the previous state's terms of the gates."""
