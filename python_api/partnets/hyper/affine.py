@@ -146,21 +146,10 @@ class Affine(Warp):
         stretch: float | None = 0.05,
         shear: float | None = 0.05,
     ) -> None:
-        widths = {
-            "translate_x": translate_x,
-            "translate_y": translate_y,
-            "rotation": rotation,
-            "scale": scale,
-            "stretch": stretch,
-            "shear": shear,
-        }
+        widths = dict(zip(GENERATORS, (translate_x, translate_y, rotation, scale, stretch, shear), strict=True))
         super().__init__(widths)
-        self.widths = Learned(
-            [widths[name] for name in self.names],
-            positive,
-            unit=[UNITS[name] / HALVES[name] for name in self.names],
-            names=self.names,
-        )
+        units = [UNITS[name] / HALVES[name] for name in self.names]
+        self.widths = Learned([widths[name] for name in self.names], positive, unit=units, names=self.names)
         dtype = torch.get_default_dtype()
         for name, values in (("generators", GENERATORS), ("halves", HALVES)):
             values = torch.tensor([values[name] for name in self.names], dtype=dtype)

@@ -60,12 +60,8 @@ class ColourJitter(Augmentation):
     ) -> None:
         widths = {"brightness": brightness, "contrast": contrast, "saturation": saturation, "hue": hue}
         super().__init__(widths)
-        self.widths = Learned(
-            [widths[name] for name in self.names],
-            positive,
-            unit=[UNITS[name] for name in self.names],
-            names=self.names,
-        )
+        units = [UNITS[name] for name in self.names]
+        self.widths = Learned([widths[name] for name in self.names], positive, unit=units, names=self.names)
         yiq = torch.tensor(YIQ, dtype=torch.float64)
         quarter_turn = torch.tensor([[0, 0, 0], [0, 0, 1], [0, -1, 0]], dtype=torch.float64)
         grey = yiq[:1].expand(3, 3)
@@ -81,7 +77,13 @@ class ColourJitter(Augmentation):
             >>> jitter.transform(torch.full((1, 3, 1, 1), 0.25), torch.ones(1, 1)).flatten()
             tensor([0.5000, 0.5000, 0.5000], grad_fn=<ViewBackward0>)
         """
-        self._check_channels(x)
+        if x.shape[1] == 1 and not {"saturation", "hue"}.isdisjoint(self.names):
+            raise ValueError(
+                "the images have 1 channel, but saturation and hue need 3; construct"
+                " ColourJitter(saturation=None, hue=None)."
+            )
+        if x.shape[1] not in (1, 3):
+            raise ValueError(f"the images have {x.shape[1]} channels; pass 3 (red, green and blue), or 1 (grey).")
         amounts = draws * self.widths(draws)
         amount = dict.fromkeys(UNITS, amounts.new_zeros(x.shape[0]))
         amount |= zip(self.names, amounts.unbind(1), strict=True)
@@ -96,12 +98,3 @@ class ColourJitter(Augmentation):
         matrix = (brightness * contrast)[:, None, None] * matrix
         offset = (brightness * (1 - contrast)).to(x.dtype) * (x.mean((2, 3)) @ grey.to(x.dtype))
         return torch.einsum("bij,bjhw->bihw", matrix.to(x.dtype), x) + offset[:, None, None, None]
-
-    def _check_channels(self, x: Tensor) -> None:
-        if x.shape[1] == 1 and not {"saturation", "hue"}.isdisjoint(self.names):
-            raise ValueError(
-                "the images have 1 channel, but saturation and hue need 3; construct"
-                " ColourJitter(saturation=None, hue=None)."
-            )
-        if x.shape[1] not in (1, 3):
-            raise ValueError(f"the images have {x.shape[1]} channels; pass 3 (red, green and blue), or 1 (grey).")

@@ -174,12 +174,9 @@ class InputMask(Hyperparameter):
         check_real(self, x)
         if x.shape[-1:] != self.logits.shape:
             raise ValueError(f"x is {list(x.shape)}; pass [..., {len(self.logits)}], an entry for each feature.")
-        mask = (
-            concrete(self.probability.unconstrained(x), x.shape, self.temperature)
-            if self.training
-            else self.probability(x)
-        )
-        return x * mask.to(x.dtype)
+        if not self.training:
+            return x * self.probability(x).to(x.dtype)
+        return x * concrete(self.probability.unconstrained(x), x.shape, self.temperature).to(x.dtype)
 
     def to_torch(self) -> nn.Module:
         """Return a module that multiplies by the mean mask, in training mode too."""

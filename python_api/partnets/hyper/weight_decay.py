@@ -63,7 +63,10 @@ class WeightDecay(Penalty):
     def penalty(self, x: Tensor) -> Tensor:
         # Not in x's dtype, which would round its derivative.
         decay = self.decay.range.transform(self.decay.unconstrained(x))
-        squares = sum(_squared_norm(layer, name) for layer, name in self._weights())
+        squares = sum(
+            layer.squared_norm(name) if hasattr(layer, "squared_norm") else getattr(layer, name).square().sum()
+            for layer, name in self._weights()
+        )
         return (decay.reshape(-1) if decay.dim() else decay) * squares / 2
 
     def decayed(self) -> list[nn.Parameter]:
@@ -85,8 +88,3 @@ class WeightDecay(Penalty):
 def _names(layer: nn.Module) -> list[str]:
     """Return the names of a layer's parameters; for layers of partnets.stn, those that replace torch's."""
     return list(layer.names() if hasattr(layer, "squared_norm") else layer._parameters)
-
-
-def _squared_norm(layer: nn.Module, name: str) -> Tensor:
-    """Return the squared norm: [], or [batch] if each example has its own weight."""
-    return layer.squared_norm(name) if hasattr(layer, "squared_norm") else getattr(layer, name).square().sum()

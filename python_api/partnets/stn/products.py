@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from partkernels.operators import dense
+from partnets.stn.response import Product
 
 # With at least this many positions in an example, such as a sequence's, the example's own weight is formed: this costs
 # as much as the product with some twenty positions, and saves one product forward, one for dx and two for parameters.
@@ -22,10 +23,8 @@ MERGED_ENTRIES = 2.5
 MERGED_KERNEL_BYTES = 1 << 20
 
 
-class Matmul:
+class Matmul(Product):
     """The product x W^T for x [batch, ..., in_features]."""
-
-    rows_dim = -1
 
     def __call__(self, x, weight):
         return dense.linear(x, weight)
@@ -66,7 +65,7 @@ MATMUL = Matmul()
 
 
 @dataclass(frozen=True)
-class Convolution:
+class Convolution(Product):
     """The product torch.convolution of x [batch, channels, *size]."""
 
     stride: tuple[int, ...]
@@ -78,9 +77,6 @@ class Convolution:
 
     def __call__(self, x, weight):
         return torch.convolution(x, weight, None, *self._geometry(self.groups))
-
-    def add(self, y, x, weight):
-        return y.add_(self(x, weight))
 
     def gradients(self, grad, x, weight, needs):
         return self._gradients(grad, x, weight, needs, self.groups)
@@ -121,19 +117,14 @@ def _as_one(x: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True)
-class Lookup:
+class Lookup(Product):
     """The product that looks up rows of a table by their indices."""
 
     padding_idx: int | None
     scale_grad_by_freq: bool
 
-    rows_dim = -1
-
     def __call__(self, x, weight):
         return F.embedding(x, weight, self.padding_idx, scale_grad_by_freq=self.scale_grad_by_freq)
-
-    def add(self, y, x, weight):
-        return y.add_(self(x, weight))
 
     def gradients(self, grad, x, weight, needs):
         if not needs[1]:
@@ -141,6 +132,3 @@ class Lookup:
         padding = -1 if self.padding_idx is None else self.padding_idx
         backward = torch.ops.aten.embedding_dense_backward
         return None, backward(grad, x, len(weight), padding, self.scale_grad_by_freq)
-
-    def at_a_time(self, x, weight):
-        return 0

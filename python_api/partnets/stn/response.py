@@ -24,19 +24,21 @@ from partnets.utils.traced import is_traced
 class Product(Protocol):
     """y = p(W, x), bilinear; dimension 0 is the examples in x and y, and the rows in W."""
 
-    rows_dim: int  # the dimension of y for the rows of W
+    rows_dim: int = -1  # the dimension of y for the rows of W
 
     def __call__(self, x: Tensor, weight: Tensor) -> Tensor:
         """Return y, differentiable."""
 
     def add(self, y: Tensor, x: Tensor, weight: Tensor) -> Tensor:
         """Add the product to y, in place."""
+        return y.add_(self(x, weight))
 
     def gradients(self, grad: Tensor, x: Tensor, weight: Tensor, needs: tuple[bool, bool]):
         """Return dx and dW, or None where not needed."""
 
     def at_a_time(self, x: Tensor, weight: Tensor) -> int:
         """Return how many examples' weights to form at a time; 0 if two products are faster."""
+        return 0
 
     def each(self, x: Tensor, weights: Tensor) -> Tensor:
         """Return y for weights [batch, *W.shape], one for each example."""

@@ -72,7 +72,7 @@ def step_weights(
         def perturbed_loss(batch: Any) -> Tensor:
             with ExitStack() as entered:
                 if vector.centred:
-                    with vector.at_present():
+                    with vector.at(vector.present().detach()):
                         backward(penalised(loss, batch)[1])
                     gradients.update(_gradients_of_others(model))
                     entered.enter_context(vector.response_learning())

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from partnets.hyper import Hyperparameter, Learned
+from partnets.hyper import Hyperparameter, Learned, positive
 from partnets.utils.in_thread import InThread, holding
 from partnets.utils.linearised import is_linear, perturbation
 
@@ -22,13 +22,7 @@ class HyperVector:
     λ and the values of the hyperparameters are those given, for each example or for all.
 
     Args:
-        hyper: one or several modules of partnets.hyper.
-        centred: whether layers read the difference of λ from its current value instead of λ (Bae and Grosse 2020).
-        linearised: whether the response learns from outputs that are linear in it.
-        scale: the initial σ, the standard deviation of each entry's perturbation.
-        learn_scale: whether σ is learned.
-        per_example: whether each example has its own perturbation; otherwise each batch has one.
-        batch_dim: the dimension of the examples in inputs of layers and hyperparameters.
+        hyper: one or several modules of partnets.hyper; other arguments as in stn.convert.
 
     Attributes:
         modules: the Hyperparameters.
@@ -91,7 +85,8 @@ class HyperVector:
         self.size = sum(one.raw.numel() for one in self.learned)
         self._input, self._response_learns, self._noted = InThread(), InThread(), InThread()
         for one in self.learned:
-            one.scale_raw = nn.Parameter(_softplus_inverse(torch.full_like(one.raw, scale)), requires_grad=learn_scale)
+            scales = torch.full_like(one.raw, scale)
+            one.scale_raw = nn.Parameter(positive.transform.inv(scales), requires_grad=learn_scale)
 
     def description(self) -> str:
         """Return a description of λ, which defines the meaning of V's columns."""
@@ -108,11 +103,6 @@ class HyperVector:
     def entropy(self) -> Tensor:
         """Return H[p(ε | σ)] in nats, the sum of log(σ sqrt(2 π e))."""
         return (self.scale().log() + 0.5 * math.log(2 * math.pi * math.e)).sum()
-
-    def own(self) -> Tensor:
-        """Return a mask of the entries of λ that differ between examples, [n]."""
-        sizes = torch.tensor([one.raw.numel() for one in self.learned])
-        return torch.tensor(self._per_example).repeat_interleave(sizes)
 
     @contextmanager
     def perturbed(self, examples: int, *, learns: bool = False) -> Iterator[None]:
@@ -131,7 +121,9 @@ class HyperVector:
             noise = torch.randn_like(scale)
         else:
             noise = torch.randn(examples, self.size, dtype=scale.dtype, device=scale.device)
-            noise = torch.where(self.own().to(scale.device), noise, noise[:1])
+            sizes = torch.tensor([one.raw.numel() for one in self.learned])
+            own = torch.tensor(self._per_example).repeat_interleave(sizes).to(scale.device)
+            noise = torch.where(own, noise, noise[:1])
         with self.at(present + scale * noise):
             yield
 
@@ -165,12 +157,6 @@ class HyperVector:
             yield noted
 
     @contextmanager
-    def at_present(self) -> Iterator[None]:
-        """Set λ to its current value in the context, for this thread, without gradients."""
-        with self.at(self.present().detach()):
-            yield
-
-    @contextmanager
     def response_learning(self) -> Iterator[None]:
         """Treat W_elem and b_elem as constants in the context, for this thread; only the response learns."""
         with holding({self._response_learns: True}):
@@ -199,10 +185,6 @@ class HyperVector:
         if not self.centred:
             return present
         return present - present.detach() if present.requires_grad and torch.is_grad_enabled() else None
-
-
-def _softplus_inverse(x: Tensor) -> Tensor:
-    return x + (-(-x).expm1()).log()
 
 
 def is_each(hyper: Tensor | None) -> bool:

@@ -269,7 +269,8 @@ def test_a_batch_counts_once_in_running_statistics_at_the_present_hyperparameter
     before = copy.deepcopy(network[1])
     step(model, batch=(X[:8], Y[:8]), lr=0.1)
     torch.manual_seed(3)
-    with torch.no_grad(), vector_of(network).at_present():
+    vector = vector_of(network)
+    with torch.no_grad(), vector.at(vector.present()):
         expected(noise(X[:8]))
     with partnets.subnetwork(model, 1):
         assert network[1].num_batches_tracked == 1
