@@ -37,7 +37,7 @@ class Vectors:
         num_partitions: C.
         lengths: the length of each vector by name: the partitions in order, then ψ.
         dtypes: the dtype of each vector by name.
-        hyper: the parameters of ψ.
+        hyper, hyper_modules: the parameters of ψ; the path and the module of each hyperparameter.
         fingerprint: hex digits of a hash of everything that must agree on both sides: the types of modules and the
             settings of torch's layers, the partitions, their default values, and all state that is not sent, such as
             frozen weights.
@@ -59,34 +59,25 @@ class Vectors:
         self.model, self.num_partitions = model, num_partitions(model)
         _refuse_statistics(model)
         self.owners = owners(model)
-        check_direct(found := find_hyper(model, hyper), "in a federation")
-        every = (parameter for module in found.values() for parameter in module.parameters())
+        self.hyper_modules = find_hyper(model, hyper)
+        check_direct(self.hyper_modules, "in a federation")
+        every = (parameter for module in self.hyper_modules.values() for parameter in module.parameters())
         self.hyper = [*dict.fromkeys(parameter for parameter in every if parameter.requires_grad)]
-        # The parameters of each vector, each with its partition, or 0 for ψ.
-        self._parts: dict[str, list[tuple[nn.Parameter, int]]] = {}
-        for k in range(1, self.num_partitions + 1):
-            for parameter, owner in self.owners.items():
-                if owner.numel(k):
-                    self._parts.setdefault(f"w{k}.{_kind(parameter)}", []).append((parameter, k))
-        for parameter in self.hyper:
-            self._parts.setdefault(f"{HYPER}.{_kind(parameter)}", []).append((parameter, 0))
+        partitions = range(1, self.num_partitions + 1)
+        pieces = [(one, k, owner.numel(k)) for k in partitions for one, owner in self.owners.items() if owner.numel(k)]
+        # The parameters of each vector, each with its partition, or 0 for ψ, and its number of entries there.
+        self._parts: dict[str, list[tuple[nn.Parameter, int, int]]] = {}
+        for parameter, k, length in [*pieces, *((one, 0, one.numel()) for one in self.hyper)]:
+            name = f"{f'w{k}' if k else HYPER}.{kind(parameter.dtype)}"
+            self._parts.setdefault(name, []).append((parameter, k, length))
         self._learning = {parameter for parameter in model.parameters() if parameter.requires_grad}
-        # For each vector, the lengths of its parameters' pieces.
-        self._pieces = {
-            name: [self.owners[parameter].numel(k) if k else parameter.numel() for parameter, k in parts]
-            for name, parts in self._parts.items()
-        }
-        self.lengths = {name: sum(pieces) for name, pieces in self._pieces.items()}
+        self.lengths = {name: sum(length for *_, length in parts) for name, parts in self._parts.items()}
         self.dtypes = {name: parts[0][0].dtype for name, parts in self._parts.items()}
         self.fingerprint = self._fingerprint()
 
     def of_partition(self, k: int) -> list[str]:
         """Return the names of the vectors of partition k."""
         return [name for name in self._parts if name.startswith(f"w{k}.")]
-
-    def of_hyper(self) -> list[str]:
-        """Return the names of the vectors of ψ; empty if no ψ is learned."""
-        return [name for name in self._parts if name.startswith(f"{HYPER}.")]
 
     def sent_by(self, chunk: int) -> tuple[list[str], list[str]]:
         """Return the names of the weight vectors and of ψ's gradient vectors that a client with this chunk sends.
@@ -95,7 +86,8 @@ class Vectors:
         partition and ψ is learned on the training loss.
         """
         weights = [name for k in range(chunk, self.num_partitions + 1) for name in self.of_partition(k)]
-        return weights, self.of_hyper() if chunk > 1 or self.num_partitions == 1 else []
+        hyper = [name for name in self._parts if name.startswith(f"{HYPER}.")]
+        return weights, hyper if chunk > 1 or self.num_partitions == 1 else []
 
     def paths(self) -> set[str]:
         """Return the dotted names of the model's parameters and buffers that have entries of these vectors."""
@@ -200,12 +192,12 @@ class Vectors:
         return grad.reshape(-1) if partition is None else gather_entries(grad, partition, k)
 
     def _joined(self, name: str, entries: Callable[[nn.Parameter, int], Tensor]) -> Tensor:
-        return torch.cat([entries(parameter, k) for parameter, k in self._parts[name]]).cpu()
+        return torch.cat([entries(parameter, k) for parameter, k, _ in self._parts[name]]).cpu()
 
     def _split(self, name: str, vector: Tensor) -> Iterator[tuple[nn.Parameter, int, Tensor]]:
         """Yield each parameter of a vector, its partition (0 for ψ), and the packed piece on its device."""
-        pieces = vector.split(self._pieces[name])
-        for (parameter, k), piece in zip(self._parts[name], pieces, strict=True):
+        pieces = vector.split([length for *_, length in self._parts[name]])
+        for (parameter, k, _), piece in zip(self._parts[name], pieces, strict=True):
             yield parameter, k, piece.to(parameter.device)
 
     def _fingerprint(self) -> str:
@@ -257,8 +249,9 @@ def _settings(module: nn.Module) -> dict[str, Any]:
     }
 
 
-def _kind(parameter: nn.Parameter) -> str:
-    return str(parameter.dtype).removeprefix("torch.")
+def kind(dtype: torch.dtype) -> str:
+    """Return a dtype's name in vectors' names and messages."""
+    return str(dtype).removeprefix("torch.")
 
 
 def _refuse_statistics(model: nn.Module) -> None:

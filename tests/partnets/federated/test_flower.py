@@ -32,7 +32,7 @@ from flwr.serverapp.strategy import Strategy
 from nodes import app, grid, start
 
 from partnets.federated.flower import LocalGrid, PartitionedFedAvg, client_app
-from partnets.federated.flower.messages import read_values, to_record, to_values
+from partnets.federated.flower.messages import read_values, to_record
 
 
 class Cast(nn.Module):
@@ -121,7 +121,7 @@ def test_arrays_are_vectors_to_the_bit(dtype):
     (name,) = vectors.lengths
     vector = torch.randn(9).to(dtype)
     vector[:1] = math.nan
-    found = to_values(to_record({name: vector}), vectors, [name])[name]
+    found = read_values(to_record({name: vector}), vectors)[name]
     assert found.dtype == dtype and torch.equal(found.view(torch.uint8), vector.view(torch.uint8))
 
 

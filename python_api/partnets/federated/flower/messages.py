@@ -10,7 +10,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 from torch import Tensor
 
 from partnets.federated.round import Update
-from partnets.federated.vectors import Vectors
+from partnets.federated.vectors import Vectors, kind
 
 # The names of a message's records.
 ARRAYS, METRICS, CONFIG = "arrays", "metrics", "config"
@@ -31,25 +31,16 @@ def to_record(values: Mapping[str, Tensor]) -> ArrayRecord:
     return ArrayRecord({name: _to_array(vector) for name, vector in values.items()})
 
 
-def to_values(record: ArrayRecord, vectors: Vectors, names: Iterable[str], prefix: str = "") -> dict[str, Tensor]:
-    """Convert the arrays of a record that have these names, behind a prefix, to vectors.
-
-    Raises:
-        ValueError: an array is not a vector of the right dtype and length.
-    """
-    return {
-        name: _to_vector(name, record[prefix + name], vectors.dtypes[name], vectors.lengths[name]) for name in names
-    }
-
-
-def read_values(record: ArrayRecord, vectors: Vectors) -> dict[str, Tensor]:
-    """Convert a record of all vectors of a model, and of nothing else.
+def read_values(record: ArrayRecord, vectors: Vectors, names: Iterable[str] | None = None) -> dict[str, Tensor]:
+    """Convert a record of the vectors with these names, or of all vectors of a model, and of nothing else.
 
     Raises:
         ValueError: the record has other names, or an array is not a vector of the right dtype and length.
     """
-    _check_names(record, vectors.lengths)
-    return to_values(record, vectors, vectors.lengths)
+    names = list(vectors.lengths if names is None else names)
+    if record.keys() != {*names}:
+        raise ValueError(f"it has the vectors {sorted(record.keys())}, but must have {names}.")
+    return {name: _to_vector(record[name], name.removeprefix(GRADIENT), vectors) for name in names}
 
 
 def to_reply(update: Update) -> RecordDict:
@@ -81,15 +72,15 @@ def read_update(content: RecordDict, vectors: Vectors) -> Update:
     if type(chunk) is not int or not 1 <= chunk <= vectors.num_partitions:
         raise ValueError(f"it has chunk {chunk!r}, but there are {vectors.num_partitions} chunks.")
     weights, gradients = vectors.sent_by(chunk)
-    _check_names(arrays, [*weights, *(GRADIENT + name for name in gradients)])
+    found = read_values(arrays, vectors, [*weights, *(GRADIENT + name for name in gradients)])
     return Update(
         client=metrics["client"],
         chunk=chunk,
         round=metrics["round"],
         examples=metrics["num-examples"],
         fingerprint=config["fingerprint"],
-        values=to_values(arrays, vectors, weights),
-        gradients=to_values(arrays, vectors, gradients, GRADIENT),
+        values={name: found[name] for name in weights},
+        gradients={name: found[GRADIENT + name] for name in gradients},
         hyper_loss=metrics.get("hyper-loss"),
         losses={int(name.removeprefix("loss-")): metrics[name] for name in metrics if name.startswith("loss-")},
     )
@@ -97,23 +88,14 @@ def read_update(content: RecordDict, vectors: Vectors) -> Update:
 
 def _to_array(vector: Tensor) -> Array:
     data = vector.contiguous().view(torch.uint8).numpy().tobytes()
-    return Array(_kind(vector.dtype), tuple(vector.shape), BYTES, data)
+    return Array(kind(vector.dtype), tuple(vector.shape), BYTES, data)
 
 
-def _to_vector(name: str, array: Array, dtype: torch.dtype, length: int) -> Tensor:
-    declared, expected = (array.dtype, tuple(array.shape), array.stype), (_kind(dtype), (length,), BYTES)
+def _to_vector(array: Array, name: str, vectors: Vectors) -> Tensor:
+    dtype, length = vectors.dtypes[name], vectors.lengths[name]
+    declared, expected = (array.dtype, tuple(array.shape), array.stype), (kind(dtype), (length,), BYTES)
     if declared != expected:
         raise ValueError(f"{name} is declared as {declared}, but must be {expected}.")
     if len(array.data) != length * dtype.itemsize:
         raise ValueError(f"{name} has {len(array.data)} bytes, but must have {length * dtype.itemsize}.")
     return torch.frombuffer(bytearray(array.data), dtype=dtype) if length else torch.empty(0, dtype=dtype, device="cpu")
-
-
-def _kind(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
-
-
-def _check_names(record: ArrayRecord, names: Iterable[str]) -> None:
-    names = list(names)
-    if record.keys() != {*names}:
-        raise ValueError(f"it has the vectors {sorted(record.keys())}, but must have {names}.")
