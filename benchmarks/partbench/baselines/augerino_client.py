@@ -64,5 +64,5 @@ class AugerinoClient(Client):
         return subnetwork(self.model, active=1, update=None)
 
     def _summed_loss(self, batch: Any, examples: int) -> tuple[Tensor, int]:
-        loss = self._loss(self.loss, batch) - self.regularisation * bonus(self.augmentation, self.safe)
+        loss = self._loss(batch) - self.regularisation * bonus(self.augmentation, self.safe)
         return examples * loss.double(), examples

@@ -23,7 +23,6 @@ from partnets.federated.privacy import Privacy
 from partnets.federated.round import Update
 from partnets.federated.vectors import Vectors
 from partnets.hyper import penalties
-from partnets.hyper.hyperparameter import find_hyper
 from partnets.optim.base import PartitionedOptimizer
 from partnets.training.preflight import AUDITED, check_learns, refuse_leaks, try_judging, warn_of_knowledge
 from partnets.training.step import check_reached, hyper_learning, step_weights, still_modules, training_only
@@ -112,7 +111,7 @@ class Client:
             check_at_least(1, hyper_batch_size=hyper_batch_size)
         check_seed("seed", seed)
         self.model, self.vectors = model, Vectors(model, hyper)
-        self.hyper = find_hyper(model, hyper)
+        self.hyper = self.vectors.hyper_modules
         self._check_hyper()
         check_learns(model, loss)
         self.loss, self.hyper_loss = loss, plain(loss) if hyper_loss is None else hyper_loss
@@ -263,9 +262,8 @@ class Client:
         self.model.zero_grad()
         chosen = torch.randperm(len(self.data), generator=generator, device="cpu")[: self.hyper_batch_size]
         found, targets = 0.0, 0
-        for start in range(0, len(chosen), self.batch_size):
-            part = chosen[start : start + self.batch_size]
-            (batch,) = batches(self.data, len(part), part, self.collate)
+        parts = chosen.split(self.batch_size)
+        for part, batch in zip(parts, batches(self.data, self.batch_size, chosen, self.collate), strict=True):
             judging = hyper_learning(self.model, self.chunk)
             with judging, penalties(), evaluating(*training_only(self.model)):  # penalties regularise only w
                 loss, counted = summed(self.hyper_loss, *self._computed(batch), len(part))

@@ -17,7 +17,7 @@ from partnets.evaluation.snapshot import same
 from partnets.federated.privacy import Privacy
 from partnets.federated.round import Round, Update, shown
 from partnets.federated.vectors import Vectors, norm
-from partnets.hyper.hyperparameter import find_hyper, values_by_path
+from partnets.hyper.hyperparameter import values_by_path
 from partnets.optim.base import PartitionedOptimizer, check_partitioned
 from partnets.training.checkpoint import settings_of, warn_of_others
 from partnets.training.step import parameters_of
@@ -96,7 +96,7 @@ class Server:
             if bound is not None and not 0 < bound < math.inf:
                 raise ValueError(f"{name}={bound}; pass a finite number above 0, or None.")
         self.model, self.vectors = model, Vectors(model, hyper)
-        self.hyper = find_hyper(model, hyper)
+        self.hyper = self.vectors.hyper_modules
         self.optimizer = optim.Adam(model) if optimizer is None else optimizer
         check_partitioned(self.optimizer)
         if self.vectors.hyper and hyper_optimizer is None:
@@ -235,20 +235,17 @@ class Server:
         updates, number = list(updates), self.rounds + 1  # a generator computes its updates here
         sent = self._own_values()
         senders = [update.client for update in updates] if senders is None else list(senders)
-        refused = dict(refused or {}) | {
-            sender: why
-            for sender, update in zip(senders, updates, strict=True)
-            if (why := self.why_refused(update, sender)) is not None
-        }
-        refused |= {one: "it sent several updates in one round" for one, times in Counter(senders).items() if times > 1}
+        refused, times = dict(refused or {}), Counter(senders)
+        for sender, update in zip(senders, updates, strict=True):
+            why = "it sent several updates in one round" if times[sender] > 1 else self.why_refused(update, sender)
+            if why is not None:
+                refused[sender] = why
         accepted = {sender: update for sender, update in zip(senders, updates, strict=True) if sender not in refused}
         several = Counter(client for client, _ in {(update.client, update.chunk) for update in accepted.values()})
-        refused |= {
-            sender: f"client {update.client} is of several chunks in this round"
-            for sender, update in accepted.items()
-            if several[update.client] > 1
-        }
-        accepted = {sender: update for sender, update in accepted.items() if sender not in refused}
+        for sender, update in list(accepted.items()):
+            if several[update.client] > 1:
+                refused[sender] = f"client {update.client} is of several chunks in this round"
+                del accepted[sender]
         norms = {sender: norm(self._changes(update)) for sender, update in accepted.items()}
         self.pinned |= {sender: (update.client, update.chunk) for sender, update in accepted.items()}
         # A fixed order, on which rounding depends: senders' numbers may differ between runs.
@@ -260,7 +257,10 @@ class Server:
             contributors[k] = len(given) if names else 0
             if contributors[k]:
                 changes = ({name: sent[name].double() - one.values[name] for name in names} for one in given)
-                self._step_partition(k, self._mean(given, changes))
+                self.optimizer.zero_grad()
+                self.vectors.write_gradients(self._mean(given, changes))
+                self.optimizer.step(update=k)
+                self.optimizer.zero_grad()
         judges = [update for update in accepted if update.gradients]
         if judges:
             self.hyper_optimizer.zero_grad()
@@ -291,12 +291,6 @@ class Server:
             )
         )
         return self.history[-1]
-
-    def _step_partition(self, k: int, gradient: Mapping[str, Tensor]) -> None:
-        self.optimizer.zero_grad()
-        self.vectors.write_gradients(gradient)
-        self.optimizer.step(update=k)
-        self.optimizer.zero_grad()
 
     def _mean(self, updates: Sequence[Update], vectors: Iterable[Mapping[str, Tensor]]) -> dict[str, Tensor]:
         """Return each vector's weighted mean over updates, summed in double precision; with privacy, add noise."""
