@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Iterable
 from logging import INFO, WARNING
 from os import PathLike
@@ -209,23 +210,21 @@ class PartitionedFedAvg(Strategy):
 
     def _heard(self, replies: Iterable[Message]) -> tuple[dict[int, RecordDict], dict[int, str], dict[int, str]]:
         """Return the contents of valid replies, the reasons of failed nodes, and the reasons of refused nodes."""
-        contents: dict[int, RecordDict] = {}
-        failed: dict[int, str] = {}
-        refused: dict[int, str] = {}
+        heard: dict[int, list[Message]] = defaultdict(list)
         for reply in replies:
-            node = reply.metadata.src_node_id
-            if node not in self._asked:
-                refused[node] = "it was not asked"
-            elif node in contents or node in failed or node in refused:
+            heard[reply.metadata.src_node_id].append(reply)
+        contents, refused = {}, dict.fromkeys(heard.keys() - self._asked, "it was not asked")
+        failed = dict.fromkeys(self._asked - heard.keys(), "it did not reply in time")
+        for node in heard.keys() & self._asked:
+            first, *more = heard[node]
+            if more:
                 refused[node] = "it replied twice"
-            elif reply.has_error():
-                failed[node] = f"{reply.error.reason} (error {reply.error.code})"
-            else:
-                contents[node] = reply.content
-        heard = contents.keys() | failed.keys() | refused.keys()
-        failed |= dict.fromkeys(self._asked - heard, "it did not reply in time")
+            if first.has_error():
+                failed[node] = f"{first.error.reason} (error {first.error.code})"
+            elif not more:
+                contents[node] = first.content
         self._asked = set()
-        return {node: content for node, content in contents.items() if node not in refused}, failed, refused
+        return contents, failed, refused
 
     def _sample(self, grid: Grid, number: int) -> list[int]:
         """Wait until enough nodes are connected, then draw nodes as a function of the round and these nodes."""
