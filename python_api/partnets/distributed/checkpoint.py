@@ -72,17 +72,14 @@ class OptimizerState:
             ValueError: as for the optimiser's load_state_dict, or the groups have other parameters than this one's.
         """
         names = [self._names[parameter] for parameter in self.optimizer.parameters()]
-        if [name for group in state_dict["groups"] for name in group["params"]] != names:
+        saved = state_dict["groups"]
+        if [name for group in saved for name in group["params"]] != names:
             raise ValueError(
                 "the saved optimiser's groups have other parameters than this one's; construct it with the same groups."
             )
         numbers = {name: i for i, name in enumerate(names)}
-        state, groups = {}, []
-        for group, saved in zip(self.optimizer.param_groups, state_dict["groups"], strict=True):
-            groups.append(saved | {"params": [numbers[name] for name in saved["params"]]})
-            for parameter in group["params"]:
-                name = self._names[parameter]
-                state[numbers[name]] = state_dict["state"][name]
+        groups = [group | {"params": [numbers[name] for name in group["params"]]} for group in saved]
+        state = {i: state_dict["state"][name] for name, i in numbers.items()}
         self.optimizer.load_state_dict({"state": state, "param_groups": groups})
 
 

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import nn
 
-from partnets.distributed.packing import Packing, all_reduce_packed
-from partnets.distributed.ranks import check_agreement, check_outside, partitions
-from partnets.subnetworks.state import DEFAULTS, ESTIMATED, LEARNED, MAP, ROWS, STORED, state_of
+from partnets.distributed.packing import Packing
+from partnets.distributed.ranks import SAME, check_agreement, check_outside, own_buffers, partitions
 
 # torch's attribute for the names of buffers that it leaves alone. It would send those of rank 0 in every forward pass,
 # and write them into the other ranks' inside of partnets.subnetwork.
@@ -68,7 +67,7 @@ class DDP(nn.parallel.DistributedDataParallel):
             delattr(module, _IGNORED) if given is None else setattr(module, _IGNORED, given)
         broadcast_rows(module, self.device, self.process_group)
         self.packing = Packing(module, self.process_group)
-        self.register_comm_hook(self.packing, all_reduce_packed)
+        self.register_comm_hook(self.packing, Packing.reduce)
 
     def forward(self, *inputs, **arguments):
         if torch.is_grad_enabled():
@@ -78,26 +77,13 @@ class DDP(nn.parallel.DistributedDataParallel):
 
 def leave_buffers_alone(model: nn.Module) -> None:
     """Keep torch's DistributedDataParallel from sending the buffers of partitions in every forward pass."""
-    setattr(model, _IGNORED, [*(getattr(model, _IGNORED, None) or ()), *_apart(model)])
+    setattr(model, _IGNORED, [*(getattr(model, _IGNORED, None) or ()), *own_buffers(model)])
 
 
 def broadcast_rows(model: nn.Module, device: torch.device, group: dist.ProcessGroup | None = None) -> None:
     """Set the vectors and statistics of each partition to those of rank 0."""
-    for name, buffer in _apart(model).items():
-        if not name.endswith((MAP, DEFAULTS, STORED)):  # the same on all ranks
+    for name, buffer in own_buffers(model).items():
+        if not name.endswith(tuple(SAME)):
             sent = buffer.to(device)
             dist.broadcast(sent, group=group, group_src=0)
             buffer.copy_(sent)
-
-
-def _apart(model: nn.Module) -> dict[str, Tensor]:
-    """Return the buffers that partnets.partition has added to a model, by their names."""
-    found = {}
-    for path, module in model.named_modules():
-        if (state := state_of(module)) is not None:
-            names = [one + end for one in state.weights for end in (MAP, DEFAULTS, STORED)]
-            names += [one + ROWS for one in (*state.vectors, *state.statistics)]
-            for name in (*names, ESTIMATED, LEARNED):
-                if (buffer := module._buffers.get(name)) is not None:
-                    found[f"{path}.{name}".lstrip(".")] = buffer
-    return found

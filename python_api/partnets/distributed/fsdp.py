@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 
 import torch
 import torch.distributed as dist
@@ -75,7 +75,12 @@ def fully_shard(model: nn.Module, units: Iterable[nn.Module] | None = None, **op
     units += [] if model in units or [model] in units else [model]
     for unit in units:
         fsdp.fully_shard(unit, ignored_params=left, **options)
-    for modules, owned in _owned(units):
+    seen: set[nn.Module] = set()
+    for unit in units:
+        modules = [unit] if isinstance(unit, nn.Module) else list(unit)
+        gathered = [inner for module in modules for inner in module.modules() if inner not in seen]
+        seen.update(gathered)
+        owned = [inner for inner in dict.fromkeys(gathered) if state_of(inner) is not None]
         for module in owned:
             state_of(module).is_gathered = True
         for module in modules:
@@ -101,16 +106,6 @@ def _units(model: nn.Module) -> list[nn.Module | list[nn.Module]]:
             group.append(module)
             groups |= dict.fromkeys(own, group)
     return [group if len(group) > 1 else group[0] for group in {id(group): group for group in groups.values()}.values()]
-
-
-def _owned(units: list[nn.Module | list[nn.Module]]) -> Iterator[tuple[list[nn.Module], list[nn.Module]]]:
-    """Yield the modules of each unit, with the partitioned modules that are gathered with them."""
-    seen: set[nn.Module] = set()
-    for unit in units:
-        modules = [unit] if isinstance(unit, nn.Module) else list(unit)
-        inside = [inner for module in modules for inner in module.modules() if inner not in seen]
-        seen.update(inside)
-        yield modules, [inner for inner in dict.fromkeys(inside) if state_of(inner) is not None]
 
 
 def _take_up(modules: list[nn.Module], *_) -> None:

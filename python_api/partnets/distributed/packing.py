@@ -15,7 +15,7 @@ from partnets.subnetworks.state import PER_EXAMPLE
 
 
 class Packing:
-    """The state of the communication hook `all_reduce_packed`, for one model.
+    """The state of the communication hook `Packing.reduce` of DistributedDataParallel, for one model.
 
     The entries to send and their order follow from the partitions, which are the same on all ranks, so no indices are
     sent. Partitioned parameters send the entries of the partition that learns, or nothing if no partition does. All
@@ -142,8 +142,3 @@ def _in_place(grad: Tensor, parameter: nn.Parameter) -> Tensor:
     if torch.empty_like(parameter, device="meta").stride() != strides:  # the parameter has gaps between entries
         return grad
     return grad.as_strided(parameter.shape, strides)
-
-
-def all_reduce_packed(packing: Packing, bucket: dist.GradBucket) -> Future[Tensor]:
-    """Reduce a bucket; a communication hook for DistributedDataParallel."""
-    return packing.reduce(bucket)

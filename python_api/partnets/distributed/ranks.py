@@ -14,8 +14,11 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from partnets.subnetworks.state import DEFAULTS, MAP, STORED, inside, state_of
+from partnets.subnetworks.state import DEFAULTS, ESTIMATED, LEARNED, MAP, ROWS, STORED, inside, state_of
 from partnets.utils.shards import local
+
+# The ends of the names of a weight's buffers that are the same on all ranks, and their contents.
+SAME = {MAP: "map", DEFAULTS: "defaults", STORED: "stored defaults"}
 
 
 def own_rank() -> int:
@@ -134,14 +137,25 @@ def check_outside(model: nn.Module) -> None:
 
 def partitions(model: nn.Module) -> dict[str, object]:
     """Return a model's partition maps and defaults, as facts for check_agreement."""
-    facts: dict[str, object] = {}
-    for path, module in model.named_modules():
-        if (state := state_of(module)) is None:
-            continue
-        facts[f"the number of partitions of {path or 'the model'}"] = state.num_partitions
-        for name in state.weights:
-            weight = f"{path}.{name}".lstrip(".")
-            for what, end in (("map", MAP), ("defaults", DEFAULTS), ("stored defaults", STORED)):
-                if (buffer := module._buffers.get(name + end)) is not None:
-                    facts[f"the {what} of {weight}"] = local(buffer)
+    states = {path: state_of(module) for path, module in model.named_modules()}
+    facts = {
+        f"the number of partitions of {path or 'the model'}": one.num_partitions for path, one in states.items() if one
+    }
+    for name, buffer in own_buffers(model).items():
+        for end, what in SAME.items():
+            if name.endswith(end):
+                facts[f"the {what} of {name.removesuffix(end)}"] = local(buffer)
     return facts
+
+
+def own_buffers(model: nn.Module) -> dict[str, Tensor]:
+    """Return the buffers that partnets.partition has added to a model, by their names."""
+    found = {}
+    for path, module in model.named_modules():
+        if (state := state_of(module)) is not None:
+            names = [one + end for one in state.weights for end in SAME]
+            names += [one + ROWS for one in (*state.vectors, *state.statistics)]
+            for name in (*names, ESTIMATED, LEARNED):
+                if (buffer := module._buffers.get(name)) is not None:
+                    found[f"{path}.{name}".lstrip(".")] = buffer
+    return found
