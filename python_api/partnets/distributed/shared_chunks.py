@@ -20,11 +20,18 @@ class SharedChunks(Chunks):
         self.rank, self.ranks = dist.get_rank(group), dist.get_world_size(group)
 
     def _draws(self, count: int, batch_size: int, generator: Generator | None) -> Tensor:
-        if batch_size % self.ranks:
-            raise ValueError(
-                f"batch_size={batch_size} cannot be shared by {self.ranks} ranks; pass a multiple of {self.ranks}."
-            )
+        check_shared(self.ranks, batch_size=batch_size)
         return super()._draws(count, batch_size, generator).chunk(self.ranks)[self.rank]
+
+
+def check_shared(ranks: int, parts: int = 1, **sizes: int) -> None:
+    """Raise ValueError, naming it, if a batch size has no equal parts for all ranks, or for `parts` parts of each."""
+    for name, size in sizes.items():
+        if size % (ranks * parts):
+            with_parts = f" with accumulate={parts}" if parts > 1 else ""
+            raise ValueError(
+                f"{name}={size} cannot be shared by {ranks} ranks{with_parts}; pass a multiple of {ranks * parts}."
+            )
 
 
 def share(chunks: Chunks, group: dist.ProcessGroup | None = None) -> Chunks:

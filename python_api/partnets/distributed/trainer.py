@@ -14,7 +14,7 @@ import partnets
 from partnets.data.chunks import Chunks
 from partnets.distributed.ddp import DDP
 from partnets.distributed.ranks import averaged, check_agreement, check_same_file, gathered, on_all_ranks, on_rank_0
-from partnets.distributed.shared_chunks import share
+from partnets.distributed.shared_chunks import check_shared, share
 from partnets.training import checkpoint
 from partnets.training.preflight import check_finite
 
@@ -63,9 +63,7 @@ class Trainer(partnets.Trainer):
         facts |= {"lml_every": self.settings.lml_every, "patience": self.settings.patience}
         check_agreement(facts | self.configuration() | _settings(self))
         ranks, parts = self.chunks.ranks, [*self._parts.values(), *self._hyper_parts.values()]
-        for name in ("batch_size", "hyper_batch_size"):
-            if (size := getattr(self.settings, name)) % ranks:
-                raise ValueError(f"{name}={size} cannot be shared by {ranks} ranks; pass a multiple of {ranks}.")
+        check_shared(ranks, batch_size=self.settings.batch_size, hyper_batch_size=self.settings.hyper_batch_size)
         if any(examples % ranks for examples in parts):
             raise ValueError(
                 f"one_pass divides the batches into {', '.join(map(str, parts))} examples, which {ranks} ranks cannot"
@@ -127,13 +125,12 @@ class Trainer(partnets.Trainer):
 
 def _settings(trainer: Trainer) -> dict[str, object]:
     """Return settings of optimisers and schedulers, except functions and other objects, which cannot be compared."""
-    found: dict[str, dict] = {}
+    found = {}
     for name in ("optimizer", "hyper_optimizer"):
         for i, group in enumerate(getattr(getattr(trainer, name), "param_groups", ())):
-            found[f"{name}.param_groups.{i}"] = {**group, "params": None}
+            found |= {f"{name}.param_groups.{i}.{key}": value for key, value in group.items() if key != "params"}
     for name in ("scheduler", "hyper_scheduler"):
         if (scheduler := getattr(trainer, name)) is not None:
-            found[name] = scheduler.state_dict()
+            found |= {f"{name}.{key}": value for key, value in scheduler.state_dict().items()}
     plain = bool | int | float | str | Tensor | None
-    pairs = [(f"{at}.{key}", value) for at, settings in found.items() for key, value in settings.items()]
-    return {at: value for at, value in pairs if all(isinstance(leaf, plain) for leaf in tree_leaves(value))}
+    return {name: value for name, value in found.items() if all(isinstance(leaf, plain) for leaf in tree_leaves(value))}

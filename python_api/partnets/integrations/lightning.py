@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from partnets.data.loader import Draw, Loader
 from partnets.distributed.ddp import broadcast_rows, leave_buffers_alone
 from partnets.distributed.ranks import averaged, check_agreement, gathered, own_rank, partitions
-from partnets.distributed.shared_chunks import share
+from partnets.distributed.shared_chunks import check_shared, share
 from partnets.evaluation.running_statistics import estimate_statistics
 from partnets.evaluation.same_chunks import check_counts, check_same_chunks, remember_chunks
 from partnets.hyper import Hyperparameter
@@ -138,8 +138,12 @@ class PartitionedModule(LightningModule):
         """Check the model, the loader and the optimisers, and restore the random states of a resumed checkpoint."""
         loader = self.trainer.train_dataloader
         self._check(loader, self.trainer.optimizers)
-        if self.trainer.world_size > 1:
-            self._share(loader)
+        if (ranks := self.trainer.world_size) > 1:  # each draws its part of each batch
+            draws = loader.dataset
+            check_agreement({"the loader": draws.identity()})
+            sizes = {"batch_size": draws.batch_size, "hyper_batch_size": draws.hyper_batch_size or 0}
+            check_shared(ranks, draws.accumulate, **sizes)
+            draws.chunks = share(loader.chunks)
         check_same_chunks(self, loader.chunks)
         if self.audit:
             with self._without_logs():
@@ -149,26 +153,11 @@ class PartitionedModule(LightningModule):
             random_state.set_state(self._noise, self.device)
         self._checked = True
 
-    def _share(self, loader: Loader) -> None:
-        """Let each rank draw its part of each batch."""
-        ranks, draws = self.trainer.world_size, loader.dataset
-        check_agreement({"the loader": draws.identity()})
-        for name, size in {"batch_size": draws.batch_size, "hyper_batch_size": draws.hyper_batch_size or 0}.items():
-            if size % (ranks * draws.accumulate):
-                raise ValueError(
-                    f"{name}={size} cannot be shared by {ranks} ranks with accumulate={draws.accumulate}; pass a"
-                    f" multiple of {ranks * draws.accumulate}."
-                )
-        draws.chunks = share(loader.chunks)
-
     def estimate_statistics(self) -> None:
         """Call partnets.estimate_statistics on the chunks of the training's Loader."""
-
-        def compute(model: PartitionedModule, batch: Any) -> tuple[Tensor, None]:
-            return model._computed(batch), None
-
+        chunks = self.trainer.train_dataloader.chunks
         with self._without_logs():
-            estimate_statistics(self, self.trainer.train_dataloader.chunks, forward=compute)
+            estimate_statistics(self, chunks, forward=lambda _, batch: (self._computed(batch), None))
 
     def _computed(self, batch: Any) -> Tensor:
         """Return training_loss of a batch converted to the trainer's precision."""
