@@ -53,15 +53,6 @@ ADAMW = {"adamw_torch", "adamw_torch_fused"}
 PARTITIONED = "partitioned.pt"
 
 
-class _StepsOnePartition:
-    """A mixin for optimisers of loops that call step() without a partition: `update` is that of the last batch."""
-
-    update: int
-
-    def step(self, closure: Callable[[], Tensor] | None = None) -> Tensor | None:
-        return super().step(self.update, closure)
-
-
 class PartitionedTrainer(transformers.Trainer):
     """A transformers.Trainer for a partitioned model, without a validation set.
 
@@ -241,7 +232,8 @@ class PartitionedTrainer(transformers.Trainer):
         for module in self._still:
             module.eval()
         if self._to_audit:
-            check_leaks(self.model, self._collated(self.train_dataset), self.args.train_batch_size, self._audited)
+            chunks, size = self._collated(self.train_dataset), self.args.train_batch_size
+            check_leaks(self.model, chunks, size, lambda batch: (self._computed(batch, self.model),) * 2)
             self._to_audit = False
         k, batch, hyper_k, hyper_batch = inputs
         optimizer = getattr(self.optimizer, "optimizer", self.optimizer)  # inside accelerate's wrapper, if any
@@ -284,10 +276,9 @@ class PartitionedTrainer(transformers.Trainer):
         labels = batch.get("labels") if isinstance(batch, Mapping) else None
         if self.args.world_size > 1 or not isinstance(labels, Tensor) or labels.is_floating_point():
             return None
-        shifted = any(
-            kind in type(self.model).__name__ for kind in ("CausalLM", "LMHead")
-        )  # the first label has no logits
-        return int((labels[..., 1:] if shifted else labels).ne(-100).sum())
+        if any(kind in type(self.model).__name__ for kind in ("CausalLM", "LMHead")):
+            labels = labels[..., 1:]  # the first one has no logits
+        return int(labels.ne(-100).sum())
 
     def _weighted(self, batch: Any) -> Any:
         """Return a batch whose parts have their shares of its targets as weights."""
@@ -303,18 +294,9 @@ class PartitionedTrainer(transformers.Trainer):
 
     def _judged(self, batch: Any, model: nn.Module) -> Tensor:
         """Return the loss without label smoothing, which only regularises the weights."""
-        with self._without_smoothing():
-            return self._computed(batch, model)
-
-    def _audited(self, batch: Any) -> tuple[Tensor, Tensor]:
-        loss = self.compute_loss(self.model, self._prepare_inputs(batch))
-        return loss, loss
-
-    @contextmanager
-    def _without_smoothing(self) -> Iterator[None]:
         smoother, self.label_smoother = self.label_smoother, None
         try:
-            yield
+            return self._computed(batch, model)
         finally:
             self.label_smoother = smoother
 
@@ -432,8 +414,7 @@ def _synchronised(model: nn.Module) -> Iterator[None]:
 
 
 def _stepping(optimizer: PartitionedOptimizer) -> PartitionedOptimizer:
-    """Change an optimiser in place so that step() steps partition `update`; return it."""
+    """Let step(), as loops for any optimiser call it, step partition `update`, that of the last batch; return it."""
     check_partitioned(optimizer, "optimizers[0]")
-    cls = type(optimizer)
-    optimizer.__class__ = type(cls.__name__, (_StepsOnePartition, cls), {})
+    optimizer.register_step_pre_hook(lambda own, args, options: ((own, own.update, *args[1:]), options))
     return optimizer
