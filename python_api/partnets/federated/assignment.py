@@ -38,8 +38,6 @@ def assign(clients: int, proportions: Sequence[float], seed: int = 0) -> tuple[i
             f"chunk {numbers.index(0) + 1} of {clients} clients in proportions {tuple(proportions)} would have no"
             " client, and its partition would not learn; pass more clients, or larger proportions."
         )
-    chunks = torch.repeat_interleave(
-        torch.arange(1, len(numbers) + 1, device="cpu"), torch.tensor(numbers, device="cpu")
-    )
+    chunks = [k for k, number in enumerate(numbers, start=1) for _ in range(number)]
     order = torch.randperm(clients, generator=torch.Generator().manual_seed(seed), device="cpu")
-    return tuple(chunks[order].tolist())
+    return tuple(chunks[i] for i in order.tolist())
