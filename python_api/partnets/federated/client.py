@@ -264,9 +264,8 @@ class Client:
         found, targets = 0.0, 0
         parts = chosen.split(self.batch_size)
         for part, batch in zip(parts, batches(self.data, self.batch_size, chosen, self.collate), strict=True):
-            judging = hyper_learning(self.model, self.chunk)
-            with judging, penalties(), evaluating(*training_only(self.model)):  # penalties regularise only w
-                loss, counted = summed(self.hyper_loss, *self._computed(batch), len(part))
+            with self._judging(), penalties(), evaluating(*training_only(self.model)):  # penalties regularise only w
+                loss, counted = self._summed_loss(batch, len(part))
                 if loss.requires_grad:  # otherwise ψ has no effect, which check_reached reports below
                     (loss / len(chosen)).backward()
             found, targets = found + loss.item(), targets + counted
@@ -274,6 +273,13 @@ class Client:
         for parameter in self.vectors.hyper if targets else ():
             parameter.grad *= len(chosen) / targets
         return found * (len(self.data) / len(chosen))
+
+    def _judging(self):
+        return hyper_learning(self.model, self.chunk)
+
+    def _summed_loss(self, batch: Any, examples: int) -> tuple[Tensor, int]:
+        """Return the sum of the loss that ψ learns from, and its number of targets."""
+        return summed(self.hyper_loss, *self._computed(batch), examples)
 
     def _loss(self, batch: Any) -> Tensor:
         return mean(self.loss, *self._computed(batch))
