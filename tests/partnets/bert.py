@@ -38,7 +38,9 @@ def masked(noise=0.0, decays=False):
     return partnets.partition(model, PROPORTIONS, defaults="seed", seed=0)
 
 
-def trainer_of(folder, model=None, size=8, parts=1, data=None, hyper_optimizer=None, **options):
+def trainer_of(
+    folder, model=None, size=8, parts=1, data=None, hyper_optimizer=None, optimizers=(None, None), **options
+):
     """Return a trainer of batches of this size, accumulated in parts; on ranks, each has its share."""
     size //= dist.get_world_size() if dist.is_initialized() else 1
     settings = {
@@ -49,4 +51,5 @@ def trainer_of(folder, model=None, size=8, parts=1, data=None, hyper_optimizer=N
     arguments = transformers.TrainingArguments(folder, **settings | options)
     source = {"model_init": lambda: masked()} if model is None else {"model": model}
     chunks = partnets.chunk(Parity() if data is None else data, PROPORTIONS)
-    return PartitionedTrainer(args=arguments, train_dataset=chunks, hyper_optimizer=hyper_optimizer, **source)
+    source |= {"hyper_optimizer": hyper_optimizer, "optimizers": optimizers}
+    return PartitionedTrainer(args=arguments, train_dataset=chunks, **source)

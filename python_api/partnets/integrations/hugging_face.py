@@ -416,5 +416,7 @@ def _synchronised(model: nn.Module) -> Iterator[None]:
 def _stepping(optimizer: PartitionedOptimizer) -> PartitionedOptimizer:
     """Let step(), as loops for any optimiser call it, step partition `update`, that of the last batch; return it."""
     check_partitioned(optimizer, "optimizers[0]")
-    optimizer.register_step_pre_hook(lambda own, args, options: ((own, own.update, *args[1:]), options))
+    if not hasattr(optimizer, "update"):  # another trainer may have had it before
+        optimizer.update = None
+        optimizer.register_step_pre_hook(lambda own, args, options: ((own, own.update, *args[1:]), options))
     return optimizer

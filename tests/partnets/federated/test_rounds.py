@@ -87,6 +87,12 @@ def classes(model, batch):
     return model(batch[0]), batch[1]
 
 
+def test_hyper_may_be_an_iterator():
+    model, psi = make_model()
+    assert federated.Server(model, hyper=iter([psi])).hyper_values() == server().hyper_values() != {}
+    assert Client(model, load_data(0), 1, hyper=iter([psi])).hyper == {"0": psi}
+
+
 def classes_of_tokens(model, batch):
     return model(batch[0]).transpose(1, 2), batch[1]
 

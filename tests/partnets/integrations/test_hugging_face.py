@@ -40,6 +40,13 @@ def test_accumulated_gradients_train_as_whole_batches_do(tmp_path):
     assert not torch.equal(found[0][-1], list(masked().state_dict().values())[-1])
 
 
+def test_two_trainers_may_have_the_same_optimizer(tmp_path):
+    optimizer = partnets.optim.AdamW(model := masked(), lr=1e-2)
+    for name in ("first", "second"):
+        trainer_of(tmp_path / name, model, max_steps=5, optimizers=(optimizer, None)).train()
+    assert optimizer.state[model.classifier.weight]["step"].sum() == 10
+
+
 @pytest.mark.full
 def test_an_accumulated_training_resumes_to_the_same_bits(tmp_path):
     whole, resumed = (trainer_of(tmp_path / name, masked(), parts=4, save_steps=3) for name in ("whole", "resumed"))
