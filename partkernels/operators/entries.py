@@ -83,15 +83,19 @@ def combine_rows(
 
 
 class Exchange:
-    """exchange_entries and combine_rows of the same tensors, for many calls: one call or launch, without checks.
+    """exchange_entries and combine_rows of the same tensors, for many calls, by a table of their addresses.
 
     Construct it from the tensors, and call it with the numbers of subnetworks. A call saves and replaces entries of
-    `tensors`, and sets `vectors` to sums or products of `rows`, in place. The tensors must keep their memory.
+    `tensors`, and sets `vectors` to sums or products of `rows`, in place. These three may move in memory; `places`,
+    `values` and `saved` must keep theirs.
 
     Args:
         tensors, places, values, saved: see exchange_entries; places are int32 on a GPU. A tensor may be listed several
             times, one after the other, with places that are all distinct.
         vectors, rows, are_products: see combine_rows. All tensors are of one dtype, on one device.
+
+    Raises:
+        RuntimeError: tensors do not fit each other, at the construction or in a call; nothing has changed then.
 
     Example:
         >>> weight, bias, saved = torch.tensor([1.0, 2.0]), torch.zeros(1), torch.zeros(1)
@@ -117,19 +121,41 @@ class Exchange:
         self.entries = list(tensors), list(places), list(values), _saved(saved, values)
         self.rows = list(vectors), list(rows), [int(one) for one in are_products]
         self.written = [tensor for tensor in (*tensors, *vectors) if not tensor.is_inference()]
-        self._like = next(iter([*tensors, *vectors]), None)
+        self._movable = [*tensors, *vectors, *rows]
         self._choose(dispatch.requested())
 
     def _choose(self, requested: str) -> None:
         self._requested, self._run = requested, None
-        if self._like is not None:
-            self._operators = dispatch.choose(requested, self._like.device, self._like.dtype)
+        if self._movable:
+            self._check()
+            like = self._movable[0]
+            self._operators = dispatch.choose(requested, like.device, like.dtype)
             if prepare := getattr(self._operators, "prepared", None):
                 self._run = prepare(*self.entries, *self.rows)
+        self._addresses = [tensor.data_ptr() for tensor in self._movable]
+
+    def _check(self) -> None:
+        """Raise RuntimeError unless a table of these tensors describes memory that is theirs."""
+        like = self._movable[0]
+        for tensor, at, others, mine in zip(*self.entries, strict=True):
+            each = (tensor, at, others, mine)
+            fits = at.dtype in (torch.int32, torch.int64) and len(at) == len(others) and len(mine) in (0, len(at))
+            if not fits or any(one.dim() != 1 for one in each) or not _alike(like, (tensor, others, mine), each):
+                raise RuntimeError(
+                    "entries do not fit: expected contiguous vectors of one dtype, on one device, and a value for each"
+                    " place."
+                )
+        for vector, each in zip(*self.rows[:2], strict=True):
+            if each.shape[1:] != vector.shape or not _alike(like, (vector, each), (vector, each)):
+                raise RuntimeError(
+                    f"a vector {list(vector.shape)} of {vector.dtype} does not fit its rows {list(each.shape)} of"
+                    f" {each.dtype}: expected contiguous rows [C, ...] of its shape and dtype, on its device."
+                )
 
     def __call__(self, active: int, skip: int | None = None) -> None:
         """Save and replace the entries, and combine the first `active` rows without that of partition `skip`."""
-        if (requested := dispatch.requested()) != self._requested:
+        requested = dispatch.requested()
+        if requested != self._requested or [tensor.data_ptr() for tensor in self._movable] != self._addresses:
             self._choose(requested)
         if self._run is not None:
             self._run(active, (skip or 0) - 1)
@@ -140,6 +166,13 @@ class Exchange:
                 vectors, rows, are_products = self.rows
                 self._operators.combine_rows(vectors, rows, active, are_products, (skip or 0) - 1)
         increment_version(self.written)
+
+
+def _alike(like: Tensor, of_dtype: Sequence[Tensor], each: Sequence[Tensor]) -> bool:
+    """Return whether tensors are contiguous and on a tensor's device, and some of them have its dtype."""
+    return all(one.dtype == like.dtype for one in of_dtype) and all(
+        one.is_contiguous() and one.device == like.device for one in each
+    )
 
 
 @torch.no_grad()

@@ -82,6 +82,41 @@ def test_rows_are_summed_or_multiplied(target, dtype, active):
         )
 
 
+@pytest.mark.parametrize("target", EVERY, ids=str)
+def test_tensors_of_an_exchange_may_move_in_memory(target):
+    tensor, vector, rows = target.randn((4,)), target.randn((2,)), target.randn((3, 2))
+    places = torch.tensor([1], dtype=torch.int32, device=target.device)
+    value = torch.full((1,), 7.0, device=target.device)
+    with target.use():
+        exchange = Exchange([tensor], [places], [value], [None], [vector], [rows], [False])
+        exchange(2)
+        with torch.no_grad():
+            tensor.data, vector.data, rows.data = (torch.full_like(one, 5.0) for one in (tensor, vector, rows))
+        exchange(2)
+    assert tensor.tolist() == [5, 7, 5, 5] and vector.tolist() == [10, 10]
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        lambda tensor, vector, rows: setattr(tensor, "data", tensor.data.double()),
+        lambda tensor, vector, rows: setattr(tensor, "data", torch.zeros(8)[::2]),
+        lambda tensor, vector, rows: setattr(vector, "data", vector.data.bfloat16()),
+        lambda tensor, vector, rows: setattr(vector, "data", torch.zeros(4)[::2]),
+        lambda tensor, vector, rows: setattr(rows, "data", torch.zeros(3, 5)),
+        lambda tensor, vector, rows: setattr(rows, "data", torch.zeros(2, 3).t()),
+    ],
+)
+def test_an_exchange_refuses_tensors_that_do_not_fit_any_more(changed):
+    tensors = torch.zeros(4), torch.zeros(2), torch.ones(3, 2)
+    tensor, vector, rows = tensors
+    exchange = Exchange([tensor], [torch.tensor([1])], [torch.ones(1)], [None], [vector], [rows], [False])
+    changed(*tensors)
+    with pytest.raises(RuntimeError, match=r"(do|does) not fit"):
+        exchange(2)
+    assert not tensor.any() and not vector.any()
+
+
 def test_a_prepared_exchange_follows_the_backend_that_is_requested():
     tensor, values = torch.zeros(3), torch.ones(1)
     exchange = Exchange([tensor], [torch.tensor([1])], [values], [None])

@@ -310,7 +310,7 @@ def step_lookahead(
             raise ValueError(f"there are {len(seen)} batches of D_1:{k - 1}, but {strategy.seen} steps to look ahead.")
         found: dict[nn.Parameter, Tensor] = {}
         losses = []
-        if left:
+        if left or not own:
             with hyper_learning(model, k), penalties(), evaluating(*off):
                 value, gradients = accumulated(hyper_loss, unseen, list(left))
                 losses.append(check_all_finite(value, averaged, "a step of ψ"))

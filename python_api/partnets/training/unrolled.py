@@ -16,6 +16,7 @@ from partnets.hyper.penalty import penalised
 from partnets.optim.base import PartitionedOptimizer
 from partnets.optim.entrywise import differentiable_step
 from partnets.subnetworks.context import subnetwork, trying, whole
+from partnets.subnetworks.parameters import partitioned_parameters
 from partnets.subnetworks.state import held_statistics, is_norm, partitioned_modules, put_back, state_of
 from partnets.subnetworks.statistics import following_norms
 from partnets.subnetworks.switch import noted
@@ -83,7 +84,7 @@ def accumulated(
         value = loss(part)
         value = value if weight == 1 else weight * value
         values.append(value.detach())
-        if value.requires_grad:
+        if value.requires_grad and wanted:
             found = added(found, torch.autograd.grad(value, wanted, create_graph=graph, allow_unused=True))
     return sum(values[1:], values[0]), found
 
@@ -153,7 +154,11 @@ class InnerSteps:
         self.states: list[dict | None] = [None] * len(self.parameters)
         modules = partitioned_modules(model)
         norms = [module for module in modules if is_norm(state_of(module))]
-        self.statistics = [tensor for _, _, tensor, _ in held_statistics(norms, rows=True)]
+        # The tensors into which switches write, frozen ones too. Graphs have saved statistics of norms, which backward
+        # passes in training mode do not read.
+        statistics = (tensor for _, _, tensor, _ in held_statistics(norms, rows=True))
+        every = (tensor for one in partitioned_parameters(model) for tensor in (one.parameter, one.stored))
+        self.written = (*statistics, *every)
         self.others = [module for module in modules if not is_norm(state_of(module))]
         self.taken: list[Taken] = []
 
@@ -319,9 +324,7 @@ class InnerSteps:
         """
         before = None if entries is None else self._present()
         functions = twice_differentiable() if self.exact else nullcontext()
-        # Graphs have saved running statistics too, which backward passes in training mode do not read.
-        written = (*self.parameters, *self.stored, *self.statistics)
-        with torch.autograd._unsafe_preserve_version_counter(written):
+        with torch.autograd._unsafe_preserve_version_counter(self.written):
             try:
                 self._set(entries)
                 with subnetwork(self.model, self.k, self.k, hyper=True), functions:

@@ -57,7 +57,9 @@ def name_of(loss: Loss) -> str:
 
 def setting(loss: Loss, name: str, usual: Any) -> Any:
     """Return an argument of one of torch's losses, or `usual` if it was not given."""
-    return loss.keywords.get(name, usual) if isinstance(loss, functools.partial) else getattr(loss, name, usual)
+    if isinstance(loss, functools.partial):
+        return loss.keywords.get(name, setting(loss.func, name, usual))
+    return getattr(loss, name, usual)
 
 
 def entropy(counts: Tensor) -> float:
@@ -205,7 +207,7 @@ def scores(output: Any) -> Any:
 def losses(loss: Loss, output: Any, y: Any) -> Tensor:
     """Return loss(output, y): a scalar, which is a mean over the batch, or a tensor with the loss of each target.
 
-    torch's losses receive output.logits if the output has them, as in transformers.
+    torch's losses, also compiled or wrapped ones, receive output.logits if the output has them, as in transformers.
 
     Raises:
         TypeError: the loss does not return a tensor.
@@ -217,7 +219,9 @@ def losses(loss: Loss, output: Any, y: Any) -> Tensor:
         >>> losses(nn.CrossEntropyLoss(reduction="none"), {"logits": logits}, y)
         tensor([0.6931, 0.6931, 0.6931])
     """
-    output = scores(output) if name_of(loss) else output
+    function = loss.func if isinstance(loss, functools.partial) else loss
+    is_torchs = (getattr(function, "__module__", None) or "").startswith("torch.nn.")  # or a wrapper of one
+    output = scores(output) if is_torchs or name_of(loss) else output
     found = loss(output, y)
     if not isinstance(found, Tensor):
         raise TypeError(
@@ -232,11 +236,16 @@ def losses(loss: Loss, output: Any, y: Any) -> Tensor:
 
 def _of_twice(loss: Loss, output: Any, y: Any) -> Tensor | None:
     """Return loss(output, y) with each example twice; None if that is impossible."""
-    if not (isinstance(output, Tensor) and isinstance(y, Tensor)):
+    if not (isinstance(y, Tensor) and y.dim()):
         return None
+
+    def twice(leaf: Any) -> Any:
+        is_of_examples = isinstance(leaf, Tensor) and leaf.dim() and len(leaf) == len(y)
+        return leaf.repeat_interleave(2, 0) if is_of_examples else leaf
+
     try:
-        with preserved(output.device), torch.no_grad():
-            return loss(output.repeat_interleave(2, 0), y.repeat_interleave(2, 0))
+        with preserved(y.device), torch.no_grad():
+            return loss(tree_map(twice, output), twice(y))
     except (RuntimeError, TypeError, ValueError, IndexError):  # a custom loss that needs the original batch
         return None
 

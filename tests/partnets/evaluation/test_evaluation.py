@@ -151,6 +151,25 @@ def test_lml_sums_the_losses_right_of_the_diagonal():
     assert partnets.lml(model, chunks) == pytest.approx(expected.item(), rel=1e-12)
 
 
+class InDict(nn.Module):
+    def forward(self, x):
+        return {"logits": x}
+
+
+@pytest.mark.parametrize(
+    "loss",
+    [
+        torch.compile(F.cross_entropy, backend="eager"),
+        nn.CrossEntropyLoss().forward,
+        functools.wraps(F.cross_entropy)(lambda *each: F.cross_entropy(*each)),
+        functools.partial(nn.CrossEntropyLoss(ignore_index=0)),
+    ],
+)
+def test_losses_around_those_of_torch_get_logits(loss):
+    y = torch.tensor([0, 1, 2, 1, 0, 2])
+    assert mean_loss(InDict(), (X * y[:, None], y), loss, batch_size=4) == pytest.approx(math.log(3))
+
+
 SUM = functools.partial(F.cross_entropy, reduction="sum")
 X, Y = torch.ones(6, 3), torch.zeros(6, dtype=torch.int64)
 
@@ -168,6 +187,7 @@ def chunks(proportions=PROPORTIONS, n=31):
             for judge in (lml, loss_matrix)
         ),
         (lambda: mean_loss(network(), examples(), lambda *each: SUM(*each)), ValueError, "it is a sum"),
+        (lambda: mean_loss(InDict(), (X, Y), lambda z, y: SUM(z["logits"], y)), ValueError, "it is a sum"),
         *(
             (lambda use=use: use(partitioned(), chunks((0.5, 0.5))), ValueError, "3 partitions and the data 2 chunks")
             for use in (loss_matrix, lml, partnets.estimate_statistics)

@@ -331,6 +331,10 @@ def has_a_written_bias(model):
     model[4].bias.data.fill_(0.5)
 
 
+def has_another_dtype(model):
+    model[4].bias.data = model[4].bias.data.float()
+
+
 def has_a_map_that_nobody_filled(model):
     model[4].weight_partition = torch.full_like(model[4].weight_partition, 255)
 
@@ -353,6 +357,7 @@ def is_an_average(model):
         (has_another_bias, RuntimeError, "bias of Linear was written into"),
         (has_another_shape, ValueError, "does not fit its partitions(.|\n)*427 entries"),
         (has_a_resized_bias, ValueError, r"has shape \(6,\), and its vectors \(7,\)"),
+        (has_another_dtype, RuntimeError, r"\[7\] of torch\.float32 does not fit its rows"),
         (shares_memory, ValueError, r"4\.weight and 7\.weight are two parameters that share memory"),
         (has_a_map_that_nobody_filled, RuntimeError, "weight_partition of a Linear, .* written into"),
         (is_an_average, RuntimeError, "was written into, but is the"),
@@ -368,3 +373,12 @@ def test_parameters_that_no_longer_fit_their_partitions_are_refused(change, erro
     with pytest.raises(error, match=message), partnets.subnetwork(model, 1):
         pass
     assert now(model) == {(3, 3)}
+
+
+def test_parameters_may_move_in_memory_inside_of_a_subnetwork():
+    model = network()
+    before = [tensor.clone() for tensor in model.state_dict().values()]
+    for move in (lambda: None, model.share_memory, lambda: None):
+        with partnets.subnetwork(model, 1):
+            move()
+        assert all(map(torch.equal, model.state_dict().values(), before))

@@ -376,6 +376,14 @@ def test_differences_begin_at_the_state_that_a_step_began_at():
     torch.testing.assert_close(differences, exact, rtol=1e-5, atol=1e-9)
 
 
+@pytest.mark.parametrize("still", [0, 2])
+def test_layers_may_be_frozen_after_the_partition(still):
+    model, own, batches = tuned("linear", "weight", "Adam")
+    model.network[still].requires_grad_(False)
+    exact, differences = (ahead(model, own, batches[:3], 1, exact)[1] for exact in (True, False))
+    torch.testing.assert_close(differences, exact, rtol=1e-5, atol=1e-9)
+
+
 @pytest.mark.parametrize("exact", [True, False])
 def test_a_penalty_may_hold_the_parameters_themselves(exact):
     model, own, batches = tuned("linear", "weight", "Adam")
