@@ -164,7 +164,7 @@ def test_tuning_without_a_validation_set_reports_the_test_loss(dataset, method, 
 @pytest.mark.full
 @pytest.mark.parametrize("method", ["stn", "delta", "fixed"])
 def test_one_rate_by_every_schedule(method, tmp_path, monkeypatch):
-    monkeypatch.setattr(stn_schedules, "documentation_parts", lambda seed, _: stn_lstm.documentation_parts(seed, 2000))
+    monkeypatch.setattr(stn_schedules, "documentation_parts", lambda seed: stn_lstm.documentation_parts(seed, 2000))
     setting = {"method": method, "seed": 0, "steps": 12, "start": 0.05}
     record = stn_schedules.StnSchedules().train(setting, tmp_path / "checkpoint")
     kinds = ("gaussian", "sinusoid") if method == "fixed" else ("final", "schedule")
