@@ -258,16 +258,18 @@ class InnerSteps:
             damping: a number added to the diagonal of H.
         """
         gradients = self._gradients(batch, self.entries, self.parameters)
-        products = partial(self._second, self.entries, gradients)
         lengths = [len(entries) for entries in by_weights]
 
+        def products(vector: Tensor, wanted: list[Tensor]) -> list[Tensor | None]:
+            return _derivatives(gradients, wanted, self._spread(vector.split(lengths)), retain=True)
+
         def product(vector: Tensor) -> Tensor:
-            found = products(vector.split(lengths), self.parameters)
+            found = products(vector, self.parameters)
             return torch.cat(self._averaged(self._packed(found, zeros=True))) + damping * vector
 
         with self._computing(self.entries):
             solution = solve(product, torch.cat(by_weights))
-            found = products(solution.split(lengths), self.psi)
+            found = products(solution, self.psi)
         return [None if by is None else -by for by in found]
 
     def _second(
