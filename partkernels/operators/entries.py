@@ -125,7 +125,7 @@ class Exchange:
         self._choose(dispatch.requested())
 
     def _choose(self, requested: str) -> None:
-        self._requested, self._run = requested, None
+        self._requested, self._run, self._addresses = requested, None, None
         if self._movable:
             self._check()
             like = self._movable[0]
