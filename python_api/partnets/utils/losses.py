@@ -46,6 +46,12 @@ def token_cross_entropy(logits: Tensor, labels: Tensor, **options) -> Tensor:
     return F.cross_entropy(logits.flatten(0, -2), labels.flatten(), **options)
 
 
+def unwrapped(loss: Loss) -> Loss:
+    """Return the module in a functools.partial without arguments; return other losses unchanged."""
+    is_wrapped = isinstance(loss, functools.partial) and isinstance(loss.func, nn.Module)
+    return loss.func if is_wrapped and not (loss.args or loss.keywords) else loss
+
+
 def name_of(loss: Loss) -> str:
     """Return the name of one of torch's losses, or of token_cross_entropy; "" for other losses."""
     function = loss.func if isinstance(loss, functools.partial) else loss
@@ -57,9 +63,8 @@ def name_of(loss: Loss) -> str:
 
 def setting(loss: Loss, name: str, usual: Any) -> Any:
     """Return an argument of one of torch's losses, or `usual` if it was not given."""
-    if isinstance(loss, functools.partial):
-        return loss.keywords.get(name, setting(loss.func, name, usual))
-    return getattr(loss, name, usual)
+    loss = unwrapped(loss)
+    return loss.keywords.get(name, usual) if isinstance(loss, functools.partial) else getattr(loss, name, usual)
 
 
 def entropy(counts: Tensor) -> float:
@@ -117,6 +122,7 @@ def plain(loss: Loss, weighed: bool = False) -> Loss:
     changes = setting(loss, "label_smoothing", 0.0) or (weighs(loss) and not weighed)
     if not changes:
         return loss
+    loss = unwrapped(loss)
     if isinstance(loss, functools.partial):
         return functools.partial(loss.func, *loss.args, **(loss.keywords | usual))
     loss = copy.deepcopy(loss)
@@ -127,6 +133,7 @@ def plain(loss: Loss, weighed: bool = False) -> Loss:
 
 def of_each(loss: Loss) -> Loss:
     """Return one of torch's losses with reduction='none'; return other losses unchanged."""
+    loss = unwrapped(loss)
     if isinstance(loss, nn.modules.loss._Loss):
         loss = copy.copy(loss)
         loss.reduction = "none"

@@ -170,6 +170,12 @@ def test_losses_around_those_of_torch_get_logits(loss):
     assert mean_loss(InDict(), (X * y[:, None], y), loss, batch_size=4) == pytest.approx(math.log(3))
 
 
+def test_a_module_in_a_partial_is_used_as_the_module_itself():
+    loss = nn.CrossEntropyLoss(label_smoothing=0.5)
+    model, chunks = partitioned(), partnets.chunk(examples(), PROPORTIONS)
+    assert lml(model, chunks, functools.partial(loss)) == lml(model, chunks, loss)
+
+
 SUM = functools.partial(F.cross_entropy, reduction="sum")
 X, Y = torch.ones(6, 3), torch.zeros(6, dtype=torch.int64)
 
