@@ -146,7 +146,14 @@ class Affine(Warp):
         stretch: float | None = 0.05,
         shear: float | None = 0.05,
     ) -> None:
-        widths = dict(zip(GENERATORS, (translate_x, translate_y, rotation, scale, stretch, shear), strict=True))
+        widths = {
+            "translate_x": translate_x,
+            "translate_y": translate_y,
+            "rotation": rotation,
+            "scale": scale,
+            "stretch": stretch,
+            "shear": shear,
+        }
         super().__init__(widths)
         units = [UNITS[name] / HALVES[name] for name in self.names]
         self.widths = Learned([widths[name] for name in self.names], positive, unit=units, names=self.names)

@@ -63,7 +63,7 @@ class _HyperNorm(HyperLayer):
 
     def features(self, x: Tensor) -> int:
         """Return the first dimension of x that the weight has."""
-        return -len(self.normalized_shape) if hasattr(self, "normalized_shape") else 1
+        return 1
 
     def normalised(self, x: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
         """Apply torch's layer with this weight and bias."""
@@ -90,6 +90,9 @@ class _HyperNorm(HyperLayer):
 class HyperLayerNorm(_HyperNorm, nn.LayerNorm):
     """A best response in place of torch.nn.LayerNorm."""
 
+    def features(self, x):
+        return -len(self.normalized_shape)
+
     def normalised(self, x, weight, bias):
         return F.layer_norm(x, self.normalized_shape, weight, bias, self.eps)
 
@@ -98,6 +101,9 @@ class HyperRMSNorm(_HyperNorm, nn.RMSNorm):
     """A best response in place of torch.nn.RMSNorm."""
 
     responding = ("weight",)
+
+    def features(self, x):
+        return -len(self.normalized_shape)
 
     def normalised(self, x, weight, bias):
         return F.rms_norm(x, self.normalized_shape, weight, self.eps)
