@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import operator
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -18,10 +19,11 @@ from partkernels.arguments import check_not_negative
 from partkernels.operators.checks import check_entries_apart
 from partkernels.operators.optimizers import Steps
 from partnets.hyper import LearningRate, WeightDecay, hyperparameters
-from partnets.subnetworks.parameters import PartitionedParameter, combine_all, partitioned_parameters
+from partnets.subnetworks.parameters import Combination, PartitionedParameter, partitioned_parameters
 from partnets.subnetworks.state import MAP, UNKNOWN, num_partitions
 from partnets.subnetworks.switch import noted, switch_of
 from partnets.utils.modules import is_sharded
+from partnets.utils.shards import Memory
 
 # Learning rates down to minus this number count as 0, because LinearLR may end there.
 ROUNDING = 1e-9
@@ -32,18 +34,22 @@ class Entries:
     """The entries of one partition in several parameters.
 
     Attributes:
-        key: the addresses of these tensors.
+        of: the parameters' owners, the names of moments, and the ids of all states of the optimiser.
+        memory: that of these tensors.
         parameters, moments: the parameters, and for each moment a list like them.
         states: the parameters' states.
         partitions: of weights; None for rows of vectors, and if one partition owns all of a weight.
+        combine: sets the parameters of vectors after a step.
         steps: what a subclass has prepared.
     """
 
-    key: list
+    of: tuple
+    memory: Memory
     parameters: list[Tensor]
     moments: list[list[Tensor]]
     states: list[dict]
     partitions: list[Partition | None]
+    combine: Combination
     steps: Steps | None = None
 
 
@@ -167,47 +173,61 @@ class PartitionedOptimizer(torch.optim.Optimizer):
                     f"a group has {ignored[0]}={group[ignored[0]]}, which partnets.optim.{self.kind} does not have;"
                     f" take partnets.optim.PerPartition(torch.optim.{self.kind}, model, {ignored[0]}=...)."
                 )
-            stepped = defaultdict(list)
-            for parameter in group["params"]:
-                owner = self._owners[parameter]
-                grad = owner.gradient(update)
-                if grad is None:
-                    continue
-                if grad.dtype != parameter.dtype:  # allowed by a parameter's grad_dtype
-                    raise RuntimeError(
-                        f"the gradient of {_described(owner)} is {grad.dtype}, and the parameter {parameter.dtype};"
-                        " cast it: parameter.grad = parameter.grad.to(parameter.dtype)."
-                    )
-                stepped[self._rates.get(parameter)].append((owner, grad))
-                changed.append(owner)
-            for module, pairs in stepped.items():
+            for module, owners in self._by_rate(group):
+                grads = [owner.gradient(update) for owner in owners]
+                if any(grad is None for grad in grads):
+                    pairs = [(owner, grad) for owner, grad in zip(owners, grads, strict=True) if grad is not None]
+                    if not pairs:
+                        continue
+                    owners, grads = map(list, zip(*pairs, strict=True))
+                for owner, grad in zip(owners, grads, strict=True):
+                    if grad.dtype is not owner.parameter.dtype:  # allowed by a parameter's grad_dtype
+                        raise RuntimeError(
+                            f"the gradient of {_described(owner)} is {grad.dtype}, and the parameter"
+                            f" {owner.parameter.dtype}; cast it: parameter.grad = parameter.grad.to(parameter.dtype)."
+                        )
                 rate = {} if module is None else {"lr": rates[module] * self._schedule(group)}
-                owners, grads = zip(*pairs, strict=True)
                 steps.append((self._prepared(owners, group, update), grads, group | rate))
+                changed += owners
         for entries, grads, group in steps:
             self.step_all(entries, grads, update, group)
-        combine_all(changed, self.__dict__.setdefault("_combinations", {}))
+        for entries, *_ in steps:
+            entries.combine()
         noted(changed)
         return loss
 
-    def _prepared(self, owners: Sequence[PartitionedParameter], group: dict, update: int) -> Entries:
+    def _by_rate(self, group: dict) -> list[tuple[LearningRate | None, list[PartitionedParameter]]]:
+        """Return the owners of a group's parameters, by the learned rate that they follow."""
+        parameters, known = group["params"], self.__dict__.setdefault("_grouped", {})
+        before, found = known.get(id(group), ((), []))
+        if len(parameters) != len(before) or any(map(operator.is_not, parameters, before)):
+            by_rate = defaultdict(list)
+            for parameter in parameters:
+                by_rate[self._rates.get(parameter)].append(self._owners[parameter])
+            found = list(by_rate.items())
+            known[id(group)] = list(parameters), found
+        return found
+
+    def _prepared(self, owners: list[PartitionedParameter], group: dict, update: int) -> Entries:
         """Return the entries of a partition in parameters: those of an earlier step if nothing has moved since."""
         moments, known = self.moments(group), self.__dict__.setdefault("_entries", {})
-        names = (*moments, "step")
-        states = [self.state[owner.parameter] for owner in owners]
-        key = [
-            (*owner.place(), *map(_place, map(state.get, names))) for owner, state in zip(owners, states, strict=True)
-        ]
-        found = known.get((update, owners[0]))
-        if found is None or found.key != key or any(is_sharded(owner.parameter) for owner in owners):
-            pairs = [(owner, self._started(self.state[owner.parameter], owner.parameter, group)) for owner in owners]
-            found = known[update, owners[0]] = Entries(
-                key,
+        found, of = known.get((update, owners[0])), (owners, moments, [*map(id, self.state.values())])
+        if found is None or found.of != of or not found.memory.is_current():
+            states = [self._started(self.state[owner.parameter], owner.parameter, group) for owner in owners]
+            pairs = list(zip(owners, states, strict=True))
+            held = [owner.held for owner in owners]
+            held += [(state, name) for state in states for name in (*moments, "step")]
+            found = Entries(
+                (owners, moments, [*map(id, self.state.values())]),
+                Memory([owner.parameter for owner in owners], held),
                 [owner.of(owner.stored, update) for owner in owners],
                 [[owner.of(state[one], update) for owner, state in pairs] for one in moments],
-                [state for _, state in pairs],
+                states,
                 [owner.partition for owner in owners],
+                Combination(owners),
             )
+            if not any(is_sharded(owner.parameter) for owner in owners):
+                known[update, owners[0]] = found
         return found
 
     def zero_grad(self, set_to_none: bool = True) -> None:
@@ -404,11 +424,6 @@ class PartitionedOptimizer(torch.optim.Optimizer):
         shapes = {name: tuple(getattr(value, "shape", ())) for name, value in state.items()}
         if shapes != expected:
             _raise_foreign(f"a parameter's state of shapes {shapes} instead of {expected}")
-
-
-def _place(tensor: Tensor | None) -> tuple[int, int] | None:
-    """Return numbers that change if a tensor is replaced or moved in memory."""
-    return None if tensor is None else (id(tensor), tensor.data_ptr())
 
 
 def check_held(model: nn.Module) -> None:

@@ -15,6 +15,8 @@ from partnets.hyper import hyperparameters
 from partnets.subnetworks.per_example import grouped, grouping
 from partnets.subnetworks.state import (
     PER_EXAMPLE,
+    Entry,
+    outside,
     partitioned_modules,
     put_back,
     state_of,
@@ -124,10 +126,10 @@ def _check(num_partitions: int, active: int, update: int | None) -> None:
 
 @contextmanager
 def _entered(switch: Switch, active: int, update: int | None, masked: bool = True) -> Iterator[None]:
-    before = _claimed(switch)
-    entry, still, statistics, is_entered = object(), [], [], False
-    written, failed = [], None
-    is_outermost = all(thread is None for _, _, thread, *_ in before)
+    entry = Entry(update, threading.get_ident(), masked)
+    before, actives = _claimed(switch, entry), [state.active for state in switch.states]
+    still, statistics, written, is_entered, failed = [], [], [], False, None
+    is_outermost = all(one.thread is None for one in set(before))
     is_whole = active == update == switch.num_partitions
     try:
         if is_outermost and all(one.active == one.num_partitions for one in switch.states):
@@ -139,9 +141,8 @@ def _entered(switch: Switch, active: int, update: int | None, masked: bool = Tru
         # Where nothing learns, BatchNorm in training mode normalises by the batch, and its statistics stay.
         statistics = [] if update is not None else switch.followed_statistics()
         switch.note()
-        for state in switch.states:
-            state.update, state.masks, state.entry, state.running = update, masked, entry, 0
-            if update not in (None, PER_EXAMPLE):
+        if update not in (None, PER_EXAMPLE):
+            for state in switch.states:
                 state.learned.add(update)
         for parameter in still:
             parameter.requires_grad_(False)
@@ -149,8 +150,8 @@ def _entered(switch: Switch, active: int, update: int | None, masked: bool = Tru
         _clear_caches()
         is_entered = True
         yield
-        if not masked and update:
-            switch.scale_gradients(update)
+        if entry.unscaled:
+            switch.scale_gradients(entry.unscaled, active, update)
     finally:
         for parameter in still:
             parameter.requires_grad_(True)
@@ -159,7 +160,8 @@ def _entered(switch: Switch, active: int, update: int | None, masked: bool = Tru
             put_back(statistics)
         is_crossed = is_entered and any(state.entry is not entry for state in switch.states)
         if is_crossed:
-            before = [(state.num_partitions, state.num_partitions, None, True, None) for state in switch.states]
+            before = [outside(switch.num_partitions)] * len(before)
+            actives = [switch.num_partitions] * len(before)
         if is_entered and not is_crossed:
             written = switch.written()
             try:
@@ -167,15 +169,15 @@ def _entered(switch: Switch, active: int, update: int | None, masked: bool = Tru
             except RuntimeError as error:
                 failed = error
         if not (switch.is_resident and is_outermost):
-            switch.move([was for was, *_ in before])
+            switch.move(actives)
             if is_outermost and not is_whole:
                 switch.renew()
             switch.fit()
             switch.note()
         else:
             switch.widen()  # code that reads parameters between subnetworks finds whole ones
-        for state, (_, *rest) in zip(switch.states, before, strict=True):
-            state.update, state.thread, state.masks, state.entry = rest
+        for state, was in zip(switch.states, before, strict=True):
+            state.entry = was
         _clear_caches()
     if is_crossed:
         raise RuntimeError(
@@ -192,18 +194,17 @@ def _entered(switch: Switch, active: int, update: int | None, masked: bool = Tru
         )
 
 
-def _claimed(switch: Switch) -> list[tuple]:
-    """Claim a model for the present thread; return the previous state of each module."""
-    thread = threading.get_ident()
+def _claimed(switch: Switch, entry: Entry) -> list[Entry]:
+    """Let the modules of a model enter a subnetwork; return the entries that they are in until then."""
     with _claiming:
-        if any(state.thread not in (None, thread) for state in switch.states):
+        before = [state.entry for state in switch.states]
+        if any(one.thread not in (None, entry.thread) for one in set(before)):
             raise RuntimeError(
                 "another thread is inside of partnets.subnetwork with this model, which can be one subnetwork at a"
                 " time; use a copy of the model in each thread."
             )
-        before = [(state.active, state.update, state.thread, state.masks, state.entry) for state in switch.states]
         for state in switch.states:
-            state.thread = thread
+            state.entry = entry
     return before
 
 
@@ -251,7 +252,7 @@ def whole(model: nn.Module) -> Iterator[None]:
 
 def settle(switch: Switch) -> None:
     """Make a model the whole network again, where `resident` has left it in a subnetwork."""
-    if all(state.thread is None for state in switch.states):
+    if all(state.entry.thread is None for state in switch.states):
         switch.move([state.num_partitions for state in switch.states])
         switch.note()
 

@@ -12,7 +12,7 @@ from partkernels import Partition, Zeros
 from partkernels.operators.entries import combine_rows
 from partnets.subnetworks.state import DEFAULTS, MAP, ROWS, STORED, PartitionState, check_map, partition_of
 from partnets.utils.modules import is_sharded
-from partnets.utils.shards import local, local_partition, part, version
+from partnets.utils.shards import Memory, local, local_partition, part, version
 
 INT32_MAX = 2**31 - 1
 
@@ -27,10 +27,13 @@ class Exchanged:
         whole: the parameter's memory, to see whether it was replaced; it shares the parameter's version.
         watched: this memory and the rows, or None for shards and inference tensors, which have no one version.
         hooked: the ids of parameters with a hook that masks gradients, among them those gathered from shards.
+        accumulating: the ids of those with a hook that notes each gradient.
     """
 
     def __init__(self, module: nn.Module, name: str, state: PartitionState, parameter: nn.Parameter) -> None:
-        self.name, self.versions, self.hooked = name, state.versions, set()
+        self.name, self.versions = name, state.versions
+        self.hooked: set[int] = set()
+        self.accumulating: set[int] = set()
         self.whole: Tensor | None = None
         # The key of the hook of the parameter's gradients.
         self.hook: int | None = None
@@ -88,6 +91,7 @@ class Weight(Exchanged):
         starts: the start of each of partitions 2..C in these three, and the end of the last one.
         key: the addresses and versions of the tensors from which these were computed.
         made: the number of times that they were computed.
+        buffers: the names of these tensors.
     """
 
     def __init__(self, *of) -> None:
@@ -100,8 +104,7 @@ class Weight(Exchanged):
         self.key: tuple = ()
         self.made = 0
         self._map: tuple[tuple, Tensor | None] = (), None
-        self._buffers_read: list[Tensor | None] | None = None
-        self._names = [self.name + end for end in (MAP, DEFAULTS, STORED)]
+        self.buffers = [self.name + end for end in (MAP, DEFAULTS, STORED)]
 
     @property
     def is_narrow(self) -> bool:
@@ -110,22 +113,12 @@ class Weight(Exchanged):
 
     def refresh(self) -> None:
         """Recompute memory, places and values if parameter, map or defaults have changed; for a DTensor this rank's."""
-        parameter, buffers = self.parameter, self.module._buffers
-        read = [buffers.get(name) for name in self._names]
-        # Tensors of which the key was read before: neither shards nor inference tensors.
-        known = self._buffers_read
-        is_known = known is not None and all(one is other for one, other in zip(read, known, strict=True))
-        if is_known and type(parameter) is nn.Parameter:
-            of_buffers = [(one.data_ptr(), one._version) for one in read if one is not None]
-            if (parameter.data_ptr(), parameter.dtype, parameter.stride(), of_buffers) == self.key:
-                return
-        parameter = local(parameter)
+        read = [self.module._buffers.get(name) for name in self.buffers]
+        parameter = local(self.parameter)
         of_buffers = [(local(one).data_ptr(), version(one)) for one in read if one is not None]
         key = parameter.data_ptr(), parameter.dtype, parameter.stride(), of_buffers
         if key == self.key:
             return
-        is_plain = not any(one is not None and (is_sharded(one) or one.is_inference()) for one in read)
-        self._buffers_read = read if is_plain else None
         map, numbers, _ = read
         if map.is_meta:
             raise RuntimeError(
@@ -198,15 +191,11 @@ class Vector(Exchanged):
 
     def __init__(self, *of, is_product: bool) -> None:
         super().__init__(*of)
-        self.is_product = is_product
+        self.is_product, self.buffers = is_product, [self.name + ROWS]
 
     @property
     def rows(self) -> Tensor:
         return local(self.module._buffers[self._rows_name])
-
-    def place(self) -> tuple[int, int]:
-        """Return the addresses of the parameter and of its rows; for DTensors, of this rank's parts."""
-        return local(self.parameter).data_ptr(), self.rows.data_ptr()
 
     def combined(self) -> Tensor:
         """Return the vector of the whole network; of a DTensor this rank's part."""
@@ -222,6 +211,32 @@ class Vector(Exchanged):
                 f"the {self.name} of a {type(self.module).__name__} has shape {shape}, and its vectors"
                 f" {tuple(rows.shape[1:])}; resize parameters before partnets.partition."
             )
+
+
+class Layout:
+    """The memory of parameters and of the buffers that belong to them, and what Weight.refresh has read.
+
+    Args:
+        exchanged: the parameters.
+    """
+
+    def __init__(self, exchanged: list[Weight | Vector]) -> None:
+        held = [(one.module._buffers, name) for one in exchanged for name in one.buffers]
+        self._memory = Memory([one.parameter for one in exchanged], held)
+        self._weights = [one for one in exchanged if isinstance(one, Weight)]
+        self._parameters = [one.parameter for one in self._weights]
+        buffers = (one.module._buffers.get(name) for one in self._weights for name in one.buffers)
+        self._buffers = [buffer for buffer in buffers if buffer is not None]
+        self._are_plain = not any(is_sharded(one) or one.is_inference() for one in self._buffers)
+        self._facts = self._read()
+
+    def _read(self) -> list:
+        versions = [one._version for one in self._buffers] if self._are_plain else [*map(version, self._buffers)]
+        return [versions, [(one.dtype, one.stride()) for one in self._parameters], [one.made for one in self._weights]]
+
+    def is_current(self) -> bool:
+        """Return whether nothing has changed since the construction."""
+        return self._memory.is_current() and self._read() == self._facts
 
 
 def version_of(one) -> tuple[int, int]:

@@ -20,28 +20,27 @@ def watch(one: Weight | Vector, parameter: nn.Parameter) -> None:
         return  # torch.compile does not see existing hooks
     one.hooked.add(id(parameter))
     hooks = parameter._backward_hooks or {}
-    before = [key for key, hook in hooks.items() if isinstance(hook, partial) and hook.func is _masked]
+    mask = mask_weight if isinstance(one, Weight) else mask_vector
+    before = [key for key, hook in hooks.items() if isinstance(hook, partial) and hook.func is mask]
     if before and hooks[before[0]].args[0].state is not None:
         return
     for key in before:  # of a module that is gone
         del hooks[key]
-    handle = parameter.register_hook(partial(_masked, one))
+    handle = parameter.register_hook(partial(mask, one))
     if parameter is one.parameter:
         one.hook = handle.id
-    if isinstance(one, Vector):
-        parameter.register_post_accumulate_grad_hook(lambda _: _accumulated(one))
-
-
-def _masked(one: Weight | Vector, grad: Tensor) -> Tensor | None:
-    return mask_weight(one, grad) if isinstance(one, Weight) else mask_vector(one, grad)
+    elif isinstance(one, Vector):
+        _note_accumulated(one, parameter)
 
 
 def mask_weight(one: Weight, grad: Tensor) -> Tensor | None:
     """Return the gradient with zeros outside of the partition that learns."""
     state = one.state
-    if state is None or state.num_partitions == 1 or state.update == PER_EXAMPLE:
+    if state is None or (
+        not state.entry.masks and not torch.is_grad_enabled()
+    ):  # gradients of gradients are of masked ones
         return None
-    if not state.masks and not torch.is_grad_enabled():  # gradients of gradients are of masked ones
+    if state.num_partitions == 1 or state.update == PER_EXAMPLE:
         return None
     if state.update is None:
         return torch.zeros_like(grad)
@@ -59,16 +58,32 @@ def mask_vector(one: Vector, grad: Tensor) -> Tensor | None:
     update = state.update
     if update is None:
         return torch.zeros_like(grad)
-    if state.grads or state.grad_of.get(one.name, update) != update:
+    name = one.name
+    if state.grads or state.grad_of.get(name, update) != update:
         turn_gradient(one, update)
+    if state.grads.get(name):
+        _note_accumulated(one, one.parameter)  # torch.autograd.grad does not accumulate
+    else:
+        state.grad_of[name] = update
     if not one.is_product or state.active == 1:
         return None
-    if not state.masks and not torch.is_grad_enabled() and (one.parameter.grad is None or one.name in state.unscaled):
-        state.unscaled.add(one.name)  # by `scale_gradients`, with all others
-        return None
+    if not state.entry.masks and not torch.is_grad_enabled():
+        unscaled = state.entry.unscaled
+        if one in unscaled:
+            return None
+        if one.parameter.grad is None:
+            unscaled.append(one)
+            return None
     rows = one.rows
     factor = torch.cat([rows[: update - 1], rows[update : state.active]]).prod(0)
     return sharded_like(local(grad) * part(factor, grad).to(grad.dtype), grad)
+
+
+def _note_accumulated(one: Vector, parameter: nn.Parameter) -> None:
+    """Note each gradient that accumulates in a parameter, which is needed while those of other partitions wait."""
+    if id(parameter) not in one.accumulating:
+        one.accumulating.add(id(parameter))
+        parameter.register_post_accumulate_grad_hook(lambda _: _accumulated(one))
 
 
 def _accumulated(one: Vector) -> None:

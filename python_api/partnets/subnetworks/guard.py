@@ -53,16 +53,16 @@ def _is(hook, *functions) -> bool:
 
 
 def _begin(states: list[PartitionState], model: nn.Module, inputs: tuple) -> None:
-    if not torch.compiler.is_compiling() and states[0].thread is not None:
-        for state in states:
-            state.running += 1
+    if not torch.compiler.is_compiling() and states[0].entry.thread is not None:
+        for entry in {state.entry for state in states}:
+            entry.running += 1
 
 
 def _end(states: list[PartitionState], model: nn.Module, inputs: tuple, output):
-    if torch.compiler.is_compiling() or states[0].thread is None:
+    if torch.compiler.is_compiling() or states[0].entry.thread is None:
         return output
-    for state in states:
-        state.running -= 1
+    for entry in {state.entry for state in states}:
+        entry.running -= 1
     if not torch.is_grad_enabled() or torch._C._are_functorch_transforms_active():
         return output
     return _guarded(states[0], output)
@@ -78,7 +78,7 @@ def _guard_outputs(state: PartitionState, module: nn.Module, inputs: tuple, outp
         raise _other_subnetwork(state.called)
     if not torch.is_grad_enabled() or torch._C._are_functorch_transforms_active():
         return output
-    if state.running > 0 and any(isinstance(one, Tensor) and one.requires_grad for one in inputs):
+    if state.entry.running > 0 and any(isinstance(one, Tensor) and one.requires_grad for one in inputs):
         return output
     return _guarded(state, output)
 

@@ -15,9 +15,6 @@ from partnets.subnetworks.state import MAP, ROWS, PartitionState, parameter_of, 
 from partnets.utils.modules import is_sharded
 from partnets.utils.shards import local, local_partition, part, redistributed, version, whole
 
-# The number of tables of addresses that an optimizer keeps, one for each set of vectors that it steps together.
-MOST_COMBINATIONS = 64
-
 
 class PartitionedParameter:
     """A partitioned parameter: a weight with entries in partitions, or a parameter with a vector for each partition.
@@ -47,11 +44,10 @@ class PartitionedParameter:
         """The tensor with the learned values of all partitions: the parameter, or the rows of a vector."""
         return self.rows if self.is_vector and self.state.num_partitions > 1 else self.parameter
 
-    def place(self) -> tuple[int, ...]:
-        """Return numbers that change if the parameter, its vectors or its map are moved in memory."""
-        buffer = self.module._buffers.get(self._buffer)
-        own = self.parameter.data_ptr()
-        return (own,) if buffer is None else (own, id(buffer), buffer.data_ptr())
+    @property
+    def held(self) -> tuple[dict, str]:
+        """The dict and the key of the buffer with the rows or the map; without one if a partition owns all entries."""
+        return self.module._buffers, self._buffer
 
     @property
     def partition(self) -> Partition | None:
@@ -148,29 +144,42 @@ class PartitionedParameter:
         return f"PartitionedParameter({type(self.module).__name__}.{self.name})"
 
 
-@torch.no_grad()
-def combine_all(parameters: Sequence[PartitionedParameter], made: dict[tuple, Exchange]) -> None:
-    """Set parameters to the sums or products of their vectors, in one launch for each dtype and device.
+class Combination:
+    """Sets parameters to the sums or products of their vectors, in one launch for each dtype and device.
 
     Args:
-        parameters: those with changed vectors; others are left unchanged.
-        made: a cache of earlier calls.
+        parameters: those with vectors are set, others left unchanged.
     """
-    groups: dict[tuple, list[PartitionedParameter]] = defaultdict(list)
-    for one in parameters:
-        if one.is_vector and one.state.num_partitions > 1:
-            if is_sharded(one.parameter):
+
+    def __init__(self, parameters: Sequence[PartitionedParameter]) -> None:
+        self._vectors = [one for one in parameters if one.is_vector and one.state.num_partitions > 1]
+        self._states = {one.state for one in self._vectors}
+        groups: dict[tuple, list[PartitionedParameter]] = defaultdict(list)
+        for one in self._vectors:
+            groups[one.parameter.device, one.parameter.dtype].append(one)
+        self._exchanges = (
+            []
+            if any(is_sharded(one.parameter) for one in self._vectors)
+            else [
+                Exchange(
+                    vectors=[one.parameter.detach() for one in some],
+                    rows=[one.rows for one in some],
+                    are_products=[one.state.vectors[one.name] for one in some],
+                )
+                for some in groups.values()
+            ]
+        )
+
+    @torch.no_grad()
+    def __call__(self) -> None:
+        """Set the parameters, after their vectors were changed."""
+        active = {state.active for state in self._states}
+        if self._exchanges and len(active) == 1:
+            for exchange in self._exchanges:
+                exchange(*active)
+        else:
+            for one in self._vectors:
                 one.combine()
-            else:
-                groups[one.parameter.device, one.parameter.dtype, one.state.active].append(one)
-    for (*_, active), some in groups.items():
-        key = tuple([(one.parameter.data_ptr(), one.rows.data_ptr()) for one in some])
-        if key not in made:
-            if len(made) >= MOST_COMBINATIONS:
-                made.clear()
-            vectors, rows = [one.parameter.detach() for one in some], [one.rows for one in some]
-            made[key] = Exchange((), (), (), (), vectors, rows, [one.state.vectors[one.name] for one in some])
-        made[key](active)
 
 
 def partitioned_parameters(model: nn.Module) -> list[PartitionedParameter]:

@@ -72,7 +72,7 @@ def _before_loading(module: nn.Module, state_dict: dict, prefix: str, *rest) -> 
 def _whole_state(module: nn.Module) -> PartitionState:
     """Return a module's state; raise RuntimeError while a subnetwork is active."""
     state = state_of(module)
-    if state.thread is not None or state.active != state.num_partitions:
+    if state.entry.thread is not None or state.active != state.num_partitions:
         raise RuntimeError(
             f"the model is subnetwork {state.active} now, whose state_dict lacks the entries of other partitions; take"
             " or load it outside of partnets.subnetwork."

@@ -19,6 +19,7 @@ buffer `learned_from` has PartitionState.learned_from while a state_dict is save
 
 from __future__ import annotations
 
+import functools
 import struct
 from collections.abc import Iterable, Iterator
 from typing import Any
@@ -45,6 +46,31 @@ LEARNED, LEARNED_BYTES = "learned_from", 80
 KINDS: tuple[type[Defaults], ...] = (Zeros, Uniform, Normal, Stored)
 
 
+class Entry:
+    """A partnets.subnetwork that modules are in.
+
+    Attributes:
+        update: the partition that receives gradients, or None.
+        thread: the thread that is inside; None outside of all of them.
+        masks: whether gradients are masked as they arrive; False where the optimizer's kernel does that.
+        unscaled: scales with gradients that must still be multiplied by the other vectors, on leaving.
+        running: the number of running calls of models, see guard.
+    """
+
+    __slots__ = ("masks", "running", "thread", "unscaled", "update")
+
+    def __init__(self, update: int | None, thread: int | None, masks: bool = True) -> None:
+        self.update, self.thread, self.masks = update, thread, masks
+        self.unscaled: list[Any] = []
+        self.running = 0
+
+
+@functools.cache
+def outside(num_partitions: int) -> Entry:
+    """Return the entry of modules outside of partnets.subnetwork, where the last partition receives gradients."""
+    return Entry(num_partitions, None)
+
+
 class PartitionState:
     """The partitions of one module.
 
@@ -56,10 +82,7 @@ class PartitionState:
         wholes: the names of parameters that one partition owns completely, with its number, as in partnets.Ensemble.
         lacking: the names of parameters that the module was partitioned without, such as a bias.
         active: k, the subnetwork that the module is; C outside of partnets.subnetwork.
-        update: the partition that receives gradients, or None; C outside.
-        thread: the thread that is inside of partnets.subnetwork; None outside.
-        entry: identifies the innermost partnets.subnetwork that the module is in; None outside.
-        masks: whether gradients are masked as they arrive; False where the optimizer's kernel does that.
+        entry: the innermost partnets.subnetwork that the module is in.
     """
 
     # What copies and pickles have.
@@ -92,13 +115,8 @@ class PartitionState:
         self.starts: dict[str, Any] = {}
         self.initial: dict[str, Tensor] = {}
         self.active: int = num_partitions
-        self.update: int | None = num_partitions
-        self.thread: int | None = None
-        self.entry: object | None = None
-        self.masks = True
-        # The number of running calls of models with the module; the subnetwork that computed last, and the partition
-        # that learned: see guard.
-        self.running = 0
+        self.entry = outside(num_partitions)
+        # The subnetwork that computed last, and the partition that learned: see guard.
         self.called: tuple[int, int | None] = num_partitions, num_partitions
         # The address and version of the buffers that `weights` was read from, by the weights' names.
         self.defaults_read: dict[str, tuple[int, int]] = {}
@@ -117,11 +135,14 @@ class PartitionState:
         self.grads: dict[str, dict[int, Tensor]] = {}
         self.grad_of: dict[str, int] = {}
         self.grad_seen: dict[str, tuple[int, int]] = {}
-        # The names of scales with gradients that must still be multiplied by the other vectors, on leaving.
-        self.unscaled: set[str] = set()
+
+    @property
+    def update(self) -> int | None:
+        """The partition that receives gradients, or None; C outside of partnets.subnetwork."""
+        return self.entry.update
 
     def __reduce__(self):
-        if self.thread is not None or self.active != self.num_partitions:
+        if self.entry.thread is not None or self.active != self.num_partitions:
             raise RuntimeError(
                 f"the model is subnetwork {self.active} now; copy or save it outside of partnets.subnetwork."
             )
@@ -315,7 +336,7 @@ def weights_of(model: nn.Module) -> Iterator[tuple[nn.Module, str]]:
 def inside(model: nn.Module) -> bool:
     """Return whether a model is inside of partnets.subnetwork, or left in a subnetwork."""
     states = [state_of(module) for module in partitioned_modules(model)]
-    return any(state.thread is not None or state.active != state.num_partitions for state in states)
+    return any(state.entry.thread is not None or state.active != state.num_partitions for state in states)
 
 
 def partitions(model: nn.Module) -> dict[str, Partition]:

@@ -14,7 +14,7 @@ from torch.autograd.graph import increment_version
 from partkernels.operators.entries import Exchange
 from partnets.hyper import Hyperparameter
 from partnets.subnetworks.channels import narrow_to, widen
-from partnets.subnetworks.exchanged import Vector, Weight, version_of
+from partnets.subnetworks.exchanged import Layout, Vector, Weight, version_of
 from partnets.subnetworks.gradients import watch
 from partnets.subnetworks.guard import guard, guard_calls
 from partnets.subnetworks.state import (
@@ -78,7 +78,7 @@ class Switch:
         # Whether the model stays in a subnetwork that is left, until the next one is entered.
         self.is_resident = False
         self._lists: dict[tuple[int, int], tuple] = {}
-        self._made_of: list = []
+        self._layout: Layout | None = None
         self._factors: dict[tuple, tuple] = {}
         self._check_of: tuple[list[Vector], list[Tensor], Exchange] = [], [], Exchange()
 
@@ -148,15 +148,12 @@ class Switch:
 
     def prepare(self) -> None:
         """Take over changes that were made outside of subnetworks, or refuse them."""
-        for one in self.weights:
-            if not one.is_narrow:
-                one.refresh()
         self.check_statistics()
-        made_of = [one.made for one in self.weights]
-        made_of += [one.place() for one in self.vectors]
-        if made_of != self._made_of:
+        if self._layout is None or not self._layout.is_current():
+            for one in self.weights:
+                if not one.is_narrow:
+                    one.refresh()
             self._check_apart()
-            self._made_of = made_of
             for one in self.vectors:
                 one.check_shape()
             for one in self.exchanged:
@@ -164,6 +161,7 @@ class Switch:
             self._lists.clear()
             self._factors.clear()
             self._check_of = self._checks()
+            self._layout = Layout(self.exchanged)
         for one in self.vectors:
             if not one.is_unchanged():
                 self._agree(one)
@@ -352,16 +350,13 @@ class Switch:
             )
 
     @torch.no_grad()
-    def scale_gradients(self, update: int) -> None:
-        """Multiply the gradients of scales by the other vectors, where hooks have not: in two launches for all."""
-        scales = [one for one in self.vectors if one.name in one.state.unscaled and one.parameter.grad is not None]
-        for state in self.states:
-            state.unscaled.clear()
+    def scale_gradients(self, scales: list[Vector], active: int, update: int) -> None:
+        """Multiply the gradients of scales by the other vectors, in two launches for all."""
+        scales = [one for one in scales if one.parameter.grad is not None]
         if not scales:
             return
-        active = scales[0].state.active
-        key = active, update, len(scales)
-        if key not in self._factors or any(a is not b for a, b in zip(self._factors[key][0], scales, strict=True)):
+        key = active, update
+        if key not in self._factors or self._factors[key][0] != scales:
             factors = [torch.empty_like(one.rows[0]) for one in scales]
             rows = [one.rows for one in scales]
             self._factors[key] = scales, factors, Exchange((), (), (), (), factors, rows, [True] * len(scales))

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import operator
+from collections.abc import Iterable, Mapping
+
 import torch
 from torch import Tensor
 
@@ -26,6 +29,32 @@ def version(tensor: Tensor) -> int:
     if tensor.is_inference():
         return 0
     return tensor._version + (local(tensor)._version if is_sharded(tensor) else 0)
+
+
+class Memory:
+    """The addresses of tensors, to see whether any was replaced or moved.
+
+    Args:
+        tensors: tensors that may move, as by `.data`.
+        held: the dicts and keys of tensors that may also be replaced; a value may be missing or None.
+    """
+
+    def __init__(self, tensors: Iterable[Tensor], held: Iterable[tuple[Mapping, str]]) -> None:
+        self._held = list(held)
+        self._values = self._read()
+        self.tensors = [*tensors, *(value for value in self._values if value is not None)]
+        self._are_sharded = any(map(is_sharded, self.tensors))
+        self._addresses = self._read_addresses()
+
+    def _read(self) -> list[Tensor | None]:
+        return [where.get(name) for where, name in self._held]
+
+    def _read_addresses(self) -> list[int]:
+        return [tensor.data_ptr() for tensor in (map(local, self.tensors) if self._are_sharded else self.tensors)]
+
+    def is_current(self) -> bool:
+        """Return whether nothing has changed since the construction."""
+        return not any(map(operator.is_not, self._read(), self._values)) and self._read_addresses() == self._addresses
 
 
 def whole(tensor: Tensor) -> Tensor:

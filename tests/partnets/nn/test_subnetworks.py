@@ -194,7 +194,7 @@ def test_no_part_of_a_graph_escapes_to_another_subnetwork(call, is_learned):
                 with partnets.subnetwork(model, *other):
                     output.sum().backward()
         assert all(parameter.grad is None for parameter in model.parameters())
-    assert not any(state.running and state.thread for state in map(state_of, partitioned_modules(model)))
+    assert not any(state.entry.running and state.entry.thread for state in map(state_of, partitioned_modules(model)))
 
 
 def test_writing_into_data_inside_leaves_the_defaults_of_later_partitions():
@@ -244,6 +244,18 @@ def test_gradients_that_are_set_to_0_are_forgotten_with_those_that_wait():
         expected = torch.autograd.grad(model(x).square().sum(), model[4].bias)[0]
         model(x).square().sum().backward()
     torch.testing.assert_close(model[4].bias.grad, expected)
+
+
+def test_a_gradient_waits_while_that_of_another_partition_is_only_returned():
+    model, x = network(), inputs()
+    with partnets.subnetwork(model, 1, 1):
+        model(x).square().sum().backward()
+    expected = model[4].bias.grad.clone()
+    with partnets.subnetwork(model, 2, 2):
+        torch.autograd.grad(model(x).square().sum(), list(model.parameters()), allow_unused=True)
+    rows = model[4].bias_rows.clone()
+    partnets.optim.SGD(model, lr=1.0).step(update=1)
+    torch.testing.assert_close(model[4].bias_rows[0], rows[0] - expected)
 
 
 def test_a_gradient_of_the_gradient_is_computed_inside():

@@ -121,7 +121,7 @@ def test_an_error_in_the_loss_leaves_the_model_as_it_was(model, batch):
         with pytest.raises(KeyboardInterrupt):
             step()
         assert [module.training for module in model.modules()] == modes
-        assert all((one.active, one.update, one.thread) == (3, 3, None) for one in states)
+        assert all((one.active, one.update, one.entry.thread) == (3, 3, None) for one in states)
         assert all(parameter.requires_grad for parameter in model.mask.parameters())
 
 
