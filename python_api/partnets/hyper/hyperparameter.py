@@ -84,8 +84,13 @@ def hyperparameters(model: nn.Module) -> list[nn.Parameter]:
         >>> len(hyperparameters(nn.Sequential(hyper.InputMask(4), nn.Linear(4, 2))))
         1
     """
-    modules = [module for module in modules_of(model) if isinstance(module, Hyperparameter)]
-    return list(dict.fromkeys(parameter for module in modules for parameter in module.parameters()))
+    return hyperparameters_among(modules_of(model))
+
+
+def hyperparameters_among(modules: list[nn.Module]) -> list[nn.Parameter]:
+    """Return the parameters of all Hyperparameter modules in a list, each once."""
+    found = [module for module in modules if isinstance(module, Hyperparameter)]
+    return list(dict.fromkeys(parameter for module in found for parameter in module.parameters()))
 
 
 def modules_outside_of_hyper(networks: Iterable[nn.Module]) -> list[nn.Module]:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch._C import _is_any_autocast_enabled
 from torch.nn.utils import parametrize
 
-from partnets.hyper import hyperparameters
+from partnets.hyper.hyperparameter import hyperparameters_among
 from partnets.subnetworks.per_example import grouped, grouping
 from partnets.subnetworks.state import (
     PER_EXAMPLE,
@@ -23,7 +23,7 @@ from partnets.subnetworks.state import (
 )
 from partnets.subnetworks.switch import Switch, switch_of
 from partnets.utils.in_thread import SEVERAL, holding
-from partnets.utils.modules import frozen
+from partnets.utils.modules import frozen, modules_of
 
 
 @contextmanager
@@ -82,26 +82,27 @@ def subnetwork(
         >>> layer.bias.grad
         tensor([2., 2., 2.])
     """
-    with selected(switch_of(model), model, active, update, hyper=hyper, masked=masked):
+    modules = modules_of(model)
+    with selected(switch_of(model, modules), modules, active, update, hyper=hyper, masked=masked):
         yield
 
 
 @contextmanager
 def selected(
     switch: Switch,
-    model: nn.Module,
+    modules: list[nn.Module],
     active: int | Tensor,
     update: int | Tensor | None,
     *,
     hyper: bool = False,
     masked: bool = True,
 ) -> Iterator[None]:
-    """Make a model its subnetwork by its present switch; see subnetwork."""
+    """Make a model its subnetwork by its present switch and modules, the model first; see subnetwork."""
     if isinstance(active, Tensor) or isinstance(update, Tensor):
         groups = grouped(active, update, switch.num_partitions)
         with (
             _entered(switch, switch.num_partitions, PER_EXAMPLE),
-            grouping(model, groups, switch, () if hyper else hyperparameters(model)),
+            grouping(modules[0], groups, switch, () if hyper else hyperparameters_among(modules)),
             holding({SEVERAL: True}),
         ):
             for state in switch.states:
@@ -109,7 +110,7 @@ def selected(
             yield
         return
     _check(switch.num_partitions, active, update)
-    withheld = hyperparameters(model) if update is not None and not hyper else ()
+    withheld = hyperparameters_among(modules) if update is not None and not hyper else ()
     with _entered(switch, active, update, masked), frozen(withheld):
         yield
 

@@ -37,7 +37,12 @@ def other_norms(model: nn.Module) -> list[nn.Module]:
         >>> other_norms(partnets.partition(model, (0.5, 0.5), skip="0")) == [model[0]]
         True
     """
-    return [module for module in modules_of(model) if isinstance(module, _NormBase) and state_of(module) is None]
+    return other_norms_among(modules_of(model))
+
+
+def other_norms_among(modules: list[nn.Module]) -> list[nn.Module]:
+    """Return other_norms of a list of modules."""
+    return [module for module in modules if isinstance(module, _NormBase) and state_of(module) is None]
 
 
 def following_norms(model: nn.Module) -> list[nn.Module]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import operator
 import weakref
 from collections import defaultdict
 from weakref import WeakKeyDictionary
@@ -29,7 +30,7 @@ from partnets.subnetworks.state import (
     partitioned_modules,
     state_of,
 )
-from partnets.utils.modules import is_sharded, overlapping
+from partnets.utils.modules import is_sharded, modules_of, overlapping
 from partnets.utils.shards import local, part, version
 
 # The devices on which vectors are compared with their rows at each entry; a GPU would have to be waited for.
@@ -51,7 +52,9 @@ class Switch:
         self.states = [state_of(module) for module in modules]
         self._ids = {id(state) for state in self.states}
         found: dict[int, Weight | Vector] = {}
-        self._aliases: list[tuple[weakref.ref, str, nn.Parameter, PartitionState]] = []
+        self._aliases: list[tuple[weakref.ref, str]] = []
+        self._held: list[tuple[PartitionState, dict, str]] = []
+        self._parameters: list[nn.Parameter] = []
         self.wholes: list[tuple[nn.Parameter, int]] = []
         for module, state in zip(modules, self.states, strict=True):
             if added := [name for name in state.lacking if module._parameters.get(name) is not None]:
@@ -63,7 +66,9 @@ class Switch:
                 self.wholes.append((parameter_of(module, name), owner))
             for name in (*state.weights, *state.vectors):
                 parameter = parameter_of(module, name)
-                self._aliases.append((weakref.ref(module), name, parameter, state))
+                self._aliases.append((weakref.ref(module), name))
+                self._held.append((state, module._parameters, name))
+                self._parameters.append(parameter)
                 if id(parameter) not in found:
                     found[id(parameter)] = self._exchanged_of(module, name, parameter)
                 state.exchanged[name] = found[id(parameter)]
@@ -114,7 +119,8 @@ class Switch:
     @property
     def aliases(self) -> list[tuple[nn.Module, str, nn.Parameter]]:
         """Each place of a partitioned parameter."""
-        return [(module(), name, parameter) for module, name, parameter, _ in self._aliases]
+        places = zip(self._aliases, self._parameters, strict=True)
+        return [(module(), name, parameter) for (module, name), parameter in places]
 
     @property
     def statistics(self) -> list[tuple[nn.Module, PartitionState]]:
@@ -129,10 +135,8 @@ class Switch:
         """Return whether this is still the switch of these modules and their parameters."""
         if modules != self.modules or [vars(module)[ATTRIBUTE] for module in modules] != self.states:
             return False
-        for module, name, parameter, state in self._aliases:
-            if state.base.get(name, module()._parameters.get(name)) is not parameter:  # as parameter_of, but faster
-                return False
-        return True
+        now = [state.base.get(name, held.get(name)) for state, held, name in self._held]  # as parameter_of, but faster
+        return not any(map(operator.is_not, now, self._parameters))
 
     def refuse_replacements(self) -> None:
         """Raise RuntimeError if modules without partitions are where partitioned ones were."""
@@ -406,16 +410,20 @@ def noted(parameters) -> None:
 _switches: WeakKeyDictionary[nn.Module, Switch] = WeakKeyDictionary()
 
 
-def switch_of(model: nn.Module) -> Switch:
+def switch_of(model: nn.Module, modules: list[nn.Module] | None = None) -> Switch:
     """Return the switch of a model; made once, and again where modules or parameters are others.
+
+    Args:
+        model: the model.
+        modules: modules_of(model), if they are known.
 
     Raises:
         ValueError: see num_partitions.
     """
-    modules = partitioned_modules(model)
+    partitioned = [one for one in (modules_of(model) if modules is None else modules) if ATTRIBUTE in one.__dict__]
     found = _switches.get(model)
-    if found is None or not found.is_of(modules):
+    if found is None or not found.is_of(partitioned):
         if found is not None:
             found.refuse_replacements()
-        _switches[model] = found = Switch(model, modules)
+        _switches[model] = found = Switch(model, partitioned)
     return found

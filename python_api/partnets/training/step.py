@@ -15,12 +15,13 @@ import torch
 from torch import Tensor, nn
 
 from partnets.data.parts import weighted_parts
-from partnets.hyper import Hyperparameter, hyperparameters, penalties
+from partnets.hyper import Hyperparameter, penalties
+from partnets.hyper.hyperparameter import hyperparameters_among
 from partnets.hyper.penalty import penalised
 from partnets.optim.base import PartitionedOptimizer, check_partitioned
 from partnets.subnetworks.context import selected, subnetwork
 from partnets.subnetworks.state import num_partitions
-from partnets.subnetworks.statistics import following_norms, other_norms, outdate_statistics
+from partnets.subnetworks.statistics import following_norms, other_norms, other_norms_among, outdate_statistics
 from partnets.subnetworks.switch import Switch, switch_of
 from partnets.utils.modules import evaluating, is_sharded, modules_of
 
@@ -38,13 +39,14 @@ def weights_learning(model: nn.Module, k: int, *, masked: bool = True) -> Iterat
         masked: whether gradients are 0 outside of partition k. Optimizers of partnets.optim do not read them there. If
             False, call zero_grad() before the next partition learns: gradients that stay would reach it.
     """
-    with _weights_learning(switch_of(model), model, k, masked):
+    modules = modules_of(model)
+    with _weights_learning(switch_of(model, modules), modules, k, masked):
         yield
 
 
 @contextmanager
-def _weights_learning(switch: Switch, model: nn.Module, k: int, masked: bool) -> Iterator[None]:
-    with selected(switch, model, k, k, masked=masked), evaluating(*other_norms(model)):
+def _weights_learning(switch: Switch, modules: list[nn.Module], k: int, masked: bool) -> Iterator[None]:
+    with selected(switch, modules, k, k, masked=masked), evaluating(*other_norms_among(modules)):
         yield
 
 
@@ -128,15 +130,16 @@ def step_weights(
         True
     """
     check_partitioned(optimizer)
-    switch = switch_of(model)
+    modules = modules_of(model)
+    switch = switch_of(model, modules)
     check_k(switch.num_partitions, k, least=1)
     check_clip(clip)
-    _check_all_known(model, optimizer)
+    _check_all_known(modules, optimizer)
     optimizer.zero_grad()
     if masked is None:
         masked = clip is not None or backward is not Tensor.backward or has_step_hooks(optimizer)
     values = []
-    with _weights_learning(switch, model, k, masked):
+    with _weights_learning(switch, modules, k, masked):
         for part, weight in weighted_parts(batch):
             value, total = penalised(loss, part)
             backward(total if weight == 1 else weight * total)
@@ -153,19 +156,19 @@ def has_step_hooks(optimizer: torch.optim.Optimizer) -> bool:
     return bool(optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks)
 
 
-def _check_all_known(model: nn.Module, optimizer: PartitionedOptimizer) -> None:
+def _check_all_known(modules: list[nn.Module], optimizer: PartitionedOptimizer) -> None:
     """Raise RuntimeError if the optimiser lacks a trainable weight, such as one frozen at its construction."""
-    stepped = set(optimizer.parameters())
+    stepped = set(map(id, optimizer.parameters()))
     learning = {
-        parameter
-        for module in modules_of(model)
+        id(parameter)
+        for module in modules
         for parameter in module._parameters.values()
         if parameter is not None and parameter.requires_grad
     }
     missing = learning - stepped
-    if missing and (missing := missing.difference(hyperparameters(model))) and learning & stepped:
+    if missing and (missing := missing.difference(map(id, hyperparameters_among(modules)))) and learning & stepped:
         # If the optimiser has no trainable parameter of the model, step() raises.
-        names = [name for name, parameter in model.named_parameters() if parameter in missing]
+        names = [name for name, parameter in modules[0].named_parameters() if id(parameter) in missing]
         raise RuntimeError(
             f"{', '.join(names)} would never learn: the optimiser was constructed while it was frozen, or before it"
             " replaced another parameter. Make a new one."
