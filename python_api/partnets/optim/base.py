@@ -256,7 +256,7 @@ class PartitionedOptimizer(torch.optim.Optimizer):
             state.learned.discard(update)
             if state.learned_from is None:
                 state.learned_from = UNKNOWN
-        given = [parameter for parameter in self.parameters() if parameter.grad is not None]
+        given = [one for one in self.parameters() if one.grad is not None]
         if not given and self._owners:
             what = "no parameter of this optimiser has a gradient"
         elif expected or any(self._has_gradient(parameter, update) for parameter in given):

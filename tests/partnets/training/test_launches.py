@@ -5,8 +5,10 @@ Operators of torch are counted as they are dispatched, and kernels of Triton as 
 
 from __future__ import annotations
 
+import cProfile
 import copy
 import math
+import pstats
 import re
 from collections import Counter
 from collections.abc import Callable
@@ -173,3 +175,22 @@ def test_a_step_of_the_hyperparameters_launches_at_most_four_kernels_more_than_a
         for k in (2, 3):
             found = launches(ours(k))
             check(found, expected, 4)
+
+
+@every_model
+def test_a_step_of_the_weights_calls_few_functions_more_than_a_dense_one(name):
+    # On a fast GPU, the steps of small networks wait for Python.
+    dense, model, batch = pair(name)
+    dense[1].requires_grad_(False)
+    step = learning(dense, loss_of(dense), batch, torch.optim.Adam(dense[0].parameters(), fused=True))
+    optimizer = optim.Adam(model)
+
+    def calls(run: Callable[[], object]) -> int:
+        profile = cProfile.Profile()
+        for _ in range(2):
+            run()
+        profile.runcall(run)
+        return pstats.Stats(profile).total_calls
+
+    ours = calls(lambda: partnets.step_weights(model, optimizer, 1, batch, loss_of(model)))
+    assert ours - calls(step) <= 700 + 85 * len(list(dense[0].parameters()))
