@@ -5,8 +5,8 @@ Operators of torch are counted as they are dispatched, and kernels of Triton as 
 
 from __future__ import annotations
 
-import cProfile
 import copy
+import cProfile
 import math
 import pstats
 import re
