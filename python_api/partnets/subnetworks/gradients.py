@@ -13,6 +13,9 @@ from partnets.subnetworks.exchanged import Vector, Weight
 from partnets.subnetworks.state import PER_EXAMPLE
 from partnets.utils.shards import local, part, sharded_like, version
 
+# What `grad_seen` has of a parameter without a gradient.
+NO_GRADIENT = 0, 0
+
 
 def watch(one: Weight | Vector, parameter: nn.Parameter) -> None:
     """Mask the gradients of a parameter, or of one gathered from its shards, to the partition that learns."""
@@ -61,10 +64,10 @@ def mask_vector(one: Vector, grad: Tensor) -> Tensor | None:
     name = one.name
     if state.grads or state.grad_of.get(name, update) != update:
         turn_gradient(one, update)
-    if state.grads.get(name):
-        _note_accumulated(one, one.parameter)  # torch.autograd.grad does not accumulate
-    else:
+    if _accumulates():
         state.grad_of[name] = update
+        if state.grads.get(name):
+            _note_accumulated(one, one.parameter)
     if not one.is_product or state.active == 1:
         return None
     if not state.entry.masks and not torch.is_grad_enabled():
@@ -77,6 +80,15 @@ def mask_vector(one: Vector, grad: Tensor) -> Tensor | None:
     rows = one.rows
     factor = torch.cat([rows[: update - 1], rows[update : state.active]]).prod(0)
     return sharded_like(local(grad) * part(factor, grad).to(grad.dtype), grad)
+
+
+def _accumulates() -> bool:
+    """Return whether a hook's gradient will be added to `.grad`, not returned by torch.autograd.grad."""
+    node = torch._C._current_autograd_node()
+    try:
+        return node is None or torch._C._will_engine_execute_node(node)
+    except RuntimeError:  # in torch.autograd.grad
+        return False
 
 
 def _note_accumulated(one: Vector, parameter: nn.Parameter) -> None:
@@ -119,6 +131,7 @@ def turn_gradient(one, k: int) -> None:
         parameter.grad = kept.pop(k, None)
         if parameter.grad is None:
             del state.grad_of[one.name]
+            state.grad_seen[one.name] = NO_GRADIENT
         else:
             note_gradient(one, k)
 

@@ -258,6 +258,19 @@ def test_a_gradient_waits_while_that_of_another_partition_is_only_returned():
     torch.testing.assert_close(model[4].bias_rows[0], rows[0] - expected)
 
 
+def test_gradients_that_are_returned_and_assigned_belong_to_no_partition_before_the_step():
+    model, x = network(), inputs()
+    optimizer = partnets.optim.SGD(model, lr=1.0)
+    for k in (1, 2):  # without zero_grad
+        with partnets.subnetwork(model, k, k):
+            grads = torch.autograd.grad(model(x).square().sum(), list(model.parameters()), allow_unused=True)
+        for parameter, grad in zip(model.parameters(), grads, strict=True):
+            parameter.grad = grad
+        before, grad = model[4].bias_rows[k - 1].clone(), model[4].bias.grad.clone()
+        optimizer.step(update=k)
+        torch.testing.assert_close(model[4].bias_rows[k - 1], before - grad)
+
+
 def test_a_gradient_of_the_gradient_is_computed_inside():
     model, x = network().eval(), inputs().requires_grad_()
     twin = dense(model, 2)

@@ -267,14 +267,15 @@ def cleared_state(model, optimizer):
     return optimizer
 
 
+@pytest.mark.parametrize("at", [1, 3])
 @pytest.mark.parametrize("change", [moved_tensors, replaced_buffers, loaded_state, cleared_state])
-def test_a_step_uses_tensors_moved_or_replaced_since_the_last_step(change):
+def test_a_step_uses_tensors_moved_or_replaced_since_the_last_step(change, at):
     stepped = []
     for is_remade in (False, True):
         model = network()
         optimizer = optim.Adam(model, lr=0.1)
-        for step, k in enumerate((1, 2, 1, 3, 2, 1)):
-            if step == 3:
+        for step, k in enumerate((1, 1, 2, 3, 2, 1)):
+            if step == at:
                 optimizer = change(model, optimizer)
             if is_remade:  # nothing is known of earlier steps
                 optimizer.__dict__.pop("_entries", None)
