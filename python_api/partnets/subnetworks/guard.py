@@ -84,6 +84,8 @@ def _guard_outputs(state: PartitionState, module: nn.Module, inputs: tuple, outp
 
 
 def _guarded(state: PartitionState, output):
+    if isinstance(output, Tensor) and not output.requires_grad:
+        return output
     hook = partial(_hooked, state, (state.active, state.update))
     return hook(output) if isinstance(output, Tensor) else tree_map(hook, output)
 
