@@ -8,15 +8,21 @@ from dataclasses import dataclass
 from partbench.figures import markdown
 
 ABOUT = """\
-# The kernels for GPUs, as they are compiled
+# Compiled GPU kernels
 
-Made by `python -m partbench.compiled_kernels --out benchmarks/results/compiled-kernels.md`. No GPU was involved and
-nothing measured: compilers and disassemblers say this, so that a change that makes a kernel worse is seen in review.
+Made by `python -m partbench.compiled_kernels --out benchmarks/results/compiled-kernels.md` without a GPU, from what
+compilers and disassemblers report. Nothing was measured: the table shows in a review whether a change makes a kernel
+worse.
 
-Slots are the instructions of the main loop for each entry of the weight that it rebuilds, in lanes: an NVIDIA
-multiprocessor issues 128 a clock. Both ways of a branch count, as those by the map's bits in CUDA C++, and loops
-inside count once. Of a kernel that multiplies no matrices, slots are all of its instructions for each entry of its
-tile. Registers and spilled bytes are a thread's, shared memory is a block's.
+| column | meaning |
+| --- | --- |
+| registers, spilled | registers of a thread; bytes that a thread spills to memory |
+| shared | shared memory of a block |
+| slots | instructions times threads for each weight entry that the main loop rebuilds |
+| products | the tensor core instructions in use |
+
+An NVIDIA multiprocessor issues 128 slots in a clock cycle. Both sides of a branch count, and inner loops count once.
+For kernels without matrix products, slots are all instructions times threads for each entry of the tile.
 """
 TRITON = ("case", "kernel", "tile", "warps", "stages", "registers", "spilled", "shared", "slots", "products")
 CUDA = ("kernel", "registers", "spilled", "slots", "products")

@@ -42,9 +42,9 @@ EVALUATION_BATCH = 250
 # Steps before ψ learns in the last-layer method: after 800, the network has memorised its data, and ψ falls back
 # (digits, seed 0).
 PRETRAINING = 200
-# The recipe: the share of steps in which ψ is learned, and the steps of the weights for each step of ψ. Direct ψ has as
-# many times the learning rate, and gets as far. ψ learned by lookahead has noisier gradients, and would go astray with
-# it.
+# In `retraining`: the share of steps in which ψ is learned, and the steps of the weights for each step of ψ. Direct ψ
+# has as many times the learning rate, and gets as far. ψ learned by lookahead has noisier gradients, and would go
+# astray with it.
 SEARCH, EVERY = 0.4, 4
 
 
@@ -59,7 +59,7 @@ def partition(model: nn.Module, proportions: Sequence[float], data: Data, scheme
 
 
 class Learner:
-    """The methods for one data set, recipe and seed; each is a function of the same name that returns numbers."""
+    """The methods for one data set and seed; each is a function of the same name that returns numbers."""
 
     # The memory format of convolutions' weights, and the space of searches.
     memory_format = torch.contiguous_format
@@ -141,14 +141,14 @@ class Learner:
         whole = partnets.single_chunk(self.model(augmentation), self.data.train, seed=self.seed)
         return self.result(self.train(*whole, baselines.Augerino, hyper=augmentation, safe=safe, hyper_lr=0.05))
 
-    # --- the recipe, and methods of equal cost ---
+    # --- retraining, and methods of equal cost ---
 
     def longer(self) -> Record:
         """Train without augmentation, for as many passes as w and ψ take elsewhere."""
         return self.standard(steps=2 * self.steps)
 
     def retraining(self) -> Record:
-        """Learn invariances directly and training augmentations by lookahead, then train with both (the recipe).
+        """Learn invariances directly and training augmentations by lookahead, then train with both.
 
         The last training is of a new network on all data.
         """
@@ -159,7 +159,7 @@ class Learner:
         return self.sought(model, chunks, psi)
 
     def validation_retraining(self) -> Record:
-        """Follow the same recipe with a validation set."""
+        """Do the same with a validation set in place of partitions."""
         psi = self.augmentations()
         return self.sought(*self.held_out(nn.Sequential(*psi), VALIDATION), psi, sampling=(1, 0))
 

@@ -27,9 +27,9 @@ METHODS = {
     "grid": f"grid of {GRID_TRIALS}: rotation, decay, smoothing",
     "random_search": "random search",
     "tpe": "TPE",
-    "validation_retraining": "validation set: the recipe",
-    "augmentation": "partitioned: the recipe, augmentation alone",
-    "retraining": "partitioned: the recipe",
+    "validation_retraining": "validation set, then retrained",
+    "augmentation": "partitioned, then retrained: augmentation only",
+    "retraining": "partitioned, then retrained",
 }
 OURS = ("retraining", "augmentation")
 QUICK, QUICK_STEPS = ("grid", "retraining"), 100

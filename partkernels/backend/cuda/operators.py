@@ -42,8 +42,8 @@ __all__ = [
 _cuda = torch.ops.partkernels_cuda
 
 # The fused product's overhead over the dense one on compute capability 9.0, as a fraction, by kind of defaults. 'zeros'
-# and 'uniform' are measured on an H200 at 4096 and 8192 rows (benchmarks/results/h200.md). The others are predictions,
-# scaled by the error of these two (benchmarks/results/predictions.md).
+# and 'uniform' are measured on an H200 at 4096 and 8192 rows (benchmarks/results/h200.md). The others are predicted by
+# the instructions of compiled loops, scaled by the error of these two.
 _FUSED_OVERHEAD = {"zeros": 0.23, "uniform": 0.6, "normal": 2.0, "stored": 0.8}
 # Rows of x up to which every GPU has a fused kernel.
 _FEW_ROWS = 16

@@ -60,8 +60,8 @@ class Plan:
 
 
 # The fused kernel's overhead over the vendor's, as a fraction, by kind of defaults. 'zeros' and 'uniform' are measured
-# on an H200 at 4096 and 8192 rows of x (benchmarks/results/h200.md). The others are predictions, scaled by the error of
-# these two (benchmarks/results/predictions.md).
+# on an H200 at 4096 and 8192 rows of x (benchmarks/results/h200.md). The others are predicted by the instructions of
+# compiled loops, scaled by the error of these two.
 _FUSED_OVERHEAD = {"zeros": 0.4, "uniform": 0.67, "normal": 3.0, "stored": 1.1}
 # The minimum for float32 as TF32, where masks and defaults pass between threads through shared memory.
 _TF32_OVERHEAD = 2.3
