@@ -212,7 +212,12 @@ def num_partitions(model: nn.Module) -> int:
     Raises:
         ValueError: the model is not partitioned, or its modules differ in C.
     """
-    counts = {state_of(module).num_partitions for module in partitioned_modules(model)}
+    return agreed_num_partitions(model, map(state_of, partitioned_modules(model)))
+
+
+def agreed_num_partitions(model: nn.Module, states: Iterable[PartitionState]) -> int:
+    """Return num_partitions(model) by the states of its modules."""
+    counts = {state.num_partitions for state in states}
     if not counts:
         raise ValueError(
             f"this {type(model).__name__} has no partitions; make them with partnets.partition(model, proportions)."

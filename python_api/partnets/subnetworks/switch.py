@@ -22,10 +22,10 @@ from partnets.subnetworks.state import (
     ATTRIBUTE,
     ROWS,
     PartitionState,
+    agreed_num_partitions,
     held_statistics,
     holder_of,
     is_norm,
-    num_partitions,
     parameter_of,
     partitioned_modules,
     state_of,
@@ -75,7 +75,7 @@ class Switch:
         self.weights = [one for one in found.values() if isinstance(one, Weight)]
         self.vectors = [one for one in found.values() if isinstance(one, Vector)]
         self.exchanged = [*self.weights, *self.vectors]
-        self.num_partitions = num_partitions(model)
+        self.num_partitions = agreed_num_partitions(model, self.states)
         of_state = list(zip(self._modules, self.states, range(len(modules)), strict=True))
         self._with_statistics = [(module, i) for module, state, i in of_state if state.statistics]
         self._narrow = [module for module, state, _ in of_state if state.narrow is not None]

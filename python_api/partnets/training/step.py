@@ -254,8 +254,8 @@ def checked_weights(
     if isinstance(optimizer, PartitionedOptimizer):
         raise ValueError(f"optimizer is a {type(optimizer).__name__} of partitions; pass one of torch.optim, of ψ.")
     check_k(num_partitions(model), *batches, least=2)
-    known = set(model.parameters())
-    if strange := [parameter for parameter in parameters_of(optimizer) if parameter not in known]:
+    known = {id(parameter) for module in modules_of(model) for parameter in module._parameters.values()}
+    if strange := [parameter for parameter in parameters_of(optimizer) if id(parameter) not in known]:
         raise ValueError(
             f"optimizer has {len(strange)} parameters that are not in the model; put the modules of ψ into the model,"
             " including a loss with parameters."
