@@ -19,6 +19,7 @@ from partkernels.arguments import check_not_negative
 from partkernels.operators.checks import check_entries_apart
 from partkernels.operators.optimizers import Steps
 from partnets.hyper import LearningRate, WeightDecay, hyperparameters
+from partnets.subnetworks.gradients import scale_gradient
 from partnets.subnetworks.parameters import Combination, PartitionedParameter, partitioned_parameters
 from partnets.subnetworks.state import MAP, UNKNOWN, num_partitions
 from partnets.subnetworks.switch import noted, switch_of
@@ -163,6 +164,9 @@ class PartitionedOptimizer(torch.optim.Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
+        for owner in self._owners.values():
+            if owner.state.unscaled:  # the step is inside of a subnetwork
+                scale_gradient(owner)
         self._check_gradient(update)
         rates = {module: module.rate().item() for module in set(self._rates.values())}
         steps, changed = [], []
@@ -259,7 +263,7 @@ class PartitionedOptimizer(torch.optim.Optimizer):
         given = [one for one in self.parameters() if one.grad is not None]
         if not given and self._owners:
             what = "no parameter of this optimiser has a gradient"
-        elif expected or any(self._has_gradient(parameter, update) for parameter in given):
+        elif expected or any(self._has_gradient(parameter, update) for parameter in self._telling(given)):
             return
         else:
             what = f"the gradient of partition {update} is 0 everywhere"
@@ -268,6 +272,10 @@ class PartitionedOptimizer(torch.optim.Optimizer):
             f" partnets.subnetwork(model, active={update}, update={update}), by the model that this optimiser was made"
             " for; or call partnets.step_weights."
         )
+
+    def _telling(self, parameters: list[nn.Parameter]) -> list[nn.Parameter]:
+        """Return the weights among parameters, where assigned gradients show their partition; or else all of them."""
+        return [one for one in parameters if not self._owners[one].is_vector] or parameters
 
     def _has_gradient(self, parameter: nn.Parameter, update: int) -> bool:
         if is_sharded(parameter):  # another rank may have it

@@ -150,9 +150,11 @@ def _entered(switch: Switch, active: int, update: int | None, masked: bool = Tru
         switch.fit()
         _clear_caches()
         is_entered = True
-        yield
-        if entry.unscaled:
-            switch.scale_gradients(entry.unscaled, active, update)
+        try:
+            yield
+        finally:
+            if entry.unscaled:
+                switch.scale_gradients(entry.unscaled, active, update)
     finally:
         for parameter in still:
             parameter.requires_grad_(True)
@@ -263,12 +265,17 @@ def trying(model: nn.Module) -> Iterator[None]:
     """Restore, on exit, which partitions have learned since their last step, and the gradients that were set aside."""
     states = [state_of(module) for module in partitioned_modules(model)]
     before = [
-        (set(state.learned), {name: dict(kept) for name, kept in state.grads.items()}, dict(state.grad_of))
+        (
+            set(state.learned),
+            {name: dict(kept) for name, kept in state.grads.items()},
+            dict(state.grad_of),
+            {name: seen for name, seen in state.grad_seen.items() if seen[2] is not None},  # copies may be put back
+            set(state.grads_changed),
+        )
         for state in states
     ]
     try:
         yield
     finally:
         for state, kept in zip(states, before, strict=True):
-            state.learned, state.grads, state.grad_of = kept
-            state.grad_seen.clear()  # gradients may be put back as copies
+            state.learned, state.grads, state.grad_of, state.grad_seen, state.grads_changed = kept

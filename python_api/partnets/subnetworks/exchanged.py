@@ -72,12 +72,12 @@ class Exchanged:
         """
         return self.version() == self.versions.get(self.name)
 
-    def version(self) -> tuple[int, int]:
+    def version(self) -> tuple[int, int, int]:
         """Return version_of(self), faster for most parameters."""
         if self.watched is None:
             return version_of(self)
         whole, rows = self.watched
-        return whole._version, 0 if rows is None else rows._version
+        return (whole._version, 0, 0) if rows is None else (whole._version, rows._version, id(rows))
 
 
 class Weight(Exchanged):
@@ -239,7 +239,10 @@ class Layout:
         return self._memory.is_current() and self._read() == self._facts
 
 
-def version_of(one) -> tuple[int, int]:
-    """Return torch's versions of a parameter and of its rows; 0 for inference tensors, or if there are no rows."""
+def version_of(one) -> tuple[int, int, int]:
+    """Return torch's versions of a parameter and of its rows, and the id of the rows, which start anew if replaced.
+
+    Versions of inference tensors are 0, and so are numbers of missing rows.
+    """
     rows = one.module._buffers.get(one.name + ROWS)
-    return version(one.parameter), 0 if rows is None else version(rows)
+    return (version(one.parameter), 0, 0) if rows is None else (version(one.parameter), version(rows), id(rows))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from functools import partial
 
 import torch
@@ -14,7 +15,7 @@ from partnets.subnetworks.state import PER_EXAMPLE
 from partnets.utils.shards import local, part, sharded_like, version
 
 # What `grad_seen` has of a parameter without a gradient.
-NO_GRADIENT = 0, 0
+NO_GRADIENT = 0, 0, None
 
 
 def watch(one: Weight | Vector, parameter: nn.Parameter) -> None:
@@ -39,9 +40,7 @@ def watch(one: Weight | Vector, parameter: nn.Parameter) -> None:
 def mask_weight(one: Weight, grad: Tensor) -> Tensor | None:
     """Return the gradient with zeros outside of the partition that learns."""
     state = one.state
-    if state is None or (
-        not state.entry.masks and not torch.is_grad_enabled()
-    ):  # gradients of gradients are of masked ones
+    if state is None or not (state.entry.masks or torch.is_grad_enabled()):  # gradients of gradients are of masked ones
         return None
     if state.num_partitions == 1 or state.update == PER_EXAMPLE:
         return None
@@ -58,28 +57,45 @@ def mask_vector(one: Vector, grad: Tensor) -> Tensor | None:
     state = one.state
     if state is None or state.num_partitions == 1 or state.update == PER_EXAMPLE:
         return None
-    update = state.update
-    if update is None:
+    if state.update is None:
         return torch.zeros_like(grad)
-    name = one.name
-    if state.grads or state.grad_of.get(name, update) != update:
-        turn_gradient(one, update)
-    if _accumulates():
-        state.grad_of[name] = update
-        if state.grads.get(name):
-            _note_accumulated(one, one.parameter)
+    accumulates, entry = _accumulates(), state.entry
+    if accumulates:
+        _expect(one, state.update)
     if not one.is_product or state.active == 1:
         return None
-    if not state.entry.masks and not torch.is_grad_enabled():
-        unscaled = state.entry.unscaled
-        if one in unscaled:
+    by, name = (state.active, state.update), one.name
+    if accumulates and name in state.unscaled and (state.unscaled[name] != by or torch.is_grad_enabled()):
+        scale_gradient(one)
+    if accumulates and not entry.masks and not torch.is_grad_enabled():
+        if name in state.unscaled:
             return None
         if one.parameter.grad is None:
-            unscaled.append(one)
+            state.unscaled[name] = by
+            entry.unscaled.append(one)
             return None
-    rows = one.rows
-    factor = torch.cat([rows[: update - 1], rows[update : state.active]]).prod(0)
-    return sharded_like(local(grad) * part(factor, grad).to(grad.dtype), grad)
+    return sharded_like(local(grad) * part(_others(one, *by), grad).to(grad.dtype), grad)
+
+
+def _others(one, active: int, update: int) -> Tensor:
+    """Return the product of the vectors of all active partitions but the one that learns."""
+    return torch.cat([one.rows[: update - 1], one.rows[update:active]]).prod(0)
+
+
+@torch.no_grad()
+def scale_gradient(one) -> None:
+    """Multiply the gradient of a scale by the vectors of other partitions, if that is still to be done."""
+    by, parameter = one.state.unscaled.pop(one.name, None), one.parameter
+    if by is not None and parameter.grad is not None:
+        local(parameter.grad).mul_(part(_others(one, *by), parameter))
+        note_scaled([one], by[1])
+
+
+def note_scaled(scales: list, update: int) -> None:
+    """Note the gradients of scales again that were noted before they were multiplied."""
+    for one in scales:
+        if one.name in one.state.grad_seen:
+            note_gradient(one, update)
 
 
 def _accumulates() -> bool:
@@ -91,23 +107,65 @@ def _accumulates() -> bool:
         return False
 
 
+def _expect(one: Vector, update: int) -> None:
+    """Make `.grad` that of partition `update`, before a gradient is added to it."""
+    state, name = one.state, one.name
+    if state.grads or state.grad_of.get(name, update) != update:
+        turn_gradient(one, update)
+    if state.entry.masks or state.grads.get(name):
+        _note_accumulated(one, one.parameter)
+    elif id(one.parameter) not in one.accumulating:  # step_weights clears the gradients of its steps
+        state.grad_of[name] = update
+
+
 def _note_accumulated(one: Vector, parameter: nn.Parameter) -> None:
-    """Note each gradient that accumulates in a parameter, which is needed while those of other partitions wait."""
+    """Note each gradient that accumulates in a parameter, which others may change or another partition add to."""
     if id(parameter) not in one.accumulating:
         one.accumulating.add(id(parameter))
-        parameter.register_post_accumulate_grad_hook(lambda _: _accumulated(one))
+        parameter.register_post_accumulate_grad_hook(partial(_accumulated, one))
 
 
-def _accumulated(one: Vector) -> None:
+def have_other_hooks(parameters: Iterable[nn.Parameter]) -> bool:
+    """Return whether parameters have hooks of their gradients that are not from this module."""
+    ours = mask_weight, mask_vector, _accumulated
+    for parameter in parameters:
+        for hooks in (parameter._backward_hooks, parameter._post_accumulate_grad_hooks):
+            for hook in hooks.values() if hooks else ():
+                if type(hook) is not partial or hook.func not in ours:
+                    return True
+    return False
+
+
+def _accumulated(one: Vector, _: nn.Parameter) -> None:
     if one.state is not None and one.state.update not in (None, PER_EXAMPLE):
         note_gradient(one, one.state.update)
 
 
 def note_gradient(one, k: int) -> None:
     """Note that `.grad` of a vector is the gradient of partition k as it is now."""
-    one.state.grad_of[one.name], grad = k, one.parameter.grad
+    state, name, grad = one.state, one.name, one.parameter.grad
+    state.grad_of[name] = k
     if grad is not None:  # FSDP moves that of a gathered parameter
-        one.state.grad_seen[one.name] = id(grad), version(grad)
+        # Only a copy shows writes by `.data` and by GradScaler.
+        is_copied = state.grads.get(name) and not _has_ranks()
+        state.grad_seen[name] = id(grad), version(grad), grad.detach().clone() if is_copied else None
+
+
+def is_assigned(one) -> bool:
+    """Return whether `.grad` is another tensor than the one that a backward pass has accumulated."""
+    seen, grad = one.state.grad_seen.get(one.name), one.parameter.grad
+    return seen is not None and grad is not None and seen[0] != id(grad) and not _has_ranks()
+
+
+def _is_changed(one) -> bool:
+    """Return whether `.grad` has changed since it was noted, as far as that can be seen."""
+    grad = one.parameter.grad
+    if grad is None or (seen := one.state.grad_seen.get(one.name)) is None:
+        return False
+    *numbers, copied = seen
+    if copied is None:
+        return numbers != [id(grad), version(grad)]
+    return copied.shape != grad.shape or not torch.allclose(copied, grad.detach(), rtol=0, atol=0, equal_nan=True)
 
 
 def add_gradient(one, k: int, grad: Tensor) -> None:
@@ -120,20 +178,24 @@ def add_gradient(one, k: int, grad: Tensor) -> None:
 
 def turn_gradient(one, k: int) -> None:
     """Make a vector's `.grad` the gradient of partition k, and set that of another partition aside."""
-    state, parameter = one.state, one.parameter
+    state, parameter, name = one.state, one.parameter, one.name
+    scale_gradient(one)
     forget_cleared(one)
     check_kept(one)
-    before = state.grad_of.get(one.name)
-    if parameter.grad is not None and before not in (None, k):
-        kept = state.grads.setdefault(one.name, {})
-        # A copy, as DistributedDataParallel writes the next gradient into the same memory.
-        kept[before] = kept[before] + parameter.grad if before in kept else parameter.grad.clone()
-        parameter.grad = kept.pop(k, None)
-        if parameter.grad is None:
-            del state.grad_of[one.name]
-            state.grad_seen[one.name] = NO_GRADIENT
-        else:
-            note_gradient(one, k)
+    before = state.grad_of.get(name)
+    if parameter.grad is None or before in (None, k):
+        return
+    kept = state.grads.setdefault(name, {})
+    is_changed = _is_changed(one) and (before not in kept or (name, before) in state.grads_changed)
+    (state.grads_changed.add if is_changed else state.grads_changed.discard)((name, before))
+    # A copy, as DistributedDataParallel writes the next gradient into the same memory.
+    kept[before] = kept[before] + parameter.grad if before in kept else parameter.grad.clone()
+    parameter.grad = kept.pop(k, None)
+    if parameter.grad is None:
+        del state.grad_of[name]
+        state.grad_seen[name] = NO_GRADIENT
+    else:
+        note_gradient(one, k)
 
 
 def forget_cleared(one) -> None:
@@ -144,24 +206,24 @@ def forget_cleared(one) -> None:
 
 
 def _has_ranks() -> bool:
-    return torch.distributed.is_available() and torch.distributed.is_initialized()
+    is_initialized = torch.distributed.is_available() and torch.distributed.is_initialized()
+    return is_initialized and torch.distributed.get_world_size() > 1
 
 
 def check_kept(one) -> None:
-    """Raise RuntimeError if `.grad` was changed, such as by clipping, without the stored gradients of other partitions.
+    """Raise RuntimeError if `.grad` was changed, such as by clipping, but not all stored gradients of other partitions.
 
     If `.grad` was set to 0, the stored gradients are deleted.
     """
-    state, grad = one.state, one.parameter.grad
-    if grad is None or not state.grads.get(one.name) or one.name not in state.grad_seen:
+    state, waiting = one.state, one.state.grads.get(one.name)
+    if not waiting or _has_ranks() or not _is_changed(one):  # DistributedDataParallel writes into gradients
         return
-    if state.grad_seen[one.name] == (id(grad), version(grad)) or _has_ranks():
-        return  # DistributedDataParallel writes into gradients
-    if not grad.any():
+    if not one.parameter.grad.any():
         state.grads.pop(one.name)
         return
-    raise RuntimeError(
-        f"the gradient of the {one.name} of a {type(one.module).__name__} was changed while that of partition"
-        f" {next(iter(state.grads[one.name]))} waits for its step: take the step of each partition, or unscale and clip"
-        " its gradients, before another one learns."
-    )
+    if unchanged := [k for k in waiting if (one.name, k) not in state.grads_changed]:
+        raise RuntimeError(
+            f"the gradient of the {one.name} of a {type(one.module).__name__} was changed while that of partition"
+            f" {unchanged[0]} waits for its step: take the step of each partition, or unscale and clip its gradients,"
+            " before another one learns."
+        )

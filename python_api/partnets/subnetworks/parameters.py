@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from partkernels import Partition, Zeros, gather_entries, scatter_entries
 from partkernels.operators.entries import Exchange, combine_rows
-from partnets.subnetworks.gradients import check_kept, forget_cleared, note_gradient, turn_gradient
+from partnets.subnetworks.gradients import check_kept, forget_cleared, is_assigned, note_gradient, turn_gradient
 from partnets.subnetworks.state import MAP, ROWS, PartitionState, parameter_of, partitioned_modules, state_of
 from partnets.utils.modules import is_sharded
 from partnets.utils.shards import local, local_partition, part, redistributed, version, whole
@@ -104,9 +104,10 @@ class PartitionedParameter:
         if self.state.grads:
             forget_cleared(self)
             check_kept(self)
-        if self.state.grad_of.get(self.name, k) != k:
+        kept = self.state.grads.get(self.name, {})
+        if self.state.grad_of.get(self.name, k) != k and (kept or not is_assigned(self)):
             grad = None
-        kept = self.state.grads.get(self.name, {}).get(k)
+        kept = kept.get(k)
         found = grad if kept is None else kept if grad is None else grad + kept
         return None if found is None else whole(found)
 

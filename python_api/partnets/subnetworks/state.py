@@ -53,7 +53,7 @@ class Entry:
         update: the partition that receives gradients, or None.
         thread: the thread that is inside; None outside of all of them.
         masks: whether gradients are masked as they arrive; False where the optimizer's kernel does that.
-        unscaled: scales with gradients that must still be multiplied by the other vectors, on leaving.
+        unscaled: scales with gradients that are multiplied by the vectors of other partitions on leaving.
         running: the number of running calls of models, see guard.
     """
 
@@ -129,12 +129,17 @@ class PartitionState:
         # The partitions that have been `update` since their last step, for the optimizers.
         self.learned: set[int] = set()
         # The versions of parameters and rows after partnets last wrote into them, to find other writes: see noted.
-        self.versions: dict[str, tuple[int, int]] = {}
+        self.versions: dict[str, tuple[int, int, int]] = {}
         # Gradients of vectors of other partitions than that which `.grad` is of, by name and partition; the partition
         # that `.grad` is of, and what it was then: see gradients.
         self.grads: dict[str, dict[int, Tensor]] = {}
         self.grad_of: dict[str, int] = {}
-        self.grad_seen: dict[str, tuple[int, int]] = {}
+        self.grad_seen: dict[str, tuple[int, int, Tensor | None]] = {}
+        # The names and partitions of these gradients that were changed since their backward pass, such as by clipping.
+        self.grads_changed: set[tuple[str, int]] = set()
+        # The names of scales with gradients that must still be multiplied by the vectors of other partitions, with the
+        # active subnetwork and the partition that learned.
+        self.unscaled: dict[str, tuple[int, int]] = {}
 
     @property
     def update(self) -> int | None:

@@ -16,7 +16,7 @@ from partkernels.operators.entries import Exchange
 from partnets.hyper import Hyperparameter
 from partnets.subnetworks.channels import narrow_to, widen
 from partnets.subnetworks.exchanged import Layout, Vector, Weight, version_of
-from partnets.subnetworks.gradients import watch
+from partnets.subnetworks.gradients import note_scaled, watch
 from partnets.subnetworks.guard import guard, guard_calls
 from partnets.subnetworks.state import (
     ATTRIBUTE,
@@ -222,7 +222,7 @@ class Switch:
         # A cast, or a file that was cast, rounds the parameter and each of its rows.
         sizes = one.rows.abs().prod(0) if one.is_product else one.rows.abs().sum(0)
         sizes = part(sizes, one.parameter).to(parameter.device)
-        is_loaded = before is None or before[1] != version(one.rows)
+        is_loaded = before is None or before[1:] != version_of(one)[1:]
         eps = torch.finfo(torch.bfloat16 if is_loaded else parameter.dtype).eps
         rounding = max(1e-5, len(one.rows) * eps)
         is_close = (whole - parameter).abs() <= rounding * sizes + 1e-6
@@ -355,19 +355,22 @@ class Switch:
 
     @torch.no_grad()
     def scale_gradients(self, scales: list[Vector], active: int, update: int) -> None:
-        """Multiply the gradients of scales by the other vectors, in two launches for all."""
-        scales = [one for one in scales if one.parameter.grad is not None]
+        """Multiply the gradients of scales by the vectors of other partitions, in two launches for all."""
+        by = active, update
+        scales = [
+            one for one in scales if one.state.unscaled.pop(one.name, None) == by and one.parameter.grad is not None
+        ]
         if not scales:
             return
-        key = active, update
-        if key not in self._factors or self._factors[key][0] != scales:
+        if by not in self._factors or self._factors[by][0] != scales:
             factors = [torch.empty_like(one.rows[0]) for one in scales]
             rows = [one.rows for one in scales]
-            self._factors[key] = scales, factors, Exchange((), (), (), (), factors, rows, [True] * len(scales))
-        _, factors, exchange = self._factors[key]
+            self._factors[by] = scales, factors, Exchange((), (), (), (), factors, rows, [True] * len(scales))
+        _, factors, exchange = self._factors[by]
         exchange(active, update)
         parts = [part(factor, one.parameter) for factor, one in zip(factors, scales, strict=True)]
         torch._foreach_mul_([local(one.parameter.grad) for one in scales], parts)
+        note_scaled(scales, update)
 
     def renew(self) -> None:
         """Let torch refuse later backward passes of earlier outputs that need a weight."""

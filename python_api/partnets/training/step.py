@@ -20,6 +20,7 @@ from partnets.hyper.hyperparameter import hyperparameters_among
 from partnets.hyper.penalty import penalised
 from partnets.optim.base import PartitionedOptimizer, check_partitioned
 from partnets.subnetworks.context import selected, subnetwork
+from partnets.subnetworks.gradients import have_other_hooks
 from partnets.subnetworks.state import num_partitions
 from partnets.subnetworks.statistics import following_norms, other_norms, other_norms_among, outdate_statistics
 from partnets.subnetworks.switch import Switch, switch_of
@@ -107,7 +108,7 @@ def step_weights(
             loss, it must unscale the gradients, such as by scaler.unscale_(optimizer), before they are clipped.
         masked: whether gradients are 0 outside of w_k, and kept after the step. If False, they are not masked, which
             saves a pass over them, and are cleared after the step. True by default with `clip` or `backward`, and if
-            the optimizer has step hooks.
+            the optimizer has step hooks or a parameter has hooks of its gradient.
 
     Returns:
         The loss without penalties, detached.
@@ -137,7 +138,7 @@ def step_weights(
     _check_all_known(modules, optimizer)
     optimizer.zero_grad()
     if masked is None:
-        masked = clip is not None or backward is not Tensor.backward or has_step_hooks(optimizer)
+        masked = clip is not None or backward is not Tensor.backward or has_hooks(optimizer)
     values = []
     with _weights_learning(switch, modules, k, masked):
         for part, weight in weighted_parts(batch):
@@ -154,6 +155,11 @@ def step_weights(
 def has_step_hooks(optimizer: torch.optim.Optimizer) -> bool:
     """Return whether an optimizer has hooks of its steps, which may read gradients and write into the whole network."""
     return bool(optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks)
+
+
+def has_hooks(optimizer: PartitionedOptimizer) -> bool:
+    """Return whether an optimizer has hooks of its steps, or parameters with hooks of their gradients."""
+    return has_step_hooks(optimizer) or have_other_hooks(optimizer.parameters())
 
 
 def _check_all_known(modules: list[nn.Module], optimizer: PartitionedOptimizer) -> None:

@@ -37,7 +37,7 @@ from partnets.training.hypergradient import Strategy, Technique
 from partnets.training.prefetch import Prefetch
 from partnets.training.progress import Progress
 from partnets.training.settings import Settings
-from partnets.training.step import has_step_hooks, parameters_of, still_modules
+from partnets.training.step import has_hooks, has_step_hooks, parameters_of, still_modules
 from partnets.training.unrolled import alone
 from partnets.utils.checks import check_at_least
 from partnets.utils.losses import Loss, check_loss, check_mean, mean, plain
@@ -305,7 +305,7 @@ class Trainer:
         """
         clip, losses = self.settings.clip, []
         options = {"clip": clip, "backward": self._backward}
-        options["masked"] = clip is not None or has_step_hooks(self.optimizer)
+        options["masked"] = clip is not None or has_hooks(self.optimizer)
         parts = self._draw_learning(self.generator)
         for k, examples in parts.items():
             batch = self._source.sample_upto(k, examples, self.generator)
