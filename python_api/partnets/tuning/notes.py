@@ -10,7 +10,7 @@ from torch import Tensor
 from partnets.tuning.hyperparameters import MAIN
 from partnets.tuning.problem import Problem
 from partnets.tuning.result import Trial
-from partnets.tuning.training import UPDATES, due, learning_steps
+from partnets.tuning.training import STARTS, UPDATES, due, learning_steps
 from partnets.utils.losses import NO_LIKELIHOODS, SQUARED, name_of
 
 # Number of augmented copies in the note about averaged predictions.
@@ -68,6 +68,17 @@ def notes_of_choice(problem: Problem, history: list[Trial], chosen: Tensor) -> I
             yield f"{setting.name} is close to the upper end of its range, {setting.high:g}."
 
 
+def notes_of_starts(start: float, harm: bool) -> Iterator[str]:
+    """Yield sentences about augmentations that do harm; `start`: their initial position in their ranges."""
+    if harm:
+        yield (
+            "Unseen data were predicted better without the augmentations that learn: leave them out, or leave out those"
+            " that change a target, as by hyper.Affine(rotation=None)."
+        )
+    elif start != STARTS[0]:
+        yield f"Augmentations from {STARTS[0]:g} of their ranges did harm; they began at {start:g} of them."
+
+
 def notes_of_end(
     problem: Problem, confirmed: Trial, end: int, schedule: dict[str, list[float]], averages: bool
 ) -> Iterator[str]:
@@ -95,4 +106,7 @@ def notes_of_end(
 def notes_of_cost(cost: float, budget: float) -> Iterator[str]:
     """Yield a sentence if the cost is far above the budget."""
     if cost > OVER * budget:
-        yield f"The cost of {cost:.2f} trainings is above the budget of {budget:g}: few steps or small batches."
+        yield (
+            f"The cost of {cost:.2f} trainings is above the budget of {budget:g}: few steps, small batches, or"
+            " augmentations that did harm and began again."
+        )

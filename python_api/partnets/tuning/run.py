@@ -31,12 +31,13 @@ from partnets.tuning.notes import (
     notes_of_data,
     notes_of_end,
     notes_of_guessing,
+    notes_of_starts,
 )
 from partnets.tuning.preflight import is_same, signature, try_steps
 from partnets.tuning.problem import Optimizer, Problem, Scheduler, check_functions, make_problem
 from partnets.tuning.result import Trial, Tuned
-from partnets.tuning.search import Plan, best_end, choose, design, no_better, plan
-from partnets.tuning.training import Training, due, learning_cost
+from partnets.tuning.search import Plan, best_end, choose, design, lowest, no_better, plan
+from partnets.tuning.training import STARTS, Training, due, learning_cost
 from partnets.utils import random_state
 from partnets.utils.files import replacing
 from partnets.utils.losses import Loss
@@ -182,8 +183,8 @@ class _Search:
         self.finished: list[Trial] = []
         # The state of an interrupted training.
         self.present: dict | None = None
-        # The values that modules learned by gradient descent in the last training.
-        self.schedule: dict[str, Tensor] = {}
+        # The values that modules learned by gradient descent, by the number of the training.
+        self.schedules: dict[int, dict[str, Tensor]] = {}
         if path is not None:
             self.identity, self.signature = f"{problem.identity} {planned} {seed}", signature(problem)
             if path.exists():
@@ -202,21 +203,23 @@ class _Search:
             chosen, weights = torch.zeros(0, device="cpu"), torch.zeros(0, device="cpu")
             if problem.settings:
                 chosen, weights = choose(points, factors, torch.tensor([one.nats for one in tried], device="cpu"))
-            confirmed = self._confirm(len(points), chosen)
+            confirmed, start, harm = self._confirm(chosen, tried)
             guessing = no_better(confirmed.guessed, [one.nats for one in (*tried, confirmed)])
             memorised = guessing and bool(tried) and _has_memorised(tried[0], confirmed)
             unlearned = guessing and bool(tried) and not memorised
             end = len(confirmed.nats) if unlearned else best_end(confirmed.nats)
             steps = due(problem.steps)[end - 1]
-            final = self._final(points[0] if unlearned else chosen, steps)
+            learned = self.schedules[self.finished.index(confirmed)]
+            final = self._final(points[0] if unlearned else chosen, steps, learned)
         history = [dataclasses.replace(one, weight=float(w)) for one, w in zip(tried, weights, strict=True)]
         schedule, augmentation = self._learned(final, end), _augmentation(final)
         values = history[0].values if unlearned else confirmed.values
-        cost = sum(trial.cost for trial in [*history, confirmed]) + self._cost(final)
+        cost = sum(trial.cost for trial in self.finished) + self._cost(final)
         notes = [
             *([notes_of_guessing(unlearned, memorised)] if guessing else ()),
             *notes_of_data(problem),
             *(() if unlearned else notes_of_choice(problem, history, chosen)),
+            *notes_of_starts(start, harm),
             *notes_of_end(problem, confirmed, end, schedule, averages=augmentation is not None),
             *notes_of_cost(cost, budget),
         ]
@@ -246,25 +249,45 @@ class _Search:
         fitted = training.fitted() if number == 0 else None
         return self._finish(name, training, point, fitted=fitted)
 
-    def _confirm(self, number: int, point: Tensor) -> Trial:
-        """Return the training at the chosen values, likewise."""
+    def _confirm(self, point: Tensor, tried: list[Trial]) -> tuple[Trial, float, bool]:
+        """Return the best training at the chosen values, where its augmentations start, and whether they do harm.
+
+        If unseen data are predicted better without augmentations, by a training of the search or by a guess, they start
+        again from smaller widths; the third time only if the search was better than a guess.
+        """
+        found, starts = [], STARTS if self.problem.starts else STARTS[:1]
+        for start in starts:
+            if found:
+                self.bar.total += self.plan.confirm_batch / self.problem.batch_size
+            found.append(self._confirm_from(start, len(tried) + len(found), point))
+            guessed = math.inf if found[0].guessed is None else found[0].guessed
+            without = min([guessed, *(lowest(trial.nats) for trial in tried)])
+            if lowest(found[-1].nats) < without or (len(found) > 1 and without == guessed):
+                break
+        # If no training tells more than a guess, the narrowest augmentations do the least harm.
+        is_guess = no_better(found[0].guessed, [trial.nats for trial in found])
+        best = found[-1] if is_guess else min(found, key=lambda trial: lowest(trial.nats))
+        harm = bool(starts[1:]) and any(lowest(trial.nats) < lowest(best.nats) for trial in tried)
+        return best, starts[found.index(best)], harm
+
+    def _confirm_from(self, start: float, number: int, point: Tensor) -> Trial:
         batch_size = self.plan.confirm_batch
         if number < len(self.finished):
             return self._skip(number, batch_size)
-        learns = bool(self.problem.direct)
-        training = self._train("chosen", point, batch_size, derived(self.seed, "confirm"), learns=learns)
+        options = {"learns": bool(self.problem.direct), "start": start}
+        training = self._train("chosen", point, batch_size, derived(self.seed, "confirm"), **options)
         averaged = training.averaged_nats(AVERAGED) if training.direct and training.augmenting else None
         return self._finish("chosen", training, point, averaged=averaged, guessed=training.guessed_nats())
 
-    def _final(self, point: Tensor, steps: int) -> Training:
+    def _final(self, point: Tensor, steps: int, schedule: dict[str, Tensor]) -> Training:
         options = {"batch_size": self.problem.batch_size, "seed": derived(self.seed, "final"), "steps": steps}
-        training = Training(self.problem, point.tolist(), everything=True, schedule=self.schedule, **options)
+        training = Training(self.problem, point.tolist(), everything=True, schedule=schedule, **options)
         self._fit("final training", training)
         self.bar.update(self.bar.total - self.bar.n)
         return training
 
-    def _train(self, name: str, point: Tensor, batch_size: float, seed: int, learns: bool = False) -> Training:
-        options = {"steps": self.problem.steps, "unseen": self.plan.unseen, "learns": learns}
+    def _train(self, name: str, point: Tensor, batch_size: float, seed: int, **options: bool | float) -> Training:
+        options |= {"steps": self.problem.steps, "unseen": self.plan.unseen}
         training = Training(self.problem, point.tolist(), batch_size=batch_size, seed=seed, **options)
         self._fit(name, training)
         return training
@@ -274,7 +297,8 @@ class _Search:
         return self.finished[number]
 
     def _finish(self, name: str, training: Training, point: Tensor, **found: float | None) -> Trial:
-        self.schedule = {name: torch.stack(rows) for name, rows in training.schedule.items()}
+        schedule = {name: torch.stack(rows) for name, rows in training.schedule.items()}
+        self.schedules[len(self.finished)] = schedule
         pairs = zip(self.problem.settings, point.tolist(), strict=True)
         values = {setting.name: setting.value(position) for setting, position in pairs}
         nats, cost = list(training.judged), self._cost(training)
@@ -316,7 +340,7 @@ class _Search:
         return found
 
     def _save(self, path: Path, training: Training) -> None:
-        kept = {"identity": self.identity, "signature": self.signature, "schedule": self.schedule}
+        kept = {"identity": self.identity, "signature": self.signature, "schedules": self.schedules}
         kept |= {"finished": [vars(trial) for trial in self.finished], "present": training.state()}
         with replacing(path, binary=True) as file:
             torch.save(kept, file)
@@ -333,7 +357,7 @@ class _Search:
                 " Pass the arguments of that search, or another path."
             )
         self.finished = [Trial(**each) for each in kept["finished"]]
-        self.present, self.schedule = kept["present"], kept["schedule"]
+        self.present, self.schedules = kept["present"], kept["schedules"]
 
 
 def _augmentation(final: Training) -> nn.Module | None:

@@ -206,6 +206,11 @@ def no_better(guessed: float | None, judged: Sequence[Sequence[float]]) -> bool:
     return not bool((_smoothed(nats) < guessed - max(CLEAR, _noise(nats))).any())
 
 
+def lowest(judged: Sequence[float]) -> float:
+    """Return the lowest loss of a training, smoothed over neighbouring judgements."""
+    return float(_smoothed(torch.tensor(list(judged), dtype=torch.float64, device="cpu")).min())
+
+
 def best_end(judged: Sequence[float]) -> int:
     """Return the number of the judgement, from 1, at which a training should end.
 

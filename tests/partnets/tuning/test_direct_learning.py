@@ -7,14 +7,22 @@ import math
 import pytest
 import torch
 import torch.nn.functional as F
-from small_calls import WITHOUT_RATES, Rows, X, classifier, pictures, tuned
+from small_calls import WITHOUT_RATES, Rows, X, classifier, pictures, tuned, weights
 from torch import nn
 
 import partnets
 from partnets import hyper
 from partnets.tuning.loss import SPREAD, TEMPERATURES, best_temperature
+from partnets.tuning.training import STARTS
 
 
+@pytest.fixture
+def one_start(monkeypatch):
+    """Let augmentations keep their first widths, although they learn nothing from random labels."""
+    monkeypatch.setattr("partnets.tuning.run.STARTS", STARTS[:1])
+
+
+@pytest.mark.usefixtures("one_start")
 def test_augmentations_learn_at_the_chosen_values_and_the_final_training_repeats_their_schedule():
     seen = []
 
@@ -86,6 +94,7 @@ def test_augmentations_learn_the_same_whatever_holds_the_labels():
     assert listed.schedule == plain.schedule
 
 
+@pytest.mark.usefixtures("one_start")
 def test_widths_stay_in_their_ranges():
     """Use a loss that always rewards more contrast."""
     network = nn.Sequential(nn.Flatten(), nn.Linear(108, 2))
@@ -99,6 +108,7 @@ def test_widths_stay_in_their_ranges():
     assert max(result.schedule["contrast"] + result.schedule["brightness"]) == pytest.approx(0.7, rel=1e-2)
 
 
+@pytest.mark.usefixtures("one_start")
 def test_widths_begin_positive_and_in_short_trainings_narrow():
     long, short = (tuned(*pictures(), [hyper.Affine()], steps=steps) for steps in (160, 20))
     assert long.schedule["rotation"][0] == pytest.approx(72.0) and min(long.schedule["rotation"]) > 0
@@ -226,6 +236,7 @@ def losses_of(kind):
     return overconfident(2), (x, y), functools.partial(F.cross_entropy, reduction="sum")
 
 
+@pytest.mark.usefixtures("one_start")
 @pytest.mark.cases(usual=1)
 @pytest.mark.parametrize("kind", ["classes", "several labels", "tokens"])
 def test_unseen_data_judge_at_the_best_temperature_where_widths_learn(kind):
@@ -269,6 +280,7 @@ def test_other_trainings_are_evaluated_at_temperature_1(tuned, loss):
     assert set(temperatures) == {1.0}
 
 
+@pytest.mark.usefixtures("one_start")
 def test_widths_learn_from_logits_at_the_temperature_of_the_last_judgement(monkeypatch):
     used, judged = [], []
     callbacks = [lambda training: judged.extend([training.temperature] * bool(training.direct))]
@@ -293,3 +305,35 @@ def test_widths_learn_from_logits_at_the_temperature_of_the_last_judgement(monke
 )
 def test_the_best_temperature_is_at_least_one_and_at_most_four(nats, value, temperature):
     assert best_temperature(nats) == pytest.approx((value, temperature), rel=2e-3)
+
+
+def arrows():
+    """Return a network and images of an arrow in one of four directions, which rotations change."""
+    generator, place = torch.Generator().manual_seed(0), torch.linspace(-1, 1, 8)
+    arrow = (place.abs() < (place[:, None] + 1) / 2).float()
+    labels = torch.randint(4, (60,), generator=generator)
+    images = torch.stack([torch.rot90(arrow, int(label)) for label in labels])[:, None]
+    torch.manual_seed(0)
+    network = nn.Sequential(nn.Flatten(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 4))
+    return network, (images + 1.5 * torch.randn(images.shape, generator=generator), labels)
+
+
+def test_augmentations_that_do_harm_begin_again_from_smaller_widths(monkeypatch, tmp_path):
+    optimizer = functools.partial(torch.optim.Adam, lr=3e-3)
+    options = {"names": [hyper.Affine(), "weight_decay"], "steps": 160, "optimizer": optimizer, "seed": 0}
+    result = tuned(*arrows(), **options)
+    assert result.schedule["rotation"][0] < 20 and result.values["rotation"] < 10
+    assert any("Augmentations from 0.4 of their ranges did harm" in note for note in result.notes)
+    calls = []
+
+    def interrupt(training):
+        calls.append(training)
+        if len(calls) == 10 * len(result.history) + 13:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        tuned(*arrows(), **options, callbacks=interrupt, resume_from=tmp_path / "search")
+    again = tuned(*arrows(), **options, resume_from=tmp_path / "search")
+    assert again.schedule == result.schedule and torch.equal(weights(again.model), weights(result.model))
+    monkeypatch.setattr("partnets.tuning.run.STARTS", STARTS[:1])
+    assert tuned(*arrows(), **options).lml < result.lml
