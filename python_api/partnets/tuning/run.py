@@ -165,7 +165,9 @@ def tune(
         collate=collate,
         forward=forward,
     )
-    least = NORMALISED if any(isinstance(module, _NormBase) for module in network.modules()) else 1
+    norms = [module for module in network.modules() if isinstance(module, _NormBase)]
+    # Frozen ones stay in evaluation mode.
+    least = NORMALISED if any(norm.training or not network.training for norm in norms) else 1
     unseen = sum(problem.chunks.sizes[1:])
     options = {"batch_size": batch_size, "steps": steps, "unseen": unseen, "least": least}
     planned = plan(problem.settings, budget, learning=learning_cost(problem), **options)

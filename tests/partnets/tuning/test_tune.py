@@ -358,6 +358,8 @@ def test_a_frozen_backbone_in_evaluation_mode_stays_as_it_is():
     network = nn.Sequential(backbone, nn.Dropout(0.1), nn.Linear(8, 3))
     found = tuned(network, (3 * X + 5, Y), ["dropout"], batch_size=32).model[0].state_dict()
     assert all(torch.equal(found[name], value) for name, value in backbone.state_dict().items())
+    sizes = seen(lambda training: training.batch_size, network, batch_size=32)
+    assert min(sizes) == min(seen(lambda training: training.batch_size, batch_size=32)) < 4
     assert all(seen(lambda training: training.network[0][1].training, network.eval(), batch_size=32))
 
 
