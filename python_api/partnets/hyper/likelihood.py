@@ -66,6 +66,12 @@ class Gaussian(NamedTuple):
     mean: Tensor
     variance: Tensor
 
+    def __getattr__(self, name: str):
+        raise AttributeError(
+            f"the output of hyper.ObservationNoise has a mean and a variance, and no {name}; pass"
+            " loss=hyper.gaussian_nll."
+        )
+
 
 class ObservationNoise(Hyperparameter):
     """A layer that makes the prediction of a regression network Gaussian: p(y | x) = N(y; network(x), std^2).
@@ -122,6 +128,7 @@ def gaussian_nll(output: Gaussian, y: Tensor) -> Tensor:
     The entries of an example are summed.
 
     Raises:
+        TypeError: the output has no mean.
         ValueError: y and the mean have different shapes; torch would broadcast [n] and [n, 1] to [n, n].
 
     Example:
@@ -129,6 +136,11 @@ def gaussian_nll(output: Gaussian, y: Tensor) -> Tensor:
         >>> gaussian_nll(Gaussian(torch.zeros(2, 3), torch.ones(2, 3)), torch.zeros(2, 3))  # 3 log(2 pi) / 2
         tensor(2.7568)
     """
+    if not isinstance(getattr(output, "mean", None), Tensor):
+        raise TypeError(
+            f"the output is a {type(output).__name__} without mean and variance; end the network with"
+            " hyper.ObservationNoise, or return a torch.distributions.Normal."
+        )
     if output.mean.shape != y.shape:
         raise ValueError(f"y is {list(y.shape)} and the prediction {list(output.mean.shape)}; give them one shape.")
     nll = ((y - output.mean).square() / output.variance + output.variance.log() + math.log(2 * math.pi)) / 2

@@ -178,6 +178,13 @@ def test_wrong_calls_raise(call, message):
         call()
 
 
+def test_losses_that_do_not_fit_observation_noise_name_the_one_that_does():
+    with pytest.raises(AttributeError, match=r"pass loss=hyper\.gaussian_nll"):
+        nn.MSELoss()(hyper.ObservationNoise()(torch.ones(2)), torch.ones(2))
+    with pytest.raises(TypeError, match="Tensor without mean and variance"):
+        hyper.gaussian_nll(torch.ones(2), torch.ones(2))
+
+
 def test_only_hyperparameters_are_wrapped_in_training():
     with pytest.raises(TypeError, match="module is a ReLU; pass a"):
         hyper.InTraining(nn.ReLU())
