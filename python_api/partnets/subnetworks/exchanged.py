@@ -240,9 +240,9 @@ class Layout:
 
 
 def version_of(one) -> tuple[int, int, int]:
-    """Return torch's versions of a parameter and of its rows, and the id of the rows, which start anew if replaced.
+    """Return torch's versions of a parameter and of its rows, and the id of the rows; 0 where there are none.
 
-    Versions of inference tensors are 0, and so are numbers of missing rows.
+    The versions of inference tensors are 0. Those of replaced rows begin at 0 again.
     """
     rows = one.module._buffers.get(one.name + ROWS)
     return (version(one.parameter), 0, 0) if rows is None else (version(one.parameter), version(rows), id(rows))
