@@ -19,6 +19,7 @@ from partbench.paper.__main__ import main
 from partbench.paper.experiment import EXPERIMENTS, Experiment
 from partbench.paper.methods import Learner
 from partbench.paper.recipes import RECIPES, recipe
+from partnets.tuning.training import STARTS
 
 PAPER = ("mnist-cpu", "cifar10-cpu", "wikitext")
 
@@ -235,7 +236,8 @@ def test_an_interrupted_training_goes_on_to_the_same_result(method, tmp_path, mo
 
 
 @pytest.mark.full
-def test_tune_takes_as_many_passes_and_predicts_by_one_copy_or_by_several(tmp_path):
+def test_tune_takes_as_many_passes_and_predicts_by_one_copy_or_by_several(tmp_path, monkeypatch):
+    monkeypatch.setattr("partnets.tuning.run.STARTS", STARTS[:1])  # 20 steps teach so little that widths begin again
     data = subset(load("digits", rotated=True), 64)
     learner = Learner(recipe("digits", quick=True), data, 0, steps=20, checkpoint=tmp_path / "x.checkpoint")
     torch.manual_seed(0)
