@@ -19,7 +19,6 @@ from partkernels.arguments import check_not_negative
 from partkernels.operators.checks import check_entries_apart
 from partkernels.operators.optimizers import Steps
 from partnets.hyper import LearningRate, WeightDecay, hyperparameters
-from partnets.subnetworks.gradients import scale_gradient
 from partnets.subnetworks.parameters import Combination, PartitionedParameter, partitioned_parameters
 from partnets.subnetworks.state import MAP, UNKNOWN, num_partitions
 from partnets.subnetworks.switch import noted, switch_of
@@ -164,9 +163,6 @@ class PartitionedOptimizer(torch.optim.Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        for owner in self._owners.values():
-            if owner.state.unscaled:  # the step is inside of a subnetwork
-                scale_gradient(owner)
         self._check_gradient(update)
         rates = {module: module.rate().item() for module in set(self._rates.values())}
         steps, changed = [], []

@@ -187,11 +187,11 @@ def in_memory(tensor: Tensor, like: Tensor) -> Tensor | None:
 
 
 class Vector(Exchanged):
-    """A parameter with a vector for each partition, added or multiplied."""
+    """A parameter with a vector for each partition, added or multiplied; `buffers` has the name of its rows."""
 
     def __init__(self, *of, is_product: bool) -> None:
         super().__init__(*of)
-        self.is_product, self.buffers = is_product, [self.name + ROWS]
+        self.is_product, self.buffers = is_product, [self._rows_name]
 
     @property
     def rows(self) -> Tensor:

@@ -10,7 +10,14 @@ from torch import Tensor, nn
 
 from partkernels import Partition, Zeros, gather_entries, scatter_entries
 from partkernels.operators.entries import Exchange, combine_rows
-from partnets.subnetworks.gradients import check_kept, forget_cleared, is_assigned, note_gradient, turn_gradient
+from partnets.subnetworks.gradients import (
+    check_kept,
+    forget_cleared,
+    is_assigned,
+    note_gradient,
+    scale_gradient,
+    turn_gradient,
+)
 from partnets.subnetworks.state import MAP, ROWS, PartitionState, parameter_of, partitioned_modules, state_of
 from partnets.utils.modules import is_sharded
 from partnets.utils.shards import local, local_partition, part, redistributed, version, whole
@@ -101,6 +108,8 @@ class PartitionedParameter:
         grad = self.parameter.grad if self.owner in (None, k) else None
         if not self.is_vector or self.state.num_partitions == 1:
             return None if grad is None else local(redistributed(grad, self.parameter))
+        if self.state.unscaled:  # the step is inside of a subnetwork
+            scale_gradient(self)
         if self.state.grads:
             forget_cleared(self)
             check_kept(self)
@@ -156,20 +165,17 @@ class Combination:
         self._vectors = [one for one in parameters if one.is_vector and one.state.num_partitions > 1]
         self._states = {one.state for one in self._vectors}
         groups: dict[tuple, list[PartitionedParameter]] = defaultdict(list)
-        for one in self._vectors:
-            groups[one.parameter.device, one.parameter.dtype].append(one)
-        self._exchanges = (
-            []
-            if any(is_sharded(one.parameter) for one in self._vectors)
-            else [
-                Exchange(
-                    vectors=[one.parameter.detach() for one in some],
-                    rows=[one.rows for one in some],
-                    are_products=[one.state.vectors[one.name] for one in some],
-                )
-                for some in groups.values()
-            ]
-        )
+        if not any(is_sharded(one.parameter) for one in self._vectors):
+            for one in self._vectors:
+                groups[one.parameter.device, one.parameter.dtype].append(one)
+        self._exchanges = [
+            Exchange(
+                vectors=[one.parameter.detach() for one in some],
+                rows=[one.rows for one in some],
+                are_products=[one.state.vectors[one.name] for one in some],
+            )
+            for some in groups.values()
+        ]
 
     @torch.no_grad()
     def __call__(self) -> None:

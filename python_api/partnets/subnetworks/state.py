@@ -180,9 +180,14 @@ def state_of(module: nn.Module) -> PartitionState | None:
     return vars(module).get(ATTRIBUTE)
 
 
-def partitioned_modules(model: nn.Module) -> list[nn.Module]:
-    """Return the modules of a model that have a PartitionState, each once, in the order of model.modules()."""
-    return [module for module in modules_of(model) if ATTRIBUTE in module.__dict__]
+def partitioned_modules(model: nn.Module, modules: list[nn.Module] | None = None) -> list[nn.Module]:
+    """Return the modules of a model that have a PartitionState, each once, in the order of model.modules().
+
+    Args:
+        model: the model.
+        modules: modules_of(model), if they are known.
+    """
+    return [module for module in modules or modules_of(model) if ATTRIBUTE in module.__dict__]
 
 
 def is_norm(state: PartitionState) -> bool:

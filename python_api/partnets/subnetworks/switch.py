@@ -30,7 +30,7 @@ from partnets.subnetworks.state import (
     partitioned_modules,
     state_of,
 )
-from partnets.utils.modules import is_sharded, modules_of, overlapping
+from partnets.utils.modules import is_sharded, overlapping
 from partnets.utils.shards import local, part, version
 
 # The devices on which vectors are compared with their rows at each entry; a GPU would have to be waited for.
@@ -423,7 +423,7 @@ def switch_of(model: nn.Module, modules: list[nn.Module] | None = None) -> Switc
     Raises:
         ValueError: see num_partitions.
     """
-    partitioned = [one for one in (modules_of(model) if modules is None else modules) if ATTRIBUTE in one.__dict__]
+    partitioned = partitioned_modules(model, modules)
     found = _switches.get(model)
     if found is None or not found.is_of(partitioned):
         if found is not None:

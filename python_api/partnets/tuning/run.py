@@ -258,18 +258,18 @@ class _Search:
         again from smaller widths; the third time only if the search was better than a guess.
         """
         found, starts = [], STARTS if self.problem.starts else STARTS[:1]
+        searched = min((lowest(trial.nats) for trial in tried), default=math.inf)
         for start in starts:
             if found:
                 self.bar.total += self.plan.confirm_batch / self.problem.batch_size
             found.append(self._confirm_from(start, len(tried) + len(found), point))
             guessed = math.inf if found[0].guessed is None else found[0].guessed
-            without = min([guessed, *(lowest(trial.nats) for trial in tried)])
-            if lowest(found[-1].nats) < without or (len(found) > 1 and without == guessed):
+            if lowest(found[-1].nats) < min(searched, guessed) or (len(found) > 1 and guessed <= searched):
                 break
         # If no training tells more than a guess, the narrowest augmentations do the least harm.
         is_guess = no_better(found[0].guessed, [trial.nats for trial in found])
         best = found[-1] if is_guess else min(found, key=lambda trial: lowest(trial.nats))
-        harm = bool(starts[1:]) and any(lowest(trial.nats) < lowest(best.nats) for trial in tried)
+        harm = bool(self.problem.starts) and searched < lowest(best.nats)
         return best, starts[found.index(best)], harm
 
     def _confirm_from(self, start: float, number: int, point: Tensor) -> Trial:
@@ -299,8 +299,8 @@ class _Search:
         return self.finished[number]
 
     def _finish(self, name: str, training: Training, point: Tensor, **found: float | None) -> Trial:
-        schedule = {name: torch.stack(rows) for name, rows in training.schedule.items()}
-        self.schedules[len(self.finished)] = schedule
+        learned = training.schedule.items()
+        self.schedules[len(self.finished)] = {name: torch.stack(rows) for name, rows in learned}
         pairs = zip(self.problem.settings, point.tolist(), strict=True)
         values = {setting.name: setting.value(position) for setting, position in pairs}
         nats, cost = list(training.judged), self._cost(training)

@@ -42,15 +42,15 @@ class Memory:
     def __init__(self, tensors: Iterable[Tensor], held: Iterable[tuple[Mapping, str]]) -> None:
         self._held = list(held)
         self._values = self._read()
-        self.tensors = [*tensors, *(value for value in self._values if value is not None)]
-        self._are_sharded = any(map(is_sharded, self.tensors))
+        self._tensors = [*tensors, *(value for value in self._values if value is not None)]
+        self._are_sharded = any(map(is_sharded, self._tensors))
         self._addresses = self._read_addresses()
 
     def _read(self) -> list[Tensor | None]:
         return [where.get(name) for where, name in self._held]
 
     def _read_addresses(self) -> list[int]:
-        return [tensor.data_ptr() for tensor in (map(local, self.tensors) if self._are_sharded else self.tensors)]
+        return [tensor.data_ptr() for tensor in (map(local, self._tensors) if self._are_sharded else self._tensors)]
 
     def is_current(self) -> bool:
         """Return whether nothing has changed since the construction."""

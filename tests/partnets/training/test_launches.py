@@ -132,6 +132,15 @@ def learning(model: nn.Module, loss: Callable, batch: tuple, optimizer: torch.op
     return step
 
 
+def steps_of_weights(name: str) -> tuple[Callable[[], None], Callable[[int], Callable[[], Tensor]], nn.Module]:
+    """Return a dense step of the weights, a function that returns that of partition k, and the dense network."""
+    dense, model, batch = pair(name)
+    dense[1].requires_grad_(False)
+    step = learning(dense, loss_of(dense), batch, torch.optim.Adam(dense[0].parameters(), fused=True))
+    optimizer = optim.Adam(model)
+    return step, lambda k: lambda: partnets.step_weights(model, optimizer, k, batch, loss_of(model)), dense[0]
+
+
 def check(ours: Launches, dense: Launches, most: int) -> None:
     more = ours.found - dense.found
     assert ours.found.total() - dense.found.total() <= most, more
@@ -140,14 +149,7 @@ def check(ours: Launches, dense: Launches, most: int) -> None:
 
 @every_model
 def test_a_step_of_the_weights_launches_at_most_six_kernels_more_than_a_dense_one(name):
-    dense, model, batch = pair(name)
-    dense[1].requires_grad_(False)
-    step = learning(dense, loss_of(dense), batch, torch.optim.Adam(dense[0].parameters(), fused=True))
-    optimizer = optim.Adam(model)
-
-    def ours(k: int) -> Callable[[], None]:
-        return lambda: partnets.step_weights(model, optimizer, k, batch, loss_of(model))
-
+    step, ours, _ = steps_of_weights(name)
     with pk.use_backend("triton"):
         for first in (step, *map(ours, (1, 2, 3))):
             launches(first)
@@ -180,10 +182,7 @@ def test_a_step_of_the_hyperparameters_launches_at_most_four_kernels_more_than_a
 @every_model
 def test_a_step_of_the_weights_calls_few_functions_more_than_a_dense_one(name):
     # On a fast GPU, the steps of small networks wait for Python.
-    dense, model, batch = pair(name)
-    dense[1].requires_grad_(False)
-    step = learning(dense, loss_of(dense), batch, torch.optim.Adam(dense[0].parameters(), fused=True))
-    optimizer = optim.Adam(model)
+    step, ours, network = steps_of_weights(name)
 
     def calls(run: Callable[[], object]) -> int:
         profile = cProfile.Profile()
@@ -192,5 +191,4 @@ def test_a_step_of_the_weights_calls_few_functions_more_than_a_dense_one(name):
         profile.runcall(run)
         return pstats.Stats(profile).total_calls
 
-    ours = calls(lambda: partnets.step_weights(model, optimizer, 1, batch, loss_of(model)))
-    assert ours - calls(step) <= 700 + 95 * len(list(dense[0].parameters()))
+    assert calls(ours(1)) - calls(step) <= 700 + 95 * len(list(network.parameters()))
