@@ -17,6 +17,7 @@ import numpy
 import torch
 from torch import Generator, Tensor, nn
 
+from partnets.utils.shards import local
 from partnets.utils.tree_leaves import slots
 
 # Objects of these packages are not part of a model's state: a LightningModule's trainer, for example, leads to
@@ -265,7 +266,7 @@ def _bits(tensor: Tensor) -> list[Tensor]:
     elif tensor.is_quantized:
         parts = [tensor.int_repr(), tensor.dequantize()]
     elif tensor.layout == torch.strided:
-        parts = [tensor]
+        parts = [local(tensor)]
     else:
         sparse = tensor.to_sparse()
         parts = [sparse._indices(), sparse._values()]

@@ -21,7 +21,7 @@ from partnets.data.fetching import batches
 from partnets.data.loader import Draw, Loader
 from partnets.data.parts import Parts
 from partnets.distributed.ddp import broadcast_rows, leave_buffers_alone
-from partnets.distributed.ranks import averaged, check_agreement, partitions
+from partnets.distributed.ranks import averaged, check_agreement, on_all_ranks, partitions
 from partnets.distributed.shared_chunks import share
 from partnets.evaluation.running_statistics import estimate_statistics
 from partnets.evaluation.same_chunks import check_counts, check_same_chunks, remember_chunks
@@ -233,7 +233,10 @@ class PartitionedTrainer(transformers.Trainer):
             module.eval()
         if self._to_audit:
             chunks, size = self._collated(self.train_dataset), self.args.train_batch_size
-            check_leaks(self.model, chunks, size, lambda batch: (self._computed(batch, self.model),) * 2)
+            # A leak may be visible only in one rank's examples.
+            on_all_ranks(
+                lambda: check_leaks(self.model, chunks, size, lambda batch: (self._computed(batch, self.model),) * 2)
+            )
             self._to_audit = False
         k, batch, hyper_k, hyper_batch = inputs
         optimizer = getattr(self.optimizer, "optimizer", self.optimizer)  # inside accelerate's wrapper, if any

@@ -7,10 +7,11 @@ from contextlib import contextmanager
 from typing import Any
 
 from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule
 
 from partnets.data.loader import Draw, Loader
 from partnets.distributed.ddp import broadcast_rows, leave_buffers_alone
-from partnets.distributed.ranks import averaged, check_agreement, gathered, own_rank, partitions
+from partnets.distributed.ranks import averaged, check_agreement, gathered, on_all_ranks, own_rank, partitions
 from partnets.distributed.shared_chunks import check_shared, share
 from partnets.evaluation.running_statistics import estimate_statistics
 from partnets.evaluation.same_chunks import check_counts, check_same_chunks, remember_chunks
@@ -43,7 +44,8 @@ class PartitionedModule(LightningModule):
     Checkpoints include the random states and resume to the same bits. Overrides of the hooks below must call super().
 
     Several processes train by strategy="ddp_find_unused_parameters_true", each on its part of every batch, as with
-    partnets.distributed.Trainer: the loader's batch sizes are those of all processes together.
+    partnets.distributed.Trainer: the loader's batch sizes are those of all processes together. With Lightning's
+    ModelParallelStrategy, call partnets.distributed.fully_shard in configure_model.
 
     ψ that acts only in training learns by looking ahead, so the loader needs the same number of steps_ahead. Unseen
     data are evaluated by training_loss too, with these modules in evaluation mode.
@@ -118,16 +120,22 @@ class PartitionedModule(LightningModule):
             leave_buffers_alone(self)
 
     def on_fit_start(self) -> None:
-        """Raise ValueError for strategies other than DDP and for overfit_batches; make all ranks' models equal."""
+        """Raise ValueError for other strategies and for overfit_batches; make the models of DDP's ranks equal."""
         if self.trainer.world_size > 1:
             model = self.trainer.strategy.model
-            if not isinstance(model, nn.parallel.DistributedDataParallel) or not model.find_unused_parameters:
+            if any(isinstance(module, FSDPModule) for module in self.modules()):
+                for optimizer in self.trainer.optimizers:
+                    if isinstance(optimizer, PartitionedOptimizer):
+                        optimizer.full_states()  # into which a checkpoint is loaded
+            elif isinstance(model, nn.parallel.DistributedDataParallel) and model.find_unused_parameters:
+                check_agreement(partitions(self))
+                broadcast_rows(self, self.device)
+            else:
                 raise ValueError(
                     f"{self.trainer.world_size} processes train by {type(self.trainer.strategy).__name__}; pass"
-                    " strategy='ddp_find_unused_parameters_true', as each step trains other parameters."
+                    " strategy='ddp_find_unused_parameters_true', as each step trains other parameters, or"
+                    " ModelParallelStrategy, and call partnets.distributed.fully_shard in configure_model."
                 )
-            check_agreement(partitions(self))
-            broadcast_rows(self, self.device)
         if self.trainer.overfit_batches:
             raise ValueError(
                 f"overfit_batches={self.trainer.overfit_batches} replaces the loader, which assigns batches to"
@@ -138,16 +146,19 @@ class PartitionedModule(LightningModule):
         """Check the model, the loader and the optimisers, and restore the random states of a resumed checkpoint."""
         loader = self.trainer.train_dataloader
         self._check(loader, self.trainer.optimizers)
-        if (ranks := self.trainer.world_size) > 1:  # each draws its part of each batch
+        if self.trainer.world_size > 1:  # each draws its part of each batch
+            group = None if self.device_mesh is None else self.device_mesh["data_parallel"].get_group()
             draws = loader.dataset
             check_agreement({"the loader": draws.identity()})
             sizes = {"batch_size": draws.batch_size, "hyper_batch_size": draws.hyper_batch_size or 0}
-            check_shared(ranks, draws.accumulate, **sizes)
-            draws.chunks = share(loader.chunks)
+            draws.chunks = share(loader.chunks, group)
+            check_shared(draws.chunks.ranks, draws.accumulate, **sizes)
         check_same_chunks(self, loader.chunks)
         if self.audit:
+            batches = loader.chunks, loader.dataset.batch_size
             with self._without_logs():
-                check_leaks(self, loader.chunks, loader.dataset.batch_size, lambda batch: (self._computed(batch),) * 2)
+                # A leak may be visible only in one rank's examples.
+                on_all_ranks(lambda: check_leaks(self, *batches, lambda batch: (self._computed(batch),) * 2))
         remember_chunks(self, loader.chunks)
         if self.trainer.ckpt_path is not None and self._noise is not None:
             random_state.set_state(self._noise, self.device)

@@ -7,8 +7,12 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.plugins.environments import TorchElasticEnvironment
+from lightning.pytorch.strategies import ModelParallelStrategy
 from small_network import MeanMask
 from torch import nn
+from torch.distributed.tensor import Replicate
+from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
+from training import whole
 
 import partnets
 from partnets import hyper
@@ -24,14 +28,22 @@ pytestmark = [
 
 
 class Classifier(PartitionedModule):
-    def __init__(self, decays, noise, clip):
+    def __init__(self, decays, noise, clip, sharded=None):
         super().__init__()
+        self.sharded = sharded
         torch.manual_seed(0)
         layer = nn.Linear(4, 8)
         psi = hyper.WeightDecay(layer, 0.1) if decays else MeanMask(4)
         network = nn.Sequential(psi, layer, nn.LayerNorm(8), nn.Dropout(noise), nn.Linear(8, 3)).double()
         self.network = partnets.partition(network, PROPORTIONS, seed=0)
         self.clip = clip
+
+    def configure_model(self):
+        if self.sharded and dist.is_initialized():
+            if self.sharded == "tensor":
+                plan = {"1": ColwiseParallel(output_layouts=Replicate())}
+                parallelize_module(self.network, self.device_mesh["tensor_parallel"], plan)
+            partnets.distributed.fully_shard(self.network, mesh=self.device_mesh["data_parallel"])
 
     def training_loss(self, batch):
         x, y = batch
@@ -51,12 +63,15 @@ def chunks(changed=None):
     return found
 
 
-def fit(folder, options=None, decays=False, noise=0.0, clip=None, resume=None, save=False, strategy=DDP):
+def fit(folder, options=None, decays=False, noise=0.0, clip=None, resume=None, save=False, strategy=DDP, sharded=None):
     """Train on the ranks of the group, or in this process alone; return the weights and ψ."""
-    module = Classifier(decays, noise, clip)
+    module = Classifier(decays, noise, clip, sharded)
     draws = {"steps": STEPS, "hyper_batch_size": 8, "steps_ahead": int(decays)} | (options or {})
     loader = partnets.Loader(chunks(), 12, **draws)
     ranks = {"devices": 1}
+    if sharded:
+        sizes = (1, 2) if sharded == "tensor" else (2, 1)
+        strategy = ModelParallelStrategy(*sizes)
     if dist.is_initialized():
         ranks = {"devices": 2, "strategy": strategy, "plugins": [TorchElasticEnvironment()]}
     keep = ModelCheckpoint(folder, "{step}", every_n_train_steps=2 * STEPS - 4, save_top_k=-1)
@@ -67,7 +82,7 @@ def fit(folder, options=None, decays=False, noise=0.0, clip=None, resume=None, s
     if dist.is_initialized():
         torch.manual_seed(dist.get_rank())
     trainer.fit(module, loader, ckpt_path=resume)
-    return [tensor.detach().clone() for tensor in module.network.state_dict().values() if tensor.is_floating_point()]
+    return [whole(tensor) for tensor in module.network.state_dict().values() if tensor.is_floating_point()]
 
 
 @pytest.mark.parametrize(
@@ -76,8 +91,10 @@ def fit(folder, options=None, decays=False, noise=0.0, clip=None, resume=None, s
         {},
         {"decays": True, "clip": 0.3},
         pytest.param({"options": {"accumulate": 2}}, marks=pytest.mark.full),
+        {"sharded": "data"},
+        pytest.param({"sharded": "tensor", "clip": 0.3}, marks=pytest.mark.full),
     ],
-    ids=["direct", "lookahead", "accumulated"],
+    ids=["direct", "lookahead", "accumulated", "sharded", "tensor"],
 )
 def test_two_ranks_train_as_one_process_does(two_ranks, tmp_path, options):
     expected = fit(tmp_path, **options)
@@ -91,12 +108,14 @@ def fit_with(folder, options):
 
 
 @pytest.mark.full
-def test_two_ranks_resume_to_the_same_bits_with_their_own_noise(two_ranks, tmp_path):
-    whole = two_ranks(fit_with, tmp_path, {"noise": 0.3, "save": True})
-    resumed = two_ranks(fit_with, tmp_path, {"noise": 0.3, "resume": str(next(tmp_path.glob("step=8*.ckpt")))})
-    for one, other in zip(whole, resumed, strict=True):
+@pytest.mark.parametrize("sharded", [None, "data"])
+def test_two_ranks_resume_to_the_same_bits_with_their_own_noise(two_ranks, tmp_path, sharded):
+    options = {"noise": 0.3, "sharded": sharded}
+    complete = two_ranks(fit_with, tmp_path, {**options, "save": True})
+    resumed = two_ranks(fit_with, tmp_path, {**options, "resume": str(next(tmp_path.glob("step=8*.ckpt")))})
+    for one, other in zip(complete, resumed, strict=True):
         assert all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
-    assert all(torch.equal(a, b) for a, b in zip(*whole, strict=True))
+    assert all(torch.equal(a, b) for a, b in zip(*complete, strict=True))
 
 
 @pytest.mark.full
@@ -133,3 +152,24 @@ def refused(folder, options, draws):
 )
 def test_ranks_refuse_settings_that_do_not_fit(two_ranks, tmp_path, options, draws, message):
     assert all(message in found for found in two_ranks(refused, tmp_path, options, draws))
+
+
+class Leaky(Classifier):
+    """A model that keeps something of its batches on rank 1."""
+
+    def training_loss(self, batch):
+        before, self.seen = getattr(self, "seen", 0.0), float(batch[0].mean()) * dist.get_rank()
+        return super().training_loss(batch) * (1 + before)
+
+
+def leak_on_one_rank():
+    ranks = {"devices": 2, "strategy": DDP, "plugins": [TorchElasticEnvironment()]}
+    trainer = lightning.Trainer(accelerator="cpu", max_epochs=1, logger=False, enable_checkpointing=False, **ranks)
+    with pytest.raises((ValueError, RuntimeError)) as error:
+        trainer.fit(Leaky(False, 0.0, None), partnets.Loader(chunks(), 12, steps=STEPS, hyper_batch_size=8))
+    return str(error.value)
+
+
+def test_a_leak_found_by_only_one_rank_raises_on_all(two_ranks):
+    first, last = two_ranks(leak_on_one_rank)
+    assert "seen" in last and first.startswith("rank 1 raised ValueError"), (first, last)
