@@ -3,8 +3,11 @@
 The processes share every batch, and exchange only the gradient of the partition that is trained. When one dies,
 torchrun stops the others and restarts all of them. They resume from the last checkpoint, with the same bits.
 
-usage: python -m torch.distributed.run --standalone --nproc-per-node 2 --max-restarts 1 examples/distributed.py
-           [--steps 300] [--save-every 50] [--kill-at 120] [--checkpoint out/distributed.pt]
+usage: TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 python -m torch.distributed.run --standalone --nproc-per-node 2 \\
+           --max-restarts 1 examples/distributed.py [--steps 300] [--save-every 50] [--kill-at 120]
+           [--checkpoint out/distributed.pt]
+
+Without the variable, torchrun (PyTorch 2.13) keeps its store when it restarts processes, and gloo waits for dead ones.
 """
 
 from __future__ import annotations
@@ -47,14 +50,6 @@ def trainer(checkpoint: Path, save_every: int, kill_at: int | None) -> distribut
     return distributed.Trainer(model, partnets.chunk(examples(), PROPORTIONS), hyper=mask, callbacks=each)
 
 
-def join() -> None:
-    """Call dist.init_process_group("gloo") in processes that torchrun may have restarted."""
-    store, rank, ranks = next(dist.rendezvous("env://"))
-    # torchrun keeps its store (PyTorch 2.13): gloo would find the addresses of dead processes and wait for them.
-    store = dist.PrefixStore(os.environ["TORCHELASTIC_RESTART_COUNT"], store)
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=ranks)
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=300)
@@ -63,7 +58,7 @@ def main() -> None:
     parser.add_argument("--checkpoint", type=Path, default=Path("out/distributed.pt"))
     arguments = parser.parse_args()
 
-    join()
+    dist.init_process_group("gloo")
     torch.manual_seed(dist.get_rank())  # each process draws different noise for the mask
     one = trainer(arguments.checkpoint, arguments.save_every, arguments.kill_at)
     if arguments.checkpoint.exists():

@@ -1,6 +1,7 @@
 """Checkpoints from one or two ranks, sharded or not, resume on two ranks or one, also after a save that was killed."""
 
 import copy
+import os
 import runpy
 import subprocess
 import sys
@@ -113,7 +114,9 @@ def run(checkpoint):
 def test_a_run_resumed_after_a_killed_process_ends_with_the_same_bits(two_ranks, tmp_path):
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "--max-restarts=1"]
     options = ["--steps=30", "--save-every=10", "--kill-at=25", f"--checkpoint={tmp_path / 'killed.pt'}"]
-    killed = subprocess.run([*torchrun, str(EXAMPLE), *options], capture_output=True, text=True, timeout=120)
+    environment = os.environ | {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
+    command = [*torchrun, str(EXAMPLE), *options]
+    killed = subprocess.run(command, capture_output=True, text=True, timeout=120, env=environment)
     assert killed.returncode == 0 and killed.stdout.startswith("steps 20 to 30"), killed.stderr
     two_ranks(run, tmp_path / "whole.pt")
     found = [torch.load(tmp_path / f"{name}.pt") for name in ("whole", "killed")]
