@@ -1,9 +1,9 @@
-"""Train one network in several processes, select its relevant inputs, and resume after a process has died.
+r"""Train one network in several processes, select its relevant inputs, and resume after a process has died.
 
 The processes share every batch, and exchange only the gradient of the partition that is trained. When one dies,
 torchrun stops the others and restarts all of them. They resume from the last checkpoint, with the same bits.
 
-usage: TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 python -m torch.distributed.run --standalone --nproc-per-node 2 \\
+usage: TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 python -m torch.distributed.run --standalone --nproc-per-node 2 \
            --max-restarts 1 examples/distributed.py [--steps 300] [--save-every 50] [--kill-at 120]
            [--checkpoint out/distributed.pt]
 

@@ -77,7 +77,7 @@ class TrainingLoss(Hyperparameter):
         return nn.Identity()
 
     def trained(self, output: Any, y: Any) -> Tensor:
-        """Return the training loss of a batch, or of each example, [batch]."""
+        """Return the training loss of each example, [batch], or its mean over examples that count."""
         raise NotImplementedError(f"{type(self).__name__} has no trained(output, y); define it.")
 
     def targets(self, y: Any) -> Any:

@@ -14,13 +14,17 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.utils._pytree import tree_map
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
 
 from partnets.utils.random_state import preserved
 
 Loss = Callable[[Any, Any], Tensor]
 # The default ignore_index of torch's cross_entropy, with which Hugging Face's collators pad labels.
 IGNORED = -100
+# To see which outputs a loss depends on, they are scaled to this size: a saturated softmax has no gradient.
+SMALL = 0.01
+# The largest sum of a softmax's gradients, relative to the sum of their absolute values.
+ROUNDING = 1e-4
 
 # torch's losses by the names of functions and modules. Distances and margins:
 SQUARED = {"mse_loss", "MSELoss"}
@@ -290,11 +294,9 @@ def check_no_sum(loss: Loss, output: Any, y: Any, value: Tensor) -> None:
 def summed(loss: Loss, output: Any, y: Any, examples: int) -> tuple[Tensor, int]:
     """Return the differentiable sum of a batch's losses, a float64 scalar on the CPU, and their number.
 
-    Their number is that of examples, or of targets that count. Losses with a dimension are summed; `counted` says which
-    count. A mean is multiplied by the number of targets that are classes of the logits [batch, classes, ...] or
-    [batch, ..., classes]. The ignore_index of torch's losses does not count, nor do other numbers that are not classes
-    if the loss does not depend on the logits there. For torch's binary and count losses, the factor is the number of
-    entries of y; otherwise the number of examples.
+    Losses with a dimension are summed; `counted` says which count. A mean is multiplied by the number of targets over
+    which it was taken: for torch's losses of classes, those that are not ignore_index; for its binary and count losses,
+    the entries of y; for other losses of a softmax, the places at which logits have a gradient; otherwise the examples.
 
     Example:
         >>> logits, y = torch.zeros(2, 3, requires_grad=True), torch.tensor([0, -100])
@@ -319,25 +321,65 @@ def _in_single(leaf: Any) -> Any:
 
 
 def _targets(loss: Loss, output: Any, y: Any, examples: int) -> int:
-    """Return the number of targets over which a loss averages."""
+    """Return the number of targets over which a mean was taken."""
+    logits = scores(output)
     if isinstance(y, Tensor) and name_of(loss) in OF_NUMBERS:
         return y.numel()
-    logits = scores(output)
-    if not are_labels(logits, y):
-        return examples
-    axis = class_axis(logits, y)
-    if name_of(loss) in OF_CLASSES or axis is None:
-        return int((y != ignored(loss)).sum())
-    strange = no_classes(logits, y)
-    if not strange.any():
-        return y.numel()
-    if not isinstance(output, Tensor):  # its logits cannot be replaced
+    if name_of(loss):
+        return int((y != ignored(loss)).sum()) if are_labels(logits, y) else examples
+    value, found = _gradients(loss, output, y)
+    if value.isnan() and not found:  # finite outputs would have a gradient
+        return 0
+    axes = [_class_axis_of(gradient) for gradient in found]
+    if len(found) == 1 and axes[0] is None:
+        axes = [class_axis(found[0], y)]  # such as of log-probabilities
+    pairs = zip(found, axes, strict=True)
+    if counts := [int((gradient != 0).any(axis).sum()) for gradient, axis in pairs if axis is not None]:
+        return max(counts)
+    if not found and are_labels(logits, y):  # logits of an object that is no tree of tensors
         return int((y != IGNORED).sum())
-    ramp = torch.linspace(0, 1, logits.shape[axis], device=logits.device).to(logits.dtype)
-    moved = (logits.movedim(axis, -1) + strange.unsqueeze(-1) * ramp).movedim(-1, axis)
-    values = []
-    for each in (logits, moved):
-        with preserved(logits.device), torch.no_grad():
-            values.append(losses(loss, each, y))
-    is_independent = torch.allclose(*values, rtol=0.0, atol=0.0, equal_nan=True)
-    return y.numel() - int(strange.sum()) if is_independent else y.numel()
+    return examples - _missing(found, y, examples)
+
+
+def _gradients(loss: Loss, output: Any, y: Any) -> tuple[Tensor, list[Tensor]]:
+    """Return a mean, and its gradient with respect to each floating-point tensor of an output, if it is not 0.
+
+    The mean is 0 if it has no gradient.
+    """
+    leaves, tree = tree_flatten(output)
+    with torch.inference_mode(False), torch.enable_grad():
+        leaves = [_small(leaf) if isinstance(leaf, Tensor) and leaf.is_floating_point() else leaf for leaf in leaves]
+        wanted = [leaf for leaf in leaves if isinstance(leaf, Tensor) and leaf.requires_grad and leaf.dim()]
+        try:
+            with preserved(wanted[0].device if wanted else torch.device("cpu")):
+                value = losses(loss, tree_unflatten(leaves, tree), y)
+                found = torch.autograd.grad(value, wanted, allow_unused=True)
+        except RuntimeError:  # the loss has no gradient
+            return torch.zeros(()), []
+    return value.detach(), [one for one in found if one is not None and bool((one != 0).any())]
+
+
+def _small(leaf: Tensor) -> Tensor:
+    leaf = _in_single(leaf.detach().clone())
+    largest = leaf.abs().amax() if leaf.numel() else leaf.new_ones(())
+    return (leaf * (SMALL / largest.clamp(min=SMALL))).requires_grad_()
+
+
+def _class_axis_of(gradient: Tensor) -> int | None:
+    """Return the dimension along which a gradient sums to 0, as a softmax is unchanged by a constant added there."""
+    for axis in range(1, gradient.dim()):
+        if bool((gradient.sum(axis).abs() <= ROUNDING * gradient.abs().sum(axis)).all()):
+            return axis
+    return None
+
+
+def _missing(gradients: list[Tensor], y: Any, examples: int) -> int:
+    """Return the number of examples with a negative or NaN target on which a mean does not depend."""
+    counts, strange = torch.zeros(examples, dtype=torch.bool), torch.zeros(examples, dtype=torch.bool)
+    for leaf in gradients:
+        if len(leaf) == examples:
+            counts |= (leaf != 0).view(examples, -1).any(1).cpu()
+    for leaf in tree_leaves(y):
+        if isinstance(leaf, Tensor) and leaf.shape[:1] == (examples,) and not leaf.is_complex():
+            strange |= (leaf.isnan() | (leaf < 0)).view(examples, -1).any(1).cpu()
+    return int((strange & ~counts).sum()) if counts.any() else 0

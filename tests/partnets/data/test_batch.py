@@ -233,12 +233,13 @@ def test_labels_that_a_loss_ignores_count_nowhere(ignored, shape):
     expected = F.cross_entropy(x, y, ignore_index=ignored).item()
     losses = [nn.CrossEntropyLoss(ignore_index=ignored, reduction=reduction) for reduction in ("mean", "none")]
     if ignored:
-        losses += [own(ignored), own(ignored, reduction="none")]
-    else:  # a class, which a user's loss must leave out itself
+        losses += [own(ignored, reduction="none")]
+    else:  # a class, which a user's vector of losses must leave out itself
         losses += [lambda output, y: F.cross_entropy(output, y, reduction="none")[y != 0]]
-    for loss in losses:
+    for loss in (*losses, own(ignored)):
         for batch_size in (1, 3, 8):
             assert partnets.mean_loss(nn.Identity(), (x, y), loss, batch_size=batch_size) == pytest.approx(expected)
+    for loss in losses:
         assert mean(loss, x, y).item() == pytest.approx(expected) and mean(loss, x[:1], y[:1]) == 0
     accuracy = (x.argmax(1) == y)[y != ignored].float().mean().item()
     options = {} if ignored else {"ignore_index": 0}
