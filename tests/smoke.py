@@ -1,7 +1,9 @@
-"""A check of an installed wheel: its compiled backend runs under both packages without a warning.
+"""A check of an installed wheel: its compiled backend runs under both packages without a warning; both have types.
 
 usage: python -W error smoke.py
 """
+
+from importlib.resources import files
 
 import torch
 
@@ -18,4 +20,5 @@ with partnets.subnetwork(model, active=2, update=2):
         reference = model(x)
     ours.sum().backward()
 torch.testing.assert_close(ours, reference)
+assert all(files(package).joinpath("py.typed").is_file() for package in (pk, partnets))
 print("the wheel works")
