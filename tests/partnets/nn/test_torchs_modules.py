@@ -12,7 +12,7 @@ from torch import nn
 from torch.utils._pytree import tree_flatten, tree_map_only
 
 import partnets
-from partnets.subnetworks.layers import LAYERS
+from partnets.subnetworks.layers import __all__ as LAYERS
 from partnets.subnetworks.state import partitioned_modules
 
 # torch warns about LSTMs with projections.
