@@ -10,6 +10,7 @@ import operator
 from collections.abc import Sequence
 from fractions import Fraction
 from numbers import Integral, Real
+from typing import Protocol
 
 # Rows start at multiples of 16 bytes, the size of one vector load on all supported GPUs and CPUs.
 ROW_ALIGNMENT = 16
@@ -24,6 +25,14 @@ SEED_LIMIT = 1 << 63
 
 class InputError(RuntimeError, ValueError):
     """x or bias does not fit the weight: a ValueError, and a RuntimeError like the errors of torch's operators."""
+
+
+class Partitioned(Protocol):
+    """A partition of either package."""
+
+    @property
+    def num_partitions(self) -> int:
+        """The number of partitions, C."""
 
 
 def bits_for(num_partitions: int) -> int:
@@ -146,7 +155,7 @@ def check_scale(name: str, scale: float) -> None:
         raise ValueError(f"{name}={scale} is out of range; pass a number in [{low}, {high}], or use Zeros().")
 
 
-def check_number(name: str, number: int, partition) -> None:
+def check_number(name: str, number: int, partition: Partitioned) -> None:
     """Raise ValueError unless number is the number of a partition, 1..partition.num_partitions."""
     num_partitions = partition.num_partitions
     if type(number) is not int or not 1 <= number <= num_partitions:
@@ -155,7 +164,7 @@ def check_number(name: str, number: int, partition) -> None:
         )
 
 
-def check_live(partition, active: int, update: int | None) -> None:
+def check_live(partition: Partitioned, active: int, update: int | None) -> None:
     """Raise ValueError unless 1 <= update <= active <= partition.num_partitions."""
     check_number("active", active, partition)
     if update is not None and (type(update) is not int or not 1 <= update <= active):
@@ -178,7 +187,11 @@ def of_each(name: str, value: int | Sequence[int], dims: int, least: int) -> tup
 
 
 def convolution_geometry(
-    image: Sequence[int], kernel: Sequence[int], stride, padding, dilation
+    image: Sequence[int],
+    kernel: Sequence[int],
+    stride: int | Sequence[int],
+    padding: int | Sequence[int] | str,
+    dilation: int | Sequence[int],
 ) -> tuple[tuple[int, ...], ...]:
     """Return stride, padding and dilation of each dimension, and the extra padding at each dimension's end.
 

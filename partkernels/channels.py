@@ -5,6 +5,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -31,7 +32,7 @@ class Channels:
 
     segments: tuple[tuple[int, ...], ...]
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         counts = {len(ends) for ends in self.segments}
         ascend = all(list(ends) == sorted(ends) and ends[:1] >= (0,) for ends in self.segments)
         if len(counts) != 1 or 0 in counts or not ascend:
@@ -49,10 +50,10 @@ class Channels:
         for name, value in found.items():
             object.__setattr__(self, name, tuple(value))
 
-    def __getstate__(self) -> dict:
+    def __getstate__(self) -> dict[str, Any]:
         return {"segments": self.segments}
 
-    def __setstate__(self, state: dict) -> None:
+    def __setstate__(self, state: dict[str, Any]) -> None:
         object.__setattr__(self, "segments", state["segments"])
         self.__post_init__()  # a damaged file must not load as channels
 

@@ -24,7 +24,13 @@ class Defaults:
     """The interface of all kinds of defaults."""
 
     def values(
-        self, shape: Sequence[int], dtype: torch.dtype = torch.float32, device=None, *, row: int = 0, col: int = 0
+        self,
+        shape: Sequence[int],
+        dtype: torch.dtype = torch.float32,
+        device: torch.device | str | None = None,
+        *,
+        row: int = 0,
+        col: int = 0,
     ) -> Tensor:
         """Return the defaults of a weight of this shape, bit for bit as every kernel regenerates them.
 
@@ -61,21 +67,37 @@ class Zeros(Defaults):
                 [0., 0.]])
     """
 
-    def values(self, shape, dtype=torch.float32, device=None, *, row=0, col=0) -> Tensor:
+    def values(
+        self,
+        shape: Sequence[int],
+        dtype: torch.dtype = torch.float32,
+        device: torch.device | str | None = None,
+        *,
+        row: int = 0,
+        col: int = 0,
+    ) -> Tensor:
         return torch.zeros(shape, dtype=dtype, device=device)
 
-    def arguments(self):
+    def arguments(self) -> tuple[str, float, int, int]:
         return "zeros", 0.0, 0, 0
 
 
 class _Drawn(Defaults):
     """The base of Uniform and Normal. Values are regenerated from (seed, stream, row, column)."""
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         check_seed("seed", self.seed)
         check_seed("stream", self.stream)
 
-    def values(self, shape, dtype=torch.float32, device=None, *, row=0, col=0) -> Tensor:
+    def values(
+        self,
+        shape: Sequence[int],
+        dtype: torch.dtype = torch.float32,
+        device: torch.device | str | None = None,
+        *,
+        row: int = 0,
+        col: int = 0,
+    ) -> Tensor:
         device = torch.get_default_device() if device is None else torch.device(device)
         backend = dispatch.maker(device)
         if backend is reference:
@@ -110,7 +132,7 @@ class Uniform(_Drawn):
     seed: int
     stream: int = 0
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         check_scale("scale", self.scale)
         object.__setattr__(self, "scale", float(self.scale))  # a numpy scalar would be divided in fewer bits
         super().__post_init__()
@@ -118,7 +140,7 @@ class Uniform(_Drawn):
         step = torch.tensor(self.scale / 127.5, dtype=torch.float32, device="cpu").bfloat16()
         object.__setattr__(self, "step", step.item())
 
-    def arguments(self):
+    def arguments(self) -> tuple[str, float, int, int]:
         return "uniform", self.step, self.seed, self.stream
 
 
@@ -142,7 +164,7 @@ class Normal(_Drawn):
     seed: int
     stream: int = 0
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         check_scale("std", self.std)
         object.__setattr__(self, "std", float(self.std))
         super().__post_init__()
@@ -150,7 +172,7 @@ class Normal(_Drawn):
         step = torch.tensor(self.std / math.sqrt(21845), dtype=torch.float32, device="cpu")
         object.__setattr__(self, "step", step.item())
 
-    def arguments(self):
+    def arguments(self) -> tuple[str, float, int, int]:
         return "normal", self.step, self.seed, self.stream
 
 
@@ -172,7 +194,7 @@ class Stored(Defaults):
 
     tensor: Tensor
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         if not isinstance(self.tensor, Tensor) or not self.tensor.is_floating_point():
             given = getattr(self.tensor, "dtype", type(self.tensor).__name__)
             raise TypeError(f"Stored got {given}; pass a floating-point tensor of the weight's shape.")
@@ -180,7 +202,15 @@ class Stored(Defaults):
             raise TypeError(f"Stored got a tensor in {self.tensor.layout}; pass a dense one, such as its to_dense().")
         object.__setattr__(self, "tensor", self.tensor.detach())
 
-    def values(self, shape, dtype=None, device=None, *, row=0, col=0) -> Tensor:
+    def values(
+        self,
+        shape: Sequence[int],
+        dtype: torch.dtype | None = None,
+        device: torch.device | str | None = None,
+        *,
+        row: int = 0,
+        col: int = 0,
+    ) -> Tensor:
         """Return the stored tensor, cast to dtype and moved to device if given; a shard stores its part."""
         if tuple(shape) != tuple(self.tensor.shape):
             raise ValueError(
@@ -189,12 +219,12 @@ class Stored(Defaults):
             )
         return self.tensor.to(device=device, dtype=dtype)
 
-    def arguments(self):
+    def arguments(self) -> tuple[str, float, int, int]:
         return "stored", 0.0, 0, 0
 
     @property
     def stored(self) -> Tensor:
         return self.tensor
 
-    def map_tensors(self, function):
+    def map_tensors(self, function: Callable[[Tensor], Tensor]) -> Stored:
         return Stored(function(self.tensor))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -10,7 +11,7 @@ from torch import Tensor
 from partkernels.backend import dispatch
 
 
-def explain(function: Callable, *args, **kwargs) -> str:
+def explain(function: Callable[..., Any], *args: Any, **kwargs: Any) -> str:
     """Run a call and its gradient, if it has one, and report the backend and plan of each product.
 
     Args:

@@ -6,6 +6,7 @@ import itertools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -113,7 +114,7 @@ class Partition:
 
     @staticmethod
     def nested(
-        shape: Sequence[int], rows: Channels | Sequence, cols: Channels | Sequence | None = None
+        shape: Sequence[int], rows: Channels | Sequence[Any], cols: Channels | Sequence[Any] | None = None
     ) -> NestedPartition:
         """Make a NestedPartition, which needs no map: subnetwork k is weight[:rows[k-1], :cols[k-1]].
 
@@ -145,13 +146,13 @@ class Partition:
         self._check_defaults()
         return self
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         object.__setattr__(self, "shape", checked_shape(self.shape))
         check_count(self.num_partitions)
         self._check_map()
         self._check_defaults()
 
-    def __setstate__(self, state: dict) -> None:
+    def __setstate__(self, state: dict[str, Any]) -> None:
         for name, value in state.items():
             object.__setattr__(self, name, value)
         self.__post_init__()  # a damaged file must not load as a partition
@@ -305,7 +306,7 @@ class Partition:
         map = packed_map.columns(self.map, start, stop, self.bits)
         return self._unchecked(shape, self.num_partitions, map, defaults, self.row, self.col + start)
 
-    def flat(self) -> tuple:
+    def flat(self) -> tuple[Any, ...]:
         """Return the operator arguments that describe this partition, in the order of registration.PARTITION."""
         return self.map, self.defaults.stored, self.num_partitions, *self.defaults.arguments(), self.row, self.col
 
@@ -343,7 +344,7 @@ class NestedPartition(Partition):
     col_channels: Channels
 
     def __init__(
-        self, shape: Sequence[int], rows: Channels | Sequence, cols: Channels | Sequence | None = None
+        self, shape: Sequence[int], rows: Channels | Sequence[Any], cols: Channels | Sequence[Any] | None = None
     ) -> None:
         shape, rows = checked_shape(shape), Channels.given(rows)
         cols = Channels.whole(math.prod(shape[1:2]), rows.num_partitions) if cols is None else Channels.given(cols)
@@ -362,7 +363,7 @@ class NestedPartition(Partition):
         self.__post_init__()
         return self
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         object.__setattr__(self, "shape", checked_shape(self.shape))
         check_count(self.num_partitions)
         self._check_defaults()
@@ -436,7 +437,7 @@ class NestedPartition(Partition):
     def _part(self, *parts) -> NestedPartition:
         return object.__new__(NestedPartition)._assign(*parts)
 
-    def flat(self) -> tuple:
+    def flat(self) -> tuple[Any, ...]:
         raise TypeError("a nested partition has no map; pass it to functions of partkernels, or pass its explicit().")
 
     def __repr__(self) -> str:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
+from numpy.typing import DTypeLike
 
 from partkernels_numpy.arguments import InputError, checked_shape, meets_itself
 
@@ -13,7 +15,7 @@ DTYPES = "float32, float64 or ml_dtypes.bfloat16"
 MOST_WORK = 10_000
 
 
-def plain(number):
+def plain(number: Any) -> Any:
     """Convert a numpy int to a Python int; return anything else unchanged."""
     return int(number) if isinstance(number, np.integer) else number
 
@@ -26,7 +28,7 @@ def weight_shape(shape: Sequence[int]) -> tuple[int, ...]:
     return shape
 
 
-def checked_dtype(name: str, dtype) -> np.dtype:
+def checked_dtype(name: str, dtype: DTypeLike) -> np.dtype:
     """Return the dtype; raise TypeError unless the kernels support it."""
     if dtype is None:  # numpy takes it as float64
         raise TypeError(f"{name} is None; pass {DTYPES}.")

@@ -160,7 +160,15 @@ class _Geometry:
     With padding='same' and an even kernel, one end is padded more; the input is then larger than x by this padding.
     """
 
-    def __init__(self, x: tuple[int, ...], partition: Partition, stride, padding, dilation, groups: int) -> None:
+    def __init__(
+        self,
+        x: tuple[int, ...],
+        partition: Partition,
+        stride: int | Sequence[int],
+        padding: int | Sequence[int] | str,
+        dilation: int | Sequence[int],
+        groups: int,
+    ) -> None:
         weight, groups = partition.shape, plain(groups)
         if len(weight) != 4:
             raise ValueError(f"the weight has shape {weight}; conv2d takes [out, in / groups, height, width].")

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import DTypeLike
 
 from partkernels_numpy import _library
 from partkernels_numpy.arguments import check_scale, check_seed, matrix_shape, row_bytes
@@ -16,7 +17,7 @@ from partkernels_numpy.arrays import checked, checked_dtype, plain, weight_shape
 class Defaults:
     """Base class of all kinds of defaults."""
 
-    def values(self, shape: Sequence[int], dtype=np.float32) -> np.ndarray:
+    def values(self, shape: Sequence[int], dtype: DTypeLike = np.float32) -> np.ndarray:
         """Return the defaults of a weight of this shape, of 1 to 4 dimensions, as the kernels regenerate them."""
         raise NotImplementedError
 
@@ -39,22 +40,22 @@ class Zeros(Defaults):
         array([[0., 0.]], dtype=float32)
     """
 
-    def values(self, shape, dtype=np.float32):
+    def values(self, shape: Sequence[int], dtype: DTypeLike = np.float32) -> np.ndarray:
         return np.zeros(weight_shape(shape), checked_dtype("dtype", dtype))
 
-    def arguments(self):
+    def arguments(self) -> tuple[str, float, int, int]:
         return "zeros", 0.0, 0, 0
 
 
 class _Drawn(Defaults):
     """Base class of Uniform and Normal: values regenerated from (seed, stream, row, column)."""
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         for name in ("seed", "stream"):
             object.__setattr__(self, name, plain(getattr(self, name)))
             check_seed(name, getattr(self, name))
 
-    def values(self, shape, dtype=np.float32):
+    def values(self, shape: Sequence[int], dtype: DTypeLike = np.float32) -> np.ndarray:
         shape, dtype = weight_shape(shape), checked_dtype("dtype", dtype)
         rows, cols = matrix_shape(shape)
         # The weight of a subnetwork without active entries: all belong to partition 2.
@@ -86,12 +87,12 @@ class Uniform(_Drawn):
     seed: int
     stream: int = 0
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         check_scale("scale", self.scale)
         object.__setattr__(self, "scale", float(self.scale))
         super().__post_init__()
 
-    def arguments(self):
+    def arguments(self) -> tuple[str, float, int, int]:
         return "uniform", _library.round_to_bfloat16(float(np.float32(self.scale / 127.5))), self.seed, self.stream
 
 
@@ -115,12 +116,12 @@ class Normal(_Drawn):
     seed: int
     stream: int = 0
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         check_scale("std", self.std)
         object.__setattr__(self, "std", float(self.std))
         super().__post_init__()
 
-    def arguments(self):
+    def arguments(self) -> tuple[str, float, int, int]:
         return "normal", float(np.float32(self.std / math.sqrt(21845))), self.seed, self.stream
 
 
@@ -141,10 +142,10 @@ class Stored(Defaults):
 
     array: np.ndarray
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         object.__setattr__(self, "array", checked("the array of Stored", self.array))
 
-    def values(self, shape, dtype=None):
+    def values(self, shape: Sequence[int], dtype: DTypeLike = None) -> np.ndarray:
         if tuple(shape) != self.array.shape:
             raise ValueError(
                 f"shape {tuple(shape)} differs from the shape of the stored defaults, {self.array.shape}; pass the"
@@ -152,9 +153,9 @@ class Stored(Defaults):
             )
         return self.array.astype(self.array.dtype if dtype is None else checked_dtype("dtype", dtype))
 
-    def arguments(self):
+    def arguments(self) -> tuple[str, float, int, int]:
         return "stored", 0.0, 0, 0
 
     @property
-    def stored(self):
+    def stored(self) -> np.ndarray:
         return self.array

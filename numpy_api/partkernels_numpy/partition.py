@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
@@ -130,7 +131,7 @@ class Partition:
         for name, value in parts.items():
             object.__setattr__(self, name, value)
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         shape, num_partitions = weight_shape(self.shape), plain(self.num_partitions)
         check_count(num_partitions)
         rows, cols = matrix_shape(shape)
@@ -171,5 +172,5 @@ class Partition:
         """Return the number of entries of each partition."""
         return np.bincount(self.ids().ravel(), minlength=self.num_partitions + 1)[1:].tolist()
 
-    def __reduce__(self):
+    def __reduce__(self) -> tuple[type[Partition], tuple[Any, ...]]:
         return Partition, (self.shape, self.num_partitions, self.map, self.defaults)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from math import prod
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -69,7 +70,7 @@ def _rows(x: Tensor) -> Tensor:
 
 def linear(
     rebuild_into: Callable[..., None], out: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None, active: int,
-    *partition,
+    *partition: Any,
 ) -> Tensor:  # fmt: skip
     """Compute out = x w_k^T + bias, for a bias [out_features]."""
     y, flat = _rows(out), _rows(x)
@@ -83,7 +84,7 @@ def linear(
 
 def linear_grad_input(
     rebuild_into: Callable[..., None], grad_output: Tensor, weight: Tensor, active: int, update: int | None,
-    map: Tensor, stored: Tensor | None, count: int, *kind,
+    map: Tensor, stored: Tensor | None, count: int, *kind: Any,
 ) -> Tensor:  # fmt: skip
     """Return the gradient of linear's x, dy w_k."""
     if active == count:
@@ -124,7 +125,7 @@ def _whole(
 
 def conv2d(
     subnetwork_weight: Callable[..., Tensor], x: Tensor, weight: Tensor, bias: Tensor | None, stride: Pair,
-    padding: Pair, dilation: Pair, groups: int, active: int, update: int | None, *partition,
+    padding: Pair, dilation: Pair, groups: int, active: int, update: int | None, *partition: Any,
 ) -> Tensor:  # fmt: skip
     """Convolve x with w_k, which is rebuilt completely because it is small compared to the images.
 
@@ -139,7 +140,7 @@ def conv2d(
 def conv2d_grad_input(
     subnetwork_weight: Callable[..., Tensor], grad_output: Tensor, weight: Tensor,
     input_size: tuple[int, int, int, int], stride: Pair, padding: Pair, dilation: Pair, groups: int, active: int,
-    update: int | None, *partition,
+    update: int | None, *partition: Any,
 ) -> Tensor:  # fmt: skip
     """Return the gradient of conv2d's x; subnetwork_weight is as in conv2d."""
     weight = _whole(subnetwork_weight, weight, grad_output, active, *partition)

@@ -6,6 +6,8 @@ The C++ and CUDA counterpart is csrc/include/partkernels/philox.h.
 
 from __future__ import annotations
 
+from typing import Any
+
 from torch import Tensor
 
 # 7 is the smallest number of rounds with which Philox4x32 passes BigCrush (Salmon et al., Table 2).
@@ -26,7 +28,7 @@ def _multiply(word: Tensor | int, multiplier: int) -> tuple[Tensor | int, Tensor
     return (product >> 32) & WORD, product & WORD
 
 
-def philox4x32(counter: tuple, seed: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def philox4x32(counter: tuple[Any, ...], seed: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Return four pseudorandom 32-bit words for each counter.
 
     Args:

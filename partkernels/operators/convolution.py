@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import lru_cache
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -151,7 +152,7 @@ def _looked_up(function: Callable[..., tuple]) -> Callable[..., tuple]:
     """Wrap a function of shapes as a function of tensors, with a cache: 5 us less per call."""
     known = lru_cache(maxsize=1024, typed=True)(function)
 
-    def of(dims: int, x: Tensor, bias: Tensor | None, partition: Partition, active: int, *asked) -> tuple:
+    def of(dims: int, x: Tensor, bias: Tensor | None, partition: Partition, active: int, *asked) -> tuple[Any, ...]:
         shapes = dims, x.shape, partition.shape, None if bias is None else bias.shape, partition.num_partitions
         if isinstance(partition, NestedPartition):
             return function(*shapes, *asked, live=(partition, active))
@@ -214,7 +215,8 @@ def _flat(partition: Partition, dims: int) -> tuple:
 
 def convolve(
     dims: int, x: Tensor, weight: Tensor, partition: Partition, active: int, update: int | None, bias: Tensor | None,
-    stride, padding, dilation, groups: int, narrow: bool,
+    stride: int | Sequence[int], padding: int | Sequence[int] | str, dilation: int | Sequence[int], groups: int,
+    narrow: bool,
 ) -> Tensor:  # fmt: skip
     """Compute conv2d, or conv1d as a conv2d of images of height 1: both weights have the same packed map."""
     _check_operands(x, weight, partition, active, update, bias, narrow)
@@ -238,7 +240,8 @@ def convolve(
 
 def convolve_transposed(
     dims: int, x: Tensor, weight: Tensor, partition: Partition, active: int, update: int | None, bias: Tensor | None,
-    stride, padding, output_padding, groups: int, dilation, narrow: bool,
+    stride: int | Sequence[int], padding: int | Sequence[int], output_padding: int | Sequence[int], groups: int,
+    dilation: int | Sequence[int], narrow: bool,
 ) -> Tensor:  # fmt: skip
     """Compute conv_transpose2d, which is conv2d's input gradient as a function of grad_output; or conv_transpose1d."""
     _check_operands(x, weight, partition, active, update, bias, narrow)

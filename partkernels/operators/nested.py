@@ -50,7 +50,7 @@ class _Convolution:
 
     name = "convolution"
 
-    def __init__(self, geometry: tuple, groups: int, of_group: int) -> None:
+    def __init__(self, geometry: tuple[Any, ...], groups: int, of_group: int) -> None:
         self.geometry, self.groups, self.of_group = geometry, groups, of_group
         self.kind = (groups,)
 
@@ -89,7 +89,7 @@ class _Transposed(_Convolution):
         geometry, groups, of_group: those of that conv2d.
     """
 
-    def __init__(self, size: Sequence[int], geometry: tuple, groups: int, of_group: int) -> None:
+    def __init__(self, size: Sequence[int], geometry: tuple[Any, ...], groups: int, of_group: int) -> None:
         super().__init__(geometry, groups, of_group)
         self.size, self.kind = size, (groups, True)
 
@@ -125,19 +125,19 @@ class _Product(torch.autograd.Function):
     @staticmethod
     def forward(
         x: Tensor, weight: Tensor, bias: Tensor | None, product: _Linear | _Convolution, partition: NestedPartition,
-        active: int, strips: list, dim: int,
+        active: int, strips: list[Any], dim: int,
     ) -> Tensor:  # fmt: skip
         return no_view(product.forward(x, _live(weight, partition, active), bias))
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple, output: Tensor) -> None:
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
         x, weight, _, ctx.product, *ctx.live, ctx.strips, ctx.dim = inputs
         ctx.x_shape = x.shape
         needs_x = ctx.needs_input_grad[1] and bool(ctx.strips)
         ctx.save_for_backward(x if needs_x else None, weight)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple:
+    def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
         x, weight = ctx.saved_tensors
         grad_x = grad_weight = grad_bias = None
         if ctx.needs_input_grad[0]:
@@ -203,18 +203,18 @@ class _Kept(torch.autograd.Function):
     generate_vmap_rule = True
 
     @staticmethod
-    def forward(tensor: Tensor, blocks: list, learning: list) -> Tensor:
+    def forward(tensor: Tensor, blocks: list[Any], learning: list[Any]) -> Tensor:
         out = torch.zeros_like(tensor, memory_format=torch.contiguous_format)
         for block in blocks:
             out[block] = tensor[block]
         return out
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple, output: Tensor) -> None:
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
         _, ctx.blocks, ctx.learning = inputs
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple:
+    def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
         return _apply(_Kept, grad, ctx.learning, ctx.blocks), None, None
 
 
@@ -227,7 +227,7 @@ def linear(
 
 
 def conv2d(
-    x: Tensor, weight: Tensor, bias: Tensor | None, geometry: tuple, groups: int, partition: NestedPartition,
+    x: Tensor, weight: Tensor, bias: Tensor | None, geometry: tuple[Any, ...], groups: int, partition: NestedPartition,
     active: int, update: int | None, narrow: bool,
 ) -> Tensor:  # fmt: skip
     """Compute partkernels.conv2d on a batch and checked arguments; geometry is stride, padding and dilation."""
@@ -236,7 +236,7 @@ def conv2d(
 
 
 def conv_transpose2d(
-    x: Tensor, weight: Tensor, bias: Tensor | None, size: Sequence[int], geometry: tuple, groups: int,
+    x: Tensor, weight: Tensor, bias: Tensor | None, size: Sequence[int], geometry: tuple[Any, ...], groups: int,
     partition: NestedPartition, active: int, update: int | None, narrow: bool,
 ) -> Tensor:  # fmt: skip
     """Compute partkernels.conv_transpose2d with an output of this height and width; see conv2d."""

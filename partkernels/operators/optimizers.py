@@ -6,6 +6,7 @@ import bisect
 import itertools
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -325,7 +326,7 @@ def _check_update(partition: Partition | None, parameter: Tensor, update: int | 
 
 def _check(
     parameters: Sequence[Tensor], grads: Sequence[Tensor], states: dict[str, Sequence[Tensor]],
-    partitions: Sequence[Partition | None], update: int | None, **others: Sequence,
+    partitions: Sequence[Partition | None], update: int | None, **others: Sequence[Any],
 ) -> None:  # fmt: skip
     """Raise unless all parameters can be stepped with these gradients and states."""
     lists = {"grads": grads, **states, "partitions": partitions, **others}
@@ -339,8 +340,8 @@ def _check(
 
 
 def _alike(
-    partitions: Sequence[Partition | None], update: int | None, *lists: Sequence
-) -> Iterator[tuple[list[Tensor | None], list[int], list[list]]]:
+    partitions: Sequence[Partition | None], update: int | None, *lists: Sequence[Any]
+) -> Iterator[tuple[list[Tensor | None], list[int], list[list[Any]]]]:
     """Group tensors by device and dtype of the parameters; the first list has parameters, the second gradients.
 
     Each block of a nested partition is stepped as a separate tensor.

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from operator import attrgetter
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -30,7 +31,7 @@ PARTITION = "Tensor map, Tensor? stored, int count, str kind, float step, int se
 OWNERS = "Tensor map, int count"
 
 # The function that calls each operator from Python, and its kernel.
-calls: dict[str, Callable] = {}
+calls: dict[str, Callable[..., Any]] = {}
 _kernels: dict[str, Callable] = {}
 
 
@@ -214,7 +215,7 @@ def is_transformed() -> bool:
     return _are_functorch_transforms_active() or forward_ad._current_level >= 0
 
 
-def differentiate(name: str, setup_context: Callable, backward: Callable) -> None:
+def differentiate(name: str, setup_context: Callable[..., Any], backward: Callable[..., Any]) -> None:
     """Register the gradient of partkernels::name, and a vmap that calls it for each example in turn."""
 
     def vmap(info, in_dims, *args):
@@ -234,7 +235,7 @@ def differentiate(name: str, setup_context: Callable, backward: Callable) -> Non
     )
 
 
-def is_wanted(ctx, place: int) -> bool:
+def is_wanted(ctx: Any, place: int) -> bool:
     """Return whether this backward pass needs the gradient of an operator's tensor 0 or 1.
 
     ctx.needs_input_grad covers any pass, but torch.autograd.grad(y, x) does not need a weight's gradient, which costs

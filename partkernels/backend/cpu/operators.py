@@ -8,6 +8,7 @@ most 16 MiB at a time; a few remaining cases use the convolutions of csrc/cpu.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -18,7 +19,7 @@ from partkernels.backend.reference.embedding import check_ids
 _cpu = torch.ops.partkernels_cpu
 
 
-def __getattr__(name: str) -> Callable:
+def __getattr__(name: str) -> Callable[..., Any]:
     """Look up an operator of csrc/torch by name, when it is first used: the library is loaded by then."""
     operator = getattr(_cpu, name).default._op  # the overload does no more than call this, in half a microsecond
     globals()[name] = operator
@@ -64,7 +65,7 @@ def _addresses(rows: list[tuple]) -> Tensor:
     return torch.tensor(numbers, dtype=torch.int64, device="cpu")
 
 
-def embedding(weight: Tensor, ids: Tensor, *rest) -> Tensor:
+def embedding(weight: Tensor, ids: Tensor, *rest: Any) -> Tensor:
     check_ids(ids, weight.shape[0])
     return _cpu.embedding(weight, ids, *rest)
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import cache
 from math import prod
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -51,7 +52,7 @@ _FEW_ROWS = 16
 _PART = 8
 
 
-def __getattr__(name: str) -> Callable:
+def __getattr__(name: str) -> Callable[..., Any]:
     """Look up an operator of csrc/torch by name, when it is first used: the library is loaded by then."""
     operator = getattr(_cuda, name).default
     globals()[name] = operator
@@ -107,7 +108,7 @@ def _keep(out: Tensor, grad: Tensor, first: int, last: int, map: Tensor, count: 
 
 def linear(
     x: Tensor, weight: Tensor, bias: Tensor | None, active: int, update: int | None, map: Tensor,
-    stored: Tensor | None, count: int, kind: str, *draw,
+    stored: Tensor | None, count: int, kind: str, *draw: Any,
 ) -> Tensor:  # fmt: skip
     if active == count:
         return F.linear(x, weight, live_bias(bias, active))
@@ -119,11 +120,11 @@ def linear(
     return rebuilt.linear(_rebuild_into, out, x, weight, live_bias(bias, active), active, *partition)
 
 
-def linear_grad_input(*arguments) -> Tensor:
+def linear_grad_input(*arguments: Any) -> Tensor:
     return rebuilt.linear_grad_input(_rebuild_into, *arguments)
 
 
-def linear_grad_weight(*arguments) -> Tensor:
+def linear_grad_weight(*arguments: Any) -> Tensor:
     return rebuilt.linear_grad_weight(_keep, *arguments)
 
 
@@ -131,13 +132,13 @@ def _subnetwork_weight(weight: Tensor, like: Tensor, *partition) -> Tensor:
     return _cuda.subnetwork_weight(weight, *partition)
 
 
-def conv2d(*arguments) -> Tensor:
+def conv2d(*arguments: Any) -> Tensor:
     return rebuilt.conv2d(_subnetwork_weight, *arguments)
 
 
-def conv2d_grad_input(*arguments) -> Tensor:
+def conv2d_grad_input(*arguments: Any) -> Tensor:
     return rebuilt.conv2d_grad_input(_subnetwork_weight, *arguments)
 
 
-def conv2d_grad_weight(*arguments) -> Tensor:
+def conv2d_grad_weight(*arguments: Any) -> Tensor:
     return rebuilt.conv2d_grad_weight(_keep, *arguments)

@@ -3,7 +3,7 @@ from __future__ import annotations
 from torch import Tensor
 
 
-def empty_grad_bias(grad_output: Tensor, dim: int, update: int, count: int, *_) -> Tensor:
+def empty_grad_bias(grad_output: Tensor, dim: int, update: int, count: int, *_: object) -> Tensor:
     return grad_output.new_empty(count, grad_output.shape[dim])
 
 

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -32,7 +34,7 @@ def conv2d_shape(x: Tensor, weight: Tensor, stride: Pair, padding: Pair, dilatio
 
 
 def empty_conv2d(
-    x: Tensor, weight: Tensor, bias: Tensor | None, stride: Pair, padding: Pair, dilation: Pair, groups: int, *_
+    x: Tensor, weight: Tensor, bias: Tensor | None, stride: Pair, padding: Pair, dilation: Pair, groups: int, *_: object
 ) -> Tensor:
     return _empty_images(x, *conv2d_shape(x, weight, stride, padding, dilation))
 
@@ -47,7 +49,7 @@ def conv2d(
     groups: int,
     active: int,
     update: int | None,
-    *partition,
+    *partition: Any,
 ) -> Tensor:
     """Convolve x with w_s^(k) and add bias; a bias [C, out_channels] contributes b_1 + ... + b_k."""
     subnetwork = subnetwork_weight(weight, active, *partition)
@@ -55,7 +57,9 @@ def conv2d(
     return y.contiguous(memory_format=memory_format(x))
 
 
-def empty_conv2d_grad_input(grad_output: Tensor, weight: Tensor, input_size: tuple[int, int, int, int], *_) -> Tensor:
+def empty_conv2d_grad_input(
+    grad_output: Tensor, weight: Tensor, input_size: tuple[int, int, int, int], *_: object
+) -> Tensor:
     return _empty_images(grad_output, *input_size)
 
 
@@ -69,7 +73,7 @@ def conv2d_grad_input(
     groups: int,
     active: int,
     update: int | None,
-    *partition,
+    *partition: Any,
 ) -> Tensor:
     """Return the gradient of conv2d's input: the transposed convolution of grad_output with w_s^(k)."""
     subnetwork = subnetwork_weight(weight, active, *partition)
@@ -78,7 +82,14 @@ def conv2d_grad_input(
 
 
 def empty_conv2d_grad_weight(
-    grad_output: Tensor, x: Tensor, kernel_size: Pair, stride: Pair, padding: Pair, dilation: Pair, groups: int, *_
+    grad_output: Tensor,
+    x: Tensor,
+    kernel_size: Pair,
+    stride: Pair,
+    padding: Pair,
+    dilation: Pair,
+    groups: int,
+    *_: object,
 ) -> Tensor:
     return x.new_empty(grad_output.shape[1], x.shape[1] // groups, *kernel_size)
 

@@ -25,7 +25,7 @@ def check_values(values: Tensor, size: int) -> None:
         raise ValueError(f"values have shape {list(values.shape)}; expected [{size}].")
 
 
-def empty_entries(tensor: Tensor, *_) -> Tensor:
+def empty_entries(tensor: Tensor, *_: object) -> Tensor:
     """Return a vector of unknown size: the partition's number of entries depends on the map's data."""
     return tensor.new_empty(torch.library.get_ctx().new_dynamic_size())
 

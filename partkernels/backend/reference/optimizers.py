@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -27,7 +28,7 @@ def _replace(tensor: Tensor, owned: Tensor, new: Tensor) -> None:
 
 def sgd_steps(
     parameters: list[Tensor], grads: list[Tensor], momentum_buffers: list[Tensor], maps: list[Tensor | None],
-    counts: list[int], *rest,
+    counts: list[int], *rest: Any,
 ) -> None:  # fmt: skip
     """Apply torch.optim.SGD's step to the entries of one partition of each parameter."""
     buffers = momentum_buffers or [None] * len(parameters)
@@ -37,7 +38,7 @@ def sgd_steps(
 
 def adam_steps(
     parameters: list[Tensor], grads: list[Tensor], exp_avgs: list[Tensor], exp_avg_sqs: list[Tensor],
-    maps: list[Tensor | None], counts: list[int], update: int, steps: list[int], *rest,
+    maps: list[Tensor | None], counts: list[int], update: int, steps: list[int], *rest: Any,
 ) -> None:  # fmt: skip
     """Apply torch.optim.Adam's step, or AdamW's if decoupled, to the entries of one partition of each parameter."""
     for *each, step in zip(parameters, grads, exp_avgs, exp_avg_sqs, maps, counts, steps, strict=True):
@@ -46,7 +47,7 @@ def adam_steps(
 
 def counted_adam_steps(
     parameters: list[Tensor], grads: list[Tensor], exp_avgs: list[Tensor], exp_avg_sqs: list[Tensor],
-    maps: list[Tensor | None], counts: list[int], update: int, counters: list[Tensor], place: int, *rest,
+    maps: list[Tensor | None], counts: list[int], update: int, counters: list[Tensor], place: int, *rest: Any,
 ) -> None:  # fmt: skip
     """Count a step of each parameter, and apply adam_steps; on a GPU, this waits for the numbers of steps."""
     steps = [counter[place].add_(1).item() for counter in counters]

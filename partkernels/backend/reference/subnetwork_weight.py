@@ -16,7 +16,7 @@ def _defaults(weight: Tensor, stored: Tensor | None, kind: str, *draw) -> Tensor
     return drawn(kind, *draw, tuple(weight.shape), weight.dtype, weight.device)
 
 
-def empty_subnetwork_weight(weight: Tensor, *_) -> Tensor:
+def empty_subnetwork_weight(weight: Tensor, *_: object) -> Tensor:
     """Return the empty output of subnetwork_weight."""
     return torch.empty_like(weight, memory_format=torch.contiguous_format)
 
@@ -41,7 +41,7 @@ def subnetwork_weight(
     return torch.where(live, weight, _defaults(weight, stored, kind, step, seed, stream, row, col)).contiguous()
 
 
-def empty_subnetwork_weight_grad(grad: Tensor, *_) -> Tensor:
+def empty_subnetwork_weight_grad(grad: Tensor, *_: object) -> Tensor:
     return torch.empty_like(grad, memory_format=torch.contiguous_format)
 
 

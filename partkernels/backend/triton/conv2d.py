@@ -5,6 +5,8 @@ Fused Triton kernels took 12 to 14 times as long as cuDNN on an H200 (benchmarks
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -18,13 +20,13 @@ def _subnetwork_weight(weight: Tensor, like: Tensor, *partition) -> Tensor:
     return rebuild_into(torch.empty_like(weight, memory_format=memory_format(like)), weight, *partition)
 
 
-def conv2d(*arguments) -> Tensor:
+def conv2d(*arguments: Any) -> Tensor:
     return rebuilt.conv2d(_subnetwork_weight, *arguments)
 
 
-def conv2d_grad_input(*arguments) -> Tensor:
+def conv2d_grad_input(*arguments: Any) -> Tensor:
     return rebuilt.conv2d_grad_input(_subnetwork_weight, *arguments)
 
 
-def conv2d_grad_weight(*arguments) -> Tensor:
+def conv2d_grad_weight(*arguments: Any) -> Tensor:
     return rebuilt.conv2d_grad_weight(keep, *arguments)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch.nn.functional as F
 import triton
 import triton.language as tl
@@ -42,7 +44,7 @@ def embedding_kernel(
 
 def embedding(
     weight: Tensor, ids: Tensor, padding_idx: int, active: int, update: int | None, map: Tensor,
-    stored: Tensor | None, count: int, kind: str, *draw,
+    stored: Tensor | None, count: int, kind: str, *draw: Any,
 ) -> Tensor:  # fmt: skip
     check_ids(ids, weight.shape[0])
     if active == count:

@@ -6,6 +6,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import cache
 from math import prod
+from typing import Any
 
 import torch
 import triton
@@ -58,14 +59,14 @@ def gpu(device: torch.device) -> Gpu:
     return Gpu(properties.name, properties.multi_processor_count, shared, is_hopper)
 
 
-def on(tensor: Tensor) -> AbstractContextManager:
+def on(tensor: Tensor) -> AbstractContextManager[None]:
     """Make the tensor's device the current one, to which launches go."""
     if tensor.is_cuda and tensor.device.index != torch.cuda.current_device():
         return torch.cuda.device(tensor.device)
     return nullcontext()
 
 
-def place(tensor: Tensor) -> tuple:
+def place(tensor: Tensor) -> tuple[Any, ...]:
     """Return a key of the memory in which numbers for launches with this tensor are kept: its device and stream.
 
     While a CUDA graph is captured, the key is another at each call: the graph must copy its numbers whenever it is
@@ -134,7 +135,7 @@ def _words(
     return dict(zip(WORDS, words, strict=True))
 
 
-def subnetwork(active: int, map: Tensor, stored: Tensor | None, count: int, kind: str, *draw) -> dict:
+def subnetwork(active: int, map: Tensor, stored: Tensor | None, count: int, kind: str, *draw: Any) -> dict[str, Any]:
     """Return the arguments of a kernel that rebuilds subnetwork `active`, which is not the last one."""
     bits = bits_for(count)
     words = _words(bits, active, kind, *draw)

@@ -6,6 +6,8 @@ Gradients are computed by PyTorch's kernels from a rebuilt weight.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 import triton
@@ -88,7 +90,7 @@ def _strides(weight: Tensor, stored: Tensor) -> dict[str, int]:
 
 def linear(
     x: Tensor, weight: Tensor, bias: Tensor | None, active: int, update: int | None, map: Tensor,
-    stored: Tensor | None, count: int, kind: str, *draw,
+    stored: Tensor | None, count: int, kind: str, *draw: Any,
 ) -> Tensor:  # fmt: skip
     bias = live_bias(bias, active)
     if active == count:
@@ -115,9 +117,9 @@ def linear(
     return plans.run(product, fused, lambda: rebuilt.linear(rebuild_into, out, x, weight, bias, active, *partition))
 
 
-def linear_grad_input(*arguments) -> Tensor:
+def linear_grad_input(*arguments: Any) -> Tensor:
     return rebuilt.linear_grad_input(rebuild_into, *arguments)
 
 
-def linear_grad_weight(*arguments) -> Tensor:
+def linear_grad_weight(*arguments: Any) -> Tensor:
     return rebuilt.linear_grad_weight(keep, *arguments)

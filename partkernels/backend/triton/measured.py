@@ -13,7 +13,7 @@ import re
 import tempfile
 from functools import cache
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 SHIPPED = Path(__file__).parent / "measured"
 
@@ -77,7 +77,7 @@ def read_again() -> None:
 
 
 @cache  # every product calls this
-def nearest(product) -> Found | None:
+def nearest(product: Any) -> Found | None:
     """Return the fastest plan measured at the nearest sizes within a factor of two, or None."""
     best, found = 1.0, None
     for record, reason in _records(product.gpu.name):
@@ -91,13 +91,13 @@ def nearest(product) -> Found | None:
     return found
 
 
-def is_known(product) -> bool:
+def is_known(product: Any) -> bool:
     """Return whether this machine has measured exactly these sizes."""
     own = _read(folder() / _file_name(product.gpu.name))
     return any(record["product"] == _kind(product) and record["sizes"] == _sizes(product) for record in own)
 
 
-def remember(product, config: tuple[int, int, int, int] | None, microseconds: dict[str, float]) -> None:
+def remember(product: Any, config: tuple[int, int, int, int] | None, microseconds: dict[str, float]) -> None:
     """Add a measurement to this machine's file, which is replaced atomically."""
     path = folder() / _file_name(product.gpu.name)
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Any
 
 import torch
 import triton
@@ -182,7 +183,7 @@ def sgd_steps(
 
 def adam_steps(
     parameters: list[Tensor], grads: list[Tensor], exp_avgs: list[Tensor], exp_avg_sqs: list[Tensor],
-    maps: list[Tensor | None], counts: list[int], update: int, steps: list[int], *rest,
+    maps: list[Tensor | None], counts: list[int], update: int, steps: list[int], *rest: Any,
 ) -> None:  # fmt: skip
     earlier = tuple([step - 1 for step in steps])
     counters = launch.to_gpu(torch.tensor(earlier, dtype=torch.int64, device="cpu"), parameters[0].device).unbind()
@@ -210,7 +211,12 @@ def counted_adam_steps(
 
 
 def _step(
-    kernel, tensors: Sequence[list[Tensor]], maps: list[Tensor | None], counts: list[int], arguments: tuple, flags: dict
+    kernel,
+    tensors: Sequence[list[Tensor]],
+    maps: list[Tensor | None],
+    counts: list[int],
+    arguments: tuple[Any, ...],
+    flags: dict[str, Any],
 ) -> None:
     """Step each parameter with its gradient and moments.
 
@@ -256,7 +262,7 @@ _tables: dict[tuple, _Table] = {}
 
 
 def _table(
-    tensors: Sequence[list[Tensor]], maps: list[Tensor | None], counts: list[int], here: tuple
+    tensors: Sequence[list[Tensor]], maps: list[Tensor | None], counts: list[int], here: tuple[Any, ...]
 ) -> tuple[_Table, list[tuple[Tensor, Tensor, bool]]]:
     """Return the table of a step, and the tensors that have copies in it, with these, and whether they are written.
 

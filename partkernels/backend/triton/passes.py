@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -19,7 +21,7 @@ def tile_of_pass(program, rows, cols, INDEX: tl.constexpr, DOWN: tl.constexpr, A
     return program // across * DOWN, program % across * ACROSS
 
 
-def over(rows: int, cols: int, tile: dict[str, int] = TILE) -> tuple[tuple[int], dict]:
+def over(rows: int, cols: int, tile: dict[str, int] = TILE) -> tuple[tuple[int], dict[str, Any]]:
     """Return the grid of a pass and its kernel's tile arguments.
 
     All tiles are along the grid's first dimension, since the others are limited to 65,535.

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import astuple, dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -104,7 +105,7 @@ def default_config(product: Product) -> Config:
 _LEAST_STEPS = 4
 
 
-def schedule(product: Product, config: Config) -> tuple[tuple[int, int], dict]:
+def schedule(product: Product, config: Config) -> tuple[tuple[int, int], dict[str, Any]]:
     """Return a fused kernel's grid (tiles, programs that share each sum), and its tile arguments."""
     tiles = -(-product.down // config.down) * -(-product.across // config.across)
     total = -(-product.depth // TERMS)

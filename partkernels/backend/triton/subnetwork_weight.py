@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import triton
 import triton.language as tl
@@ -111,7 +113,7 @@ def _shape(weight: Tensor) -> tuple[tuple[int], dict]:
     return grid, {"rows": rows, "channels": channels, "TAPS": taps, "BY_TAPS": by_taps, **tiles}
 
 
-def rebuild_into(out: Tensor, weight: Tensor, active: int, map: Tensor, stored: Tensor | None, *rest) -> Tensor:
+def rebuild_into(out: Tensor, weight: Tensor, active: int, map: Tensor, stored: Tensor | None, *rest: Any) -> Tensor:
     """Write the subnetwork's weight to out."""
     source, target = with_taps(weight), with_taps(out)
     default = source if stored is None else with_taps(stored)
@@ -138,7 +140,9 @@ def keep(out: Tensor, grad: Tensor, first: int, last: int, map: Tensor, count: i
     return out
 
 
-def subnetwork_weight(weight: Tensor, active: int, map: Tensor, stored: Tensor | None, count: int, *draw) -> Tensor:
+def subnetwork_weight(
+    weight: Tensor, active: int, map: Tensor, stored: Tensor | None, count: int, *draw: Any
+) -> Tensor:
     if active == count:
         return weight.clone(memory_format=torch.contiguous_format)
     return rebuild_into(empty_subnetwork_weight(weight), weight, active, map, stored, count, *draw)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import triton
 import triton.language as tl
@@ -53,7 +55,7 @@ def _add_kernel(shares, out, size, COUNT: tl.constexpr, BLOCK: tl.constexpr):
     tl.store(out + i, round_to(total, out.dtype.element_ty), i < size)
 
 
-def compute(out: Tensor, kernel, product: Product, config: Config, **arguments) -> Tensor:
+def compute(out: Tensor, kernel: Any, product: Product, config: Config, **arguments: Any) -> Tensor:
     """Run a fused kernel that writes out, with these further arguments, and add up its shares if there are several."""
     grid, schedule = plans.schedule(product, config)
     shares = out if grid[1] == 1 else _shares(out, grid[1])

@@ -51,7 +51,7 @@ class Chunks:
     ranks = 1
 
     def __init__(
-        self, dataset: Dataset, order: Tensor, sizes: Sequence[int], collate: Collate = default_collate
+        self, dataset: Dataset[Any], order: Tensor, sizes: Sequence[int], collate: Collate = default_collate
     ) -> None:
         self.dataset = dataset
         self.collate = collate
@@ -110,7 +110,7 @@ class Chunks:
         self._check(k)
         return Subset(self.dataset, Indices(self.order[: self._ends[k]]))
 
-    def sample(self, k: int, batch_size: int, generator: Generator | None = None):
+    def sample(self, k: int, batch_size: int, generator: Generator | None = None) -> Any:
         """Return a batch from D_k, drawn uniformly with replacement (Appendix I.1, hyperparameters).
 
         Args:
@@ -128,7 +128,7 @@ class Chunks:
         """
         return self.fetch(self.draw(k, batch_size, generator))
 
-    def sample_upto(self, k: int, batch_size: int, generator: Generator | None = None):
+    def sample_upto(self, k: int, batch_size: int, generator: Generator | None = None) -> Any:
         """Return a batch from D_1:k, drawn uniformly with replacement (Appendix I.1, parameters); see sample."""
         return self.fetch(self.draw_upto(k, batch_size, generator))
 
@@ -142,15 +142,15 @@ class Chunks:
         self._check(k)
         return self._drawn(0, self._ends[k], batch_size, generator)
 
-    def fetch(self, drawn: Tensor):
+    def fetch(self, drawn: Tensor) -> Any:
         """Return the batch for indices from draw or draw_upto."""
         return collated(self._examples, drawn, self.collate)
 
-    def fetch_as_asked(self, wanted: Request, loading: Mapping[str, Any]):
+    def fetch_as_asked(self, wanted: Request, loading: Mapping[str, Any]) -> Any:
         """Return the batch of a request, fetched in this process, as worker processes with these options would."""
         return Batches(self._examples, self.collate, loading)[wanted.places.tolist(), wanted.seed]
 
-    def fetched(self, requests: Iterator[Request], loading: Mapping[str, Any]) -> Iterator:
+    def fetched(self, requests: Iterator[Request], loading: Mapping[str, Any]) -> Iterator[Any]:
         """Yield the batches of requests, by a DataLoader with these options. Close it to end its processes."""
         return fetched(self._examples, self.collate, requests, loading)
 
@@ -215,13 +215,13 @@ def _content(leaf: Any) -> bytes:
 
 
 def chunk(
-    dataset: Dataset | Sequence,
+    dataset: Dataset[Any] | Sequence[Any],
     proportions: Sequence[float] | None = None,
-    *separate,
+    *separate: Any,
     seed: int = 0,
     groups: Any = None,
     stratify: Any = None,
-    indices: Sequence | None = None,
+    indices: Sequence[Any] | None = None,
     collate: Collate = default_collate,
 ) -> Chunks:
     """Split a dataset into C disjoint chunks, at random or by `indices`.

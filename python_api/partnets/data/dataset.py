@@ -63,7 +63,9 @@ class Data:
     angles: Tensor | None = None
 
     @classmethod
-    def from_arrays(cls, train: Sequence, test: Sequence | float = 0.2, *, name: str = "arrays", seed: int = 0) -> Data:
+    def from_arrays(
+        cls, train: Sequence[Any], test: Sequence[Any] | float = 0.2, *, name: str = "arrays", seed: int = 0
+    ) -> Data:
         """Return Data from copies of images or features and labels in NumPy arrays, tensors or lists.
 
         Args:
@@ -98,7 +100,12 @@ class Data:
 
     @classmethod
     def from_folder(
-        cls, root: str | PathLike, size: int | tuple[int, int], *, test: float | str | PathLike = 0.2, seed: int = 0
+        cls,
+        root: str | PathLike[str],
+        size: int | tuple[int, int],
+        *,
+        test: float | str | PathLike[str] = 0.2,
+        seed: int = 0,
     ) -> Data:
         """Return Data from a folder with a subfolder of images for each class, read by torchvision's ImageFolder.
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset, TensorDataset, default_collate
 
-Collate = Callable[[list], Any]
+Collate = Callable[[list[Any]], Any]
 
 
 class Indices(Sequence):
@@ -29,7 +29,7 @@ class Indices(Sequence):
         return f"Indices({self.tensor})"
 
 
-def below_subsets(dataset: Dataset, indices: Tensor) -> tuple[Dataset, Tensor]:
+def below_subsets(dataset: Dataset[Any], indices: Tensor) -> tuple[Dataset[Any], Tensor]:
     """Return the dataset below nested Subsets, and the indices of these examples in it."""
     # Not isinstance, as a subclass may override __getitem__, such as with a transform; likewise TensorDataset below.
     while type(dataset) is Subset:
@@ -38,7 +38,7 @@ def below_subsets(dataset: Dataset, indices: Tensor) -> tuple[Dataset, Tensor]:
     return dataset, indices
 
 
-def collated(dataset: Dataset, places: Tensor, collate: Collate) -> Any:
+def collated(dataset: Dataset[Any], places: Tensor, collate: Collate) -> Any:
     """Return a batch of the examples of a dataset at these indices.
 
     Raises:
@@ -71,7 +71,7 @@ def _kind(example: Any) -> str:
     return f"Tensor {list(example.shape)}" if isinstance(example, Tensor) else type(example).__name__
 
 
-def as_dataset(data: Dataset | Sequence) -> Dataset:
+def as_dataset(data: Dataset[Any] | Sequence[Any]) -> Dataset[Any]:
     """Return a map-style dataset with a length: data itself, or the TensorDataset of tensors of equal length.
 
     A list of examples, each a tuple or a dict, is one too.
@@ -128,7 +128,7 @@ def as_tensor(part: Any) -> Tensor:
     return tensor
 
 
-def refuse_separate(call: str, separate: tuple) -> None:
+def refuse_separate(call: str, separate: tuple[Any, ...]) -> None:
     """Raise TypeError if inputs and targets came as two arguments."""
     if separate:
         raise TypeError(f"inputs and targets are one argument: {call}.")

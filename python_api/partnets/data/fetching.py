@@ -85,7 +85,7 @@ def check_options(loading: Mapping[str, Any], who: str, also: Iterable[str] = ()
 class Batches(Dataset):
     """A dataset with one batch for each request, the same in every process, by a DataLoader's options."""
 
-    def __init__(self, dataset: Dataset, collate: Collate, loading: Mapping[str, Any]) -> None:
+    def __init__(self, dataset: Dataset[Any], collate: Collate, loading: Mapping[str, Any]) -> None:
         self.dataset, self.collate, self.seeded = dataset, collate, bool(loading.get("num_workers"))
 
     def __getitem__(self, wanted: tuple[list[int], int]) -> Any:
@@ -98,7 +98,7 @@ class Batches(Dataset):
 
 
 def fetched(
-    dataset: Dataset, collate: Collate, requests: Iterable[Request], loading: Mapping[str, Any]
+    dataset: Dataset[Any], collate: Collate, requests: Iterable[Request], loading: Mapping[str, Any]
 ) -> Iterator[Any]:
     """Yield the batches of these requests, in order, by a DataLoader. Close it to end its processes.
 
@@ -126,12 +126,12 @@ def _as_it_is(batch: Any) -> Any:
 
 
 def batches(
-    dataset: Dataset,
+    dataset: Dataset[Any],
     batch_size: int,
     indices: Tensor | None = None,
     collate: Collate = default_collate,
     loading: Mapping[str, Any] | None = None,
-) -> Iterator:
+) -> Iterator[Any]:
     """Yield the examples at these indices, or all, in batches and in order; the last batch may be smaller.
 
     Random numbers in worker processes depend only on torch.initial_seed(), and are the same in each call.

@@ -88,7 +88,7 @@ class Loader(DataLoader):
         accumulate: int = 1,
         seed: int = 0,
         collate_fn: Collate | None = None,
-        **options,
+        **options: Any,
     ) -> None:
         check_chunks(chunks)
         check_at_least(1, batch_size=batch_size, steps=steps, accumulate=accumulate)

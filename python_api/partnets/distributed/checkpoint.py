@@ -6,6 +6,7 @@ import secrets
 import shutil
 from os import PathLike
 from pathlib import Path
+from typing import Any
 
 import torch.distributed.checkpoint as dcp
 from torch import nn
@@ -57,7 +58,7 @@ class OptimizerState:
         self.optimizer = optimizer
         self._names = {parameter: name for name, parameter in model.named_parameters()}
 
-    def state_dict(self) -> dict:
+    def state_dict(self) -> dict[str, Any]:
         """Return {'state': {name: {moment: tensor, ...}}, 'groups': [settings, with names under 'params']}."""
         names = [self._names[parameter] for parameter in self.optimizer.parameters()]
         states = self.optimizer.full_states()
@@ -65,7 +66,7 @@ class OptimizerState:
         groups = [group | {"params": [names[i] for i in group["params"]]} for group in groups]
         return {"state": {self._names[parameter]: state for parameter, state in states.items()}, "groups": groups}
 
-    def load_state_dict(self, state_dict: dict) -> None:
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load a result of `state_dict`.
 
         Raises:
@@ -83,7 +84,7 @@ class OptimizerState:
         self.optimizer.load_state_dict({"state": state, "param_groups": groups})
 
 
-def save(trainer: partnets.Trainer, folder: str | PathLike) -> None:
+def save(trainer: partnets.Trainer, folder: str | PathLike[str]) -> None:
     """Write a checkpoint, each rank its part. All ranks must call it; a process without a group is one rank.
 
     If the folder has a checkpoint, it is valid until all ranks have written the new one, so there must be space for
@@ -125,7 +126,7 @@ def save(trainer: partnets.Trainer, folder: str | PathLike) -> None:
     on_rank_0(finish)
 
 
-def load(trainer: partnets.Trainer, folder: str | PathLike) -> None:
+def load(trainer: partnets.Trainer, folder: str | PathLike[str]) -> None:
     """Restore a trainer from a folder that save wrote, on any number of ranks. All ranks must call it.
 
     torch.distributed.checkpoint unpickles objects other than tensors: load only folders that you trust.

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import torch.distributed as dist
 from torch import nn
@@ -51,7 +53,7 @@ class DDP(nn.parallel.DistributedDataParallel):
         >>> dist.destroy_process_group()
     """
 
-    def __init__(self, module: nn.Module, **options) -> None:
+    def __init__(self, module: nn.Module, **options: Any) -> None:
         if passed := [name for name in SET if options.get(name) is not None]:
             raise ValueError(
                 f"{', '.join(passed)} cannot be passed, as DDP sets it itself; leave it out, and use torch.autocast for"
@@ -69,7 +71,7 @@ class DDP(nn.parallel.DistributedDataParallel):
         self.packing = Packing(module, self.process_group)
         self.register_comm_hook(self.packing, Packing.reduce)
 
-    def forward(self, *inputs, **arguments):
+    def forward(self, *inputs: Any, **arguments: Any) -> Any:
         if torch.is_grad_enabled():
             self.packing.expect()
         return super().forward(*inputs, **arguments)

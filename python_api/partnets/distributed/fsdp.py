@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterable
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -18,7 +19,7 @@ from partnets.utils.modules import is_sharded
 from partnets.utils.shards import local
 
 
-def fully_shard(model: nn.Module, units: Iterable[nn.Module] | None = None, **options) -> nn.Module:
+def fully_shard(model: nn.Module, units: Iterable[nn.Module] | None = None, **options: Any) -> nn.Module:
     """Apply torch.distributed.fsdp.fully_shard to a partitioned model, in place.
 
     Weights, gradients and moments are sharded along their first dimension, and each rank exchanges and steps its shard.

@@ -9,6 +9,7 @@ import hashlib
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from os import PathLike
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -26,7 +27,7 @@ def own_rank() -> int:
     return dist.get_rank() if dist.is_initialized() else 0
 
 
-def gathered(value: object, group: dist.ProcessGroup | None = None) -> list:
+def gathered(value: object, group: dist.ProcessGroup | None = None) -> list[Any]:
     """Return the values of all ranks, in rank order."""
     if not dist.is_initialized():
         return [value]
@@ -90,7 +91,7 @@ def on_rank_0(function: Callable[[], None]) -> None:
         raise failure[0]
 
 
-def check_same_file(path: str | PathLike) -> None:
+def check_same_file(path: str | PathLike[str]) -> None:
     """Raise an error on all ranks unless all of them can read this file with the same content."""
     digest = hashlib.blake2b(digest_size=16)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from os import PathLike
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -49,7 +50,7 @@ class Trainer(partnets.Trainer):
         >>> dist.destroy_process_group()
     """
 
-    def __init__(self, model: nn.Module, chunks: Chunks, **options) -> None:
+    def __init__(self, model: nn.Module, chunks: Chunks, **options: Any) -> None:
         if isinstance(model, nn.parallel.DistributedDataParallel):
             raise ValueError("the model is inside of DistributedDataParallel; pass the wrapped model, without it.")
         super().__init__(model, share(chunks), **options)
@@ -94,7 +95,7 @@ class Trainer(partnets.Trainer):
 
     _averaged = staticmethod(averaged)
 
-    def save(self, path: str | PathLike) -> None:
+    def save(self, path: str | PathLike[str]) -> None:
         """Save a checkpoint on rank 0, as partnets.Trainer.save does. All ranks must call it.
 
         Raises:
@@ -104,7 +105,7 @@ class Trainer(partnets.Trainer):
         noises = gathered(checkpoint.random_state(self))
         on_rank_0(lambda: checkpoint.save(self, path, noises))
 
-    def load(self, path: str | PathLike) -> None:
+    def load(self, path: str | PathLike[str]) -> None:
         """Load a checkpoint on every rank, as partnets.Trainer.load does; all ranks must be able to read the same file.
 
         Ranks beyond the number of ranks that saved the file keep their random states.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
+from typing import Any
 
 import torch.nn.functional as F
 from torch import nn
@@ -29,7 +30,7 @@ def lml(
     seed: int | None = None,
     other_chunks: bool = False,
     forward: Forward = call,
-    **loading,
+    **loading: Any,
 ) -> float:
     """Compute L_ML = sum over k = 2..C of log p(D_k | w_s^(k-1)), in nats: Eq. 2 without its first term.
 

@@ -30,13 +30,13 @@ UNLABELLED = 255
 
 def mean_loss(
     model: nn.Module,
-    data: Dataset | Sequence,
+    data: Dataset[Any] | Sequence[Any],
     loss: Loss = F.cross_entropy,
     *,
     batch_size: int = 256,
     collate: Collate = default_collate,
     forward: Forward = call,
-    **loading,
+    **loading: Any,
 ) -> float:
     """Compute the mean of a loss over examples, or over all targets that count, in evaluation mode without gradients.
 
@@ -67,7 +67,7 @@ def mean_loss(
 
 def total_loss(
     model: nn.Module,
-    data: Dataset | Sequence,
+    data: Dataset[Any] | Sequence[Any],
     loss: Loss,
     *,
     batch_size: int,
@@ -103,13 +103,13 @@ def total_loss(
 
 def accuracy(
     model: nn.Module,
-    data: Dataset | Sequence,
-    *separate,
+    data: Dataset[Any] | Sequence[Any],
+    *separate: Any,
     batch_size: int = 256,
     collate: Collate = default_collate,
     forward: Forward = call,
     ignore_index: int | None = None,
-    **loading,
+    **loading: Any,
 ) -> float:
     """Compute the share of labels with the largest logit; other arguments as in mean_loss.
 
@@ -180,7 +180,7 @@ def loss_matrix(
     batch_size: int = 256,
     other_chunks: bool = False,
     forward: Forward = call,
-    **loading,
+    **loading: Any,
 ) -> Tensor:
     """Compute the mean loss of each subnetwork on each chunk, in nats per example, or per token as in mean_loss.
 

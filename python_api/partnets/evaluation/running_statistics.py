@@ -32,7 +32,7 @@ def estimate_statistics(
     examples: int = EXAMPLES,
     other_chunks: bool = False,
     forward: Forward = call,
-    **loading,
+    **loading: Any,
 ) -> None:
     """Estimate each subnetwork's running statistics of BatchNorm and InstanceNorm layers with the current weights.
 
@@ -108,7 +108,7 @@ def estimate_statistics(
 
 
 @contextmanager
-def fresh_statistics(model: nn.Module, chunks: Chunks, **options) -> Iterator[None]:
+def fresh_statistics(model: nn.Module, chunks: Chunks, **options: Any) -> Iterator[None]:
     """Use the running statistics of estimate_statistics inside this context, and restore them afterwards."""
     before = _copied(stale_norms(model).values())
     try:

@@ -89,7 +89,7 @@ class Client:
     def __init__(
         self,
         model: nn.Module,
-        data: Dataset | Sequence,
+        data: Dataset[Any] | Sequence[Any],
         chunk: int,
         number: int = 0,
         *,
@@ -126,7 +126,7 @@ class Client:
         self._to_try = {"leaks", "judging"} if audit else {"judging"}
         self._take(data, chunk, number)
 
-    def with_data(self, data: Dataset | Sequence, chunk: int, number: int) -> Client:
+    def with_data(self, data: Dataset[Any] | Sequence[Any], chunk: int, number: int) -> Client:
         """Return another client that shares this one's model; any number of clients can share it in one process."""
         other = copy.copy(self)
         other._take(data, chunk, number)

@@ -310,7 +310,7 @@ class Server:
         """Return the current values of ψ in their units, under the names that History uses."""
         return values_by_path(self.hyper)
 
-    def save(self, path: str | PathLike) -> None:
+    def save(self, path: str | PathLike[str]) -> None:
         """Write all state that determines further rounds to a file, atomically."""
         state = {
             "rounds": self.rounds,
@@ -322,7 +322,7 @@ class Server:
         }
         sealed.save({"configuration": self._configuration(), **state}, path)
 
-    def load(self, path: str | PathLike) -> None:
+    def load(self, path: str | PathLike[str]) -> None:
         """Resume from a file that `save` wrote, with the same bits; no code from the file is run.
 
         The optimisers' settings are loaded too.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -101,13 +102,13 @@ class _Redrawn(torch.autograd.Function):
     """_dropped with its mask redrawn in backward instead of stored, which saves three tensors of x's size."""
 
     @staticmethod
-    def forward(ctx, x: Tensor, rate: Tensor, temperature: float) -> Tensor:
+    def forward(ctx: Any, x: Tensor, rate: Tensor, temperature: float) -> Tensor:
         ctx.save_for_backward(x, rate)
         ctx.temperature, ctx.state = temperature, _random_state(x.device)
         return _dropped(x, rate, temperature)
 
     @staticmethod
-    def backward(ctx, gradient: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         needed, device = [i for i in range(2) if ctx.needs_input_grad[i]], gradient.device
         saved = ctx.saved_tensors  # once, as activation checkpoints require
         devices = [] if device.type == "cpu" else [device]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import NamedTuple, NoReturn
 
 from torch import Tensor, nn
 
@@ -66,7 +66,7 @@ class Gaussian(NamedTuple):
     mean: Tensor
     variance: Tensor
 
-    def __getattr__(self, name: str):
+    def __getattr__(self, name: str) -> NoReturn:
         raise AttributeError(
             f"the output of hyper.ObservationNoise has a mean and a variance, and no {name}; pass"
             " loss=hyper.gaussian_nll."

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 from torch import nn
 from torch.nn.modules.batchnorm import _NormBase
@@ -51,7 +52,7 @@ class Submodule(Hyperparameter):
             )
         self.module = module
 
-    def forward(self, *args, **kwargs):
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
         return self.module(*args, **kwargs)
 
     def to_torch(self) -> nn.Module:

@@ -91,12 +91,12 @@ class PartitionedTrainer(transformers.Trainer):
 
     def __init__(
         self,
-        *args,
+        *args: Any,
         hyper_optimizer: Callable[..., torch.optim.Optimizer] | None = None,
         hyper_gradient: str | Technique | Mapping[Hyperparameter, str | Technique] | None = None,
         audit: bool = True,
         eval_dataset=None,
-        **options,
+        **options: Any,
     ) -> None:
         chunks = options.get("train_dataset")
         if not isinstance(chunks, Chunks):
@@ -313,7 +313,7 @@ class PartitionedTrainer(transformers.Trainer):
         loss = with_terms(loss, found)
         return (loss, outputs) if return_outputs else loss
 
-    def log(self, logs: dict[str, float], *args, **options) -> None:
+    def log(self, logs: dict[str, float], *args: Any, **options: Any) -> None:
         """Log as transformers does; add the mean loss of ψ's steps and the present ψ to a training loss."""
         if "loss" in logs:
             if self._hyper_losses:
@@ -325,7 +325,7 @@ class PartitionedTrainer(transformers.Trainer):
         super().log(logs, *args, **options)
 
     def evaluate(
-        self, eval_dataset=None, ignore_keys=None, metric_key_prefix: str = "eval", **options
+        self, eval_dataset=None, ignore_keys=None, metric_key_prefix: str = "eval", **options: Any
     ) -> dict[str, float]:
         """Return L_ML of chunks in nats (Eq. 2) as "eval_lml", with the values of ψ.
 
@@ -358,7 +358,7 @@ class PartitionedTrainer(transformers.Trainer):
                         found -= min(size, chunks.sizes[k - 1] - i * size) * self._judged(batch, self.model).item()
         return found
 
-    def evaluation_loop(self, *args, **options):
+    def evaluation_loop(self, *args: Any, **options: Any):
         """Run transformers' loop for evaluate and predict, after estimating BatchNorm's statistics."""
         self._estimate_statistics()
         return super().evaluation_loop(*args, **options)

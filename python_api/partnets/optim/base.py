@@ -8,7 +8,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from numbers import Real
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor, nn
@@ -43,11 +43,11 @@ class Entries:
         steps: what a subclass has prepared.
     """
 
-    of: tuple
+    of: tuple[Any, ...]
     memory: Memory
     parameters: list[Tensor]
     moments: list[list[Tensor]]
-    states: list[dict]
+    states: list[dict[str, Any]]
     partitions: list[Partition | None]
     combine: Combination
     steps: Steps | None = None
@@ -72,7 +72,7 @@ class PartitionedOptimizer(torch.optim.Optimizer):
     # The initial learning rates of groups.
     _lrs: list[float]
 
-    def __init__(self, model: nn.Module, groups: Iterable[dict], **defaults) -> None:
+    def __init__(self, model: nn.Module, groups: Iterable[dict[str, Any]], **defaults: Any) -> None:
         if not isinstance(model, nn.Module):
             raise TypeError(
                 f"{self.kind} got a {type(model).__name__}; pass the model itself, not its parameters: it knows which"
@@ -91,7 +91,7 @@ class PartitionedOptimizer(torch.optim.Optimizer):
         super().__init__([*groups, {"params": rest}] if rest else groups, defaults)
         self._lrs = [group["lr"] for group in self.param_groups]
 
-    def add_param_group(self, group: dict) -> None:
+    def add_param_group(self, group: dict[str, Any]) -> None:
         """Add a group of parameters, as torch.optim.Optimizer does, which calls it for each of `groups`.
 
         Raises:
@@ -282,7 +282,7 @@ class PartitionedOptimizer(torch.optim.Optimizer):
             return False
         return bool((grad if owner.partition is None else take(grad, owner.partition, update)).any())
 
-    def full_states(self) -> dict[nn.Parameter, dict]:
+    def full_states(self) -> dict[nn.Parameter, dict[str, Any]]:
         """Return each parameter's state: moments shaped like `stored`, and numbers for each partition.
 
         State that no step has made yet is included as zeros. So all optimisers of a model have states of one kind, and
@@ -306,24 +306,24 @@ class PartitionedOptimizer(torch.optim.Optimizer):
             state["step"] = steps
         return state
 
-    def check(self, settings: dict) -> None:
+    def check(self, settings: dict[str, Any]) -> None:
         """Raise ValueError unless a group can be stepped with these settings."""
         lr = settings["lr"]
         check_not_negative(lr=0.0 if isinstance(lr, float) and -ROUNDING < lr < 0 else lr)
 
-    def moments(self, group: dict) -> tuple[str, ...]:
+    def moments(self, group: dict[str, Any]) -> tuple[str, ...]:
         """Return the names of the tensors in the state that are shaped like `stored`."""
         raise NotImplementedError
 
-    def new_steps(self, parameter: nn.Parameter, group: dict) -> Tensor | None:
+    def new_steps(self, parameter: nn.Parameter, group: dict[str, Any]) -> Tensor | None:
         """Return the numbers of each partition, [C] or [C, n], before a parameter's first step, or None."""
         return None
 
-    def step_all(self, entries: Entries, grads: Sequence[Tensor], update: int, group: dict) -> None:
+    def step_all(self, entries: Entries, grads: Sequence[Tensor], update: int, group: dict[str, Any]) -> None:
         """Step partition `update` of several parameters, with a gradient for each and the settings of their group."""
         raise NotImplementedError
 
-    def settings_of(self, group: dict, update: int) -> dict:
+    def settings_of(self, group: dict[str, Any], update: int) -> dict[str, Any]:
         """Return the settings of torch's optimiser for one partition."""
         settings = {name: value for name, value in group.items() if name != "params"}
         return settings | {name: decay_of(group, update) for name in settings.keys() & {"weight_decay"}}
@@ -333,8 +333,8 @@ class PartitionedOptimizer(torch.optim.Optimizer):
         return self._owners[parameter]
 
     def as_torchs(
-        self, parameter: nn.Parameter, group: dict, update: int
-    ) -> tuple[type[torch.optim.Optimizer], dict, dict]:
+        self, parameter: nn.Parameter, group: dict[str, Any], update: int
+    ) -> tuple[type[torch.optim.Optimizer], dict[str, Any], dict[str, Any]]:
         """Return the optimiser of torch that steps the packed entries of one partition in the same way.
 
         Returns:
@@ -345,8 +345,8 @@ class PartitionedOptimizer(torch.optim.Optimizer):
         return self.torchs(moments, state, update, group)
 
     def torchs(
-        self, moments: list[Tensor], state: dict, update: int, group: dict
-    ) -> tuple[type[torch.optim.Optimizer], dict, dict]:
+        self, moments: list[Tensor], state: dict[str, Any], update: int, group: dict[str, Any]
+    ) -> tuple[type[torch.optim.Optimizer], dict[str, Any], dict[str, Any]]:
         """Return the result of as_torchs.
 
         Args:
@@ -355,7 +355,7 @@ class PartitionedOptimizer(torch.optim.Optimizer):
         """
         raise NotImplementedError
 
-    def rate_to_follow(self, parameter: nn.Parameter, group: dict) -> Tensor | None:
+    def rate_to_follow(self, parameter: nn.Parameter, group: dict[str, Any]) -> Tensor | None:
         """Return a parameter's learning rate with its graph if it is learned, otherwise None."""
         module = self._rates.get(parameter)
         return None if module is None else module.rate() * self._schedule(group)
@@ -367,7 +367,7 @@ class PartitionedOptimizer(torch.optim.Optimizer):
         of = group.get("max_lr") or group.get("initial_lr") or began
         return group["lr"] / of if of else 1.0
 
-    def __getstate__(self) -> dict:
+    def __getstate__(self) -> dict[str, Any]:
         own = {
             "num_partitions": self.num_partitions,
             "_owners": self._owners,
@@ -376,17 +376,17 @@ class PartitionedOptimizer(torch.optim.Optimizer):
         }
         return {**super().__getstate__(), **own}
 
-    def __setstate__(self, state: dict) -> None:
+    def __setstate__(self, state: dict[str, Any]) -> None:
         # load_state_dict passes only groups and states.
         own = {"_rates": self.__dict__.get("_rates", {}), "_lrs": self.__dict__.get("_lrs", [])}
         super().__setstate__(own | state)
 
-    def state_dict(self) -> dict:
+    def state_dict(self) -> dict[str, Any]:
         """Return the state_dict of torch.optim.Optimizer, with a weight decay for each partition."""
         found = super().state_dict()
         return found | {"param_groups": [self._with_decays(group) for group in found["param_groups"]]}
 
-    def load_state_dict(self, state_dict: dict) -> None:
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load a state_dict of such an optimiser of the same model, as torch.optim.Optimizer does.
 
         Load the model's state_dict too: it has the partition of each entry. Otherwise moments that one partition has
@@ -398,7 +398,7 @@ class PartitionedOptimizer(torch.optim.Optimizer):
         self.check_state_dict(state_dict)
         super().load_state_dict(state_dict)
 
-    def check_state_dict(self, state_dict: dict) -> None:
+    def check_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Check a state_dict before anything changes, as load_state_dict does.
 
         Raises:
@@ -462,7 +462,7 @@ def _learned_rates(model: nn.Module) -> dict[nn.Parameter, LearningRate]:
     return found
 
 
-def decay_of(group: dict, update: int) -> float:
+def decay_of(group: dict[str, Any], update: int) -> float:
     """Return a group's weight decay for a partition; a schedule may have set a single number for all partitions."""
     decay = group["weight_decay"]
     return decay if isinstance(decay, Real) else decay[update - 1]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -21,7 +22,13 @@ LEAST = 1e-17
 OTHERWISE = (torch.optim.ASGD, torch.optim.Rprop)
 
 
-def step(optimizer: type[torch.optim.Optimizer], tensor: Tensor, grad: Tensor, state: dict, settings: dict) -> dict:
+def step(
+    optimizer: type[torch.optim.Optimizer],
+    tensor: Tensor,
+    grad: Tensor,
+    state: dict[str, Any],
+    settings: dict[str, Any],
+) -> dict[str, Any]:
     """Step all entries of a tensor in place, as an optimiser of this class does.
 
     Args:
@@ -47,7 +54,9 @@ def step(optimizer: type[torch.optim.Optimizer], tensor: Tensor, grad: Tensor, s
     return one.state[tensor]
 
 
-def check(optimizer: type[torch.optim.Optimizer], settings: dict, device: torch.device | None) -> dict[str, object]:
+def check(
+    optimizer: type[torch.optim.Optimizer], settings: dict[str, Any], device: torch.device | None
+) -> dict[str, object]:
     """Step a small tensor as a whole and in two parts, and compare.
 
     Args:
@@ -104,12 +113,12 @@ _CURE = "pass one that steps each entry by itself, such as torch.optim.RMSprop."
 
 def differentiable_step(
     optimizer: type[torch.optim.Optimizer],
-    settings: Mapping,
-    state: Mapping,
+    settings: Mapping[str, Any],
+    state: Mapping[str, Any],
     entries: Tensor,
     grad: Tensor,
     rate: Tensor | None = None,
-) -> tuple[Tensor, dict]:
+) -> tuple[Tensor, dict[str, Any]]:
     """Return a tensor and its state after a step of one of torch's optimisers; the arguments are left unchanged.
 
     Args:
@@ -162,7 +171,7 @@ def differentiable_step(
     return entries + (rate / rate.detach()) * (tensor - entries), state
 
 
-def make(optimizer: type[torch.optim.Optimizer], tensor: Tensor, settings: dict) -> torch.optim.Optimizer:
+def make(optimizer: type[torch.optim.Optimizer], tensor: Tensor, settings: dict[str, Any]) -> torch.optim.Optimizer:
     """Return an optimiser of this class for one tensor, with these settings of its group."""
     # torch checks arguments; some settings, such as AdamW's decoupled_weight_decay, are not arguments.
     told = {name: settings[name] for name in settings.keys() & arguments(optimizer)}

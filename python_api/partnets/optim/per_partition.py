@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from partkernels import gather_entries, scatter_entries
 from partnets.optim import entrywise
-from partnets.optim.base import PartitionedOptimizer
+from partnets.optim.base import Entries, PartitionedOptimizer
 
 
 class PerPartition(PartitionedOptimizer):
@@ -44,7 +45,12 @@ class PerPartition(PartitionedOptimizer):
     """
 
     def __init__(
-        self, optimizer: type[torch.optim.Optimizer], model: nn.Module, *, groups: Iterable[dict] = (), **settings
+        self,
+        optimizer: type[torch.optim.Optimizer],
+        model: nn.Module,
+        *,
+        groups: Iterable[dict[str, Any]] = (),
+        **settings: Any,
     ) -> None:
         is_torchs = isinstance(optimizer, type) and issubclass(optimizer, torch.optim.Optimizer)
         if not is_torchs or issubclass(optimizer, PartitionedOptimizer):
@@ -58,22 +64,22 @@ class PerPartition(PartitionedOptimizer):
         super().__init__(model, groups, **defaults | settings)
 
     @property
-    def kind(self):
+    def kind(self) -> str:
         return f"{super().kind}({self.steps_by.__name__})"
 
-    def check(self, settings):
+    def check(self, settings: dict[str, Any]) -> None:
         super().check(settings)
         self._state_of(settings)
 
-    def moments(self, group):
+    def moments(self, group: dict[str, Any]) -> tuple[str, ...]:
         return tuple(name for name, number in self._state_of(group).items() if number is None)
 
-    def new_steps(self, parameter, group):
+    def new_steps(self, parameter: nn.Parameter, group: dict[str, Any]) -> Tensor:
         # Each partition's row: how often it was stepped, and the numbers in torch's state. torch keeps the dtype of
         # 'step' when it loads a state, and casts all else to the parameter's.
         return torch.zeros(self.num_partitions, 1 + len(self._numbers(group)), dtype=torch.float64, device="cpu")
 
-    def step_all(self, entries, grads, update, group):
+    def step_all(self, entries: Entries, grads: Sequence[Tensor], update: int, group: dict[str, Any]) -> None:
         tensors = zip(entries.parameters, grads, *entries.moments, strict=True)
         for each, state, partition in zip(tensors, entries.states, entries.partitions, strict=True):
             if partition is None:
@@ -92,11 +98,13 @@ class PerPartition(PartitionedOptimizer):
             steps = state["step"][update - 1]
             steps.copy_(torch.tensor([steps[0] + 1, *(float(after[name]) for name in self._numbers(group))]))
 
-    def torchs(self, moments, state, update, group):
+    def torchs(
+        self, moments: list[Tensor], state: dict[str, Any], update: int, group: dict[str, Any]
+    ) -> tuple[type[torch.optim.Optimizer], dict[str, Any], dict[str, Any]]:
         before = self._of_partition(moments, state["step"][update - 1], group)
         return self.steps_by, self.settings_of(group, update), before
 
-    def __getstate__(self):
+    def __getstate__(self) -> dict[str, Any]:
         return {**super().__getstate__(), "steps_by": self.steps_by}
 
     def _of_partition(self, moments: list[Tensor], steps: Tensor, group: dict) -> dict:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from partkernels.arguments import check_betas, check_momentum, check_not_negative
 from partkernels.operators.optimizers import Steps
-from partnets.optim.base import PartitionedOptimizer, decay_of
+from partnets.optim.base import Entries, PartitionedOptimizer, decay_of
 
 
 class SGD(PartitionedOptimizer):
@@ -58,25 +59,27 @@ class SGD(PartitionedOptimizer):
     ) -> None:
         super().__init__(model, groups, lr=lr, weight_decay=weight_decay, momentum=momentum, nesterov=nesterov)
 
-    def add_param_group(self, group):
+    def add_param_group(self, group: dict[str, Any]) -> None:
         settings = self.defaults | group
         check_momentum(settings["momentum"], settings["nesterov"])  # not in check: a schedule may pass through 0
         super().add_param_group(group)
 
-    def check(self, settings):
+    def check(self, settings: dict[str, Any]) -> None:
         super().check(settings)
         check_not_negative(momentum=settings["momentum"])
 
-    def moments(self, group):
+    def moments(self, group: dict[str, Any]) -> tuple[str, ...]:
         return ("momentum",) if group["momentum"] else ()
 
-    def step_all(self, entries, grads, update, group):
+    def step_all(self, entries: Entries, grads: Sequence[Tensor], update: int, group: dict[str, Any]) -> None:
         if entries.steps is None:
             entries.steps = Steps(entries.parameters, entries.moments, entries.partitions, update)
         settings = {name: group[name] for name in ("lr", "momentum")}
         entries.steps(grads, **settings, weight_decay=decay_of(group, update), nesterov=group["nesterov"])
 
-    def torchs(self, moments, state, update, group):
+    def torchs(
+        self, moments: list[Tensor], state: dict[str, Any], update: int, group: dict[str, Any]
+    ) -> tuple[type[torch.optim.Optimizer], dict[str, Any], dict[str, Any]]:
         settings = self.settings_of(group, update)
         return torch.optim.SGD, settings, dict(zip(("momentum_buffer",), moments, strict=False))
 
@@ -118,15 +121,15 @@ class Adam(PartitionedOptimizer):
     ) -> None:
         super().__init__(model, groups, lr=lr, weight_decay=weight_decay, betas=tuple(betas), eps=eps)
 
-    def check(self, settings):
+    def check(self, settings: dict[str, Any]) -> None:
         super().check(settings)
         check_betas(settings["betas"])
         check_not_negative(eps=settings["eps"])
 
-    def moments(self, group):
+    def moments(self, group: dict[str, Any]) -> tuple[str, ...]:
         return "exp_avg", "exp_avg_sq"
 
-    def new_steps(self, parameter, group):
+    def new_steps(self, parameter: nn.Parameter, group: dict[str, Any]) -> Tensor:
         return torch.zeros(self.num_partitions, dtype=torch.int64, device=parameter.device)
 
     def _started(self, state, parameter, group):
@@ -134,7 +137,7 @@ class Adam(PartitionedOptimizer):
         state["step"] = state["step"].to(parameter.device)  # torch loads it where it was saved
         return state
 
-    def step_all(self, entries, grads, update, group):
+    def step_all(self, entries: Entries, grads: Sequence[Tensor], update: int, group: dict[str, Any]) -> None:
         if entries.steps is None:
             counters = [state["step"] for state in entries.states]
             entries.steps = Steps(entries.parameters, entries.moments, entries.partitions, update, counters)
@@ -142,7 +145,9 @@ class Adam(PartitionedOptimizer):
         numbers = {"lr": group["lr"], "beta1": beta1, "beta2": beta2, "eps": group["eps"]}
         entries.steps(grads, **numbers, weight_decay=decay_of(group, update), decoupled=self.decoupled)
 
-    def torchs(self, moments, state, update, group):
+    def torchs(
+        self, moments: list[Tensor], state: dict[str, Any], update: int, group: dict[str, Any]
+    ) -> tuple[type[torch.optim.Optimizer], dict[str, Any], dict[str, Any]]:
         optimizer = torch.optim.AdamW if self.decoupled else torch.optim.Adam
         step = state["step"][update - 1].double().cpu()
         moments = dict(zip(self.moments(group), moments, strict=True))

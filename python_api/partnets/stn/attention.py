@@ -12,7 +12,7 @@ from partnets.stn.layer import HyperLayer
 from partnets.stn.layers import HyperLinear
 from partnets.stn.products import MATMUL
 from partnets.stn.response import respond
-from partnets.stn.vector import is_each
+from partnets.stn.vector import HyperVector, is_each
 
 
 class HyperMultiheadAttention(HyperLayer, nn.MultiheadAttention):
@@ -28,14 +28,14 @@ class HyperMultiheadAttention(HyperLayer, nn.MultiheadAttention):
         # torch's layer contains the output projection as a submodule.
         return super().serves(layer) and not layer.add_zero_attn and HyperLinear.serves(layer.out_proj)
 
-    def begin_response(self, vector):
+    def begin_response(self, vector: HyperVector) -> None:
         super().begin_response(vector)
         # torch.nn.TransformerEncoderLayer checks this before its fast path, which would ignore the response.
         self._qkv_same_embed_dim = False
         HyperLinear.convert(self.out_proj, vector)
         self.out_proj.batch_dim = 0  # inside attention, whatever the model's batch_dim
 
-    def end_response(self, hyper):
+    def end_response(self, hyper: Tensor) -> None:
         super().end_response(hyper)
         self._qkv_same_embed_dim = True
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -72,7 +73,7 @@ class HyperLayer(nn.Module):
     # Named in errors of partnets.finalize and partnets.Trainer, which do not support these layers.
     made_dense_by, trained_by = "partnets.stn.freeze", "partnets.stn.Trainer"
 
-    def __init_subclass__(cls, **kwargs) -> None:
+    def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         last = cls.__bases__[-1]
         if not issubclass(last, HyperLayer):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -22,14 +23,14 @@ class _Recomputed(torch.autograd.Function):
     """function(*tensors), saving only the tensors: the backward pass recomputes it by `again`."""
 
     @staticmethod
-    def forward(ctx, function, again, *tensors):
+    def forward(ctx: Any, function: Callable[..., Tensor], again: Callable[..., Tensor], *tensors: Any) -> Tensor:
         ctx.save_for_backward(*tensors)
         y = function(*tensors)
         ctx.again, ctx.dtype = again, y.dtype
         return y
 
     @staticmethod
-    def backward(ctx, grad):
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         given, needs = ctx.saved_tensors, ctx.needs_input_grad[2:]
         is_second = torch.is_grad_enabled()
         if not is_second:
@@ -90,10 +91,10 @@ class _HyperNorm(HyperLayer):
 class HyperLayerNorm(_HyperNorm, nn.LayerNorm):
     """A best response in place of torch.nn.LayerNorm."""
 
-    def features(self, x):
+    def features(self, x: Tensor) -> int:
         return -len(self.normalized_shape)
 
-    def normalised(self, x, weight, bias):
+    def normalised(self, x: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
         return F.layer_norm(x, self.normalized_shape, weight, bias, self.eps)
 
 
@@ -102,28 +103,28 @@ class HyperRMSNorm(_HyperNorm, nn.RMSNorm):
 
     responding = ("weight",)
 
-    def features(self, x):
+    def features(self, x: Tensor) -> int:
         return -len(self.normalized_shape)
 
-    def normalised(self, x, weight, bias):
+    def normalised(self, x: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
         return F.rms_norm(x, self.normalized_shape, weight, self.eps)
 
 
 class HyperGroupNorm(_HyperNorm, nn.GroupNorm):
     """A best response in place of torch.nn.GroupNorm."""
 
-    def normalised(self, x, weight, bias):
+    def normalised(self, x: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
         return F.group_norm(x, self.num_groups, weight, bias, self.eps)
 
 
 class _HyperBatchNorm(_HyperNorm):
-    def normaliser(self):
+    def normaliser(self) -> Callable[..., Tensor]:
         kept = None, None
         if not self.training and self.running_mean is not None:
             kept = self.running_mean.clone(), self.running_var.clone()
         return lambda x, weight, bias: F.batch_norm(x, *kept, weight, bias, kept[0] is None, 0.0, self.eps)
 
-    def normalised(self, x, weight, bias):
+    def normalised(self, x: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
         self._check_input_dim(x)
         momentum = self.momentum
         if self.training and self.track_running_stats and self.num_batches_tracked is not None:

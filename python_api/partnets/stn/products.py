@@ -26,34 +26,38 @@ MERGED_KERNEL_BYTES = 1 << 20
 class Matmul(Product):
     """The product x W^T for x [batch, ..., in_features]."""
 
-    def __call__(self, x, weight):
+    def __call__(self, x: Tensor, weight: Tensor) -> Tensor:
         return dense.linear(x, weight)
 
-    def add(self, y, x, weight):
+    def add(self, y: Tensor, x: Tensor, weight: Tensor) -> Tensor:
         if dense.uses_cpp(x, weight):
             return y.add_(dense.linear(x, weight))
         y.view(-1, len(weight)).addmm_(x.flatten(0, -2), weight.t())  # fuses product and addition
         return y
 
-    def gradients(self, grad, x, weight, needs):
+    def gradients(
+        self, grad: Tensor, x: Tensor, weight: Tensor, needs: tuple[bool, bool]
+    ) -> tuple[Tensor | None, Tensor | None]:
         return (
             dense.linear_grad_input(grad, weight) if needs[0] else None,
             dense.linear_grad_weight(grad, x) if needs[1] else None,
         )
 
-    def at_a_time(self, x, weight):
+    def at_a_time(self, x: Tensor, weight: Tensor) -> int:
         positions = x.shape[1:-1].numel()
         if positions < MERGED_POSITIONS or len(x) == 0:
             return 0
         # On CPUs a batch of products takes 1.2 to 2.1 times F.linear's time, successive products 1.06 to 1.23 times.
         return 1 if x.device.type == "cpu" else max(1, MERGED_BYTES // (weight.numel() * weight.element_size()))
 
-    def each(self, x, weights):
+    def each(self, x: Tensor, weights: Tensor) -> Tensor:
         if len(x) == 1:
             return dense.linear(x, weights[0])
         return (x.flatten(1, -2) @ weights.mT).view(*x.shape[:-1], weights.shape[1])
 
-    def each_gradients(self, grad, x, weights, needs):
+    def each_gradients(
+        self, grad: Tensor, x: Tensor, weights: Tensor, needs: tuple[bool, bool]
+    ) -> tuple[Tensor | None, Tensor | None]:
         if len(x) == 1:
             grad_x, grad_weight = self.gradients(grad, x, weights[0], needs)
             return grad_x, None if grad_weight is None else grad_weight[None]
@@ -75,13 +79,15 @@ class Convolution(Product):
 
     rows_dim = 1
 
-    def __call__(self, x, weight):
+    def __call__(self, x: Tensor, weight: Tensor) -> Tensor:
         return torch.convolution(x, weight, None, *self._geometry(self.groups))
 
-    def gradients(self, grad, x, weight, needs):
+    def gradients(
+        self, grad: Tensor, x: Tensor, weight: Tensor, needs: tuple[bool, bool]
+    ) -> tuple[Tensor | None, Tensor | None]:
         return self._gradients(grad, x, weight, needs, self.groups)
 
-    def at_a_time(self, x, weight):
+    def at_a_time(self, x: Tensor, weight: Tensor) -> int:
         sizes = zip(x.shape[2:], self.padding, self.dilation, weight.shape[2:], self.stride, strict=True)
         positions = 1
         for size, padding, dilation, kernel, stride in sizes:
@@ -90,11 +96,13 @@ class Convolution(Product):
             return 0
         return max(1, MERGED_KERNEL_BYTES // (weight.numel() * weight.element_size()))
 
-    def each(self, x, weights):
+    def each(self, x: Tensor, weights: Tensor) -> Tensor:
         y = torch.convolution(_as_one(x), weights.flatten(0, 1), None, *self._geometry(self.groups * len(x)))
         return y.reshape(len(x), -1, *y.shape[2:])
 
-    def each_gradients(self, grad, x, weights, needs):
+    def each_gradients(
+        self, grad: Tensor, x: Tensor, weights: Tensor, needs: tuple[bool, bool]
+    ) -> tuple[Tensor | None, Tensor | None]:
         groups = self.groups * len(x)
         grad_x, grad_weights = self._gradients(_as_one(grad), _as_one(x), weights.flatten(0, 1), needs, groups)
         return (
@@ -123,10 +131,12 @@ class Lookup(Product):
     padding_idx: int | None
     scale_grad_by_freq: bool
 
-    def __call__(self, x, weight):
+    def __call__(self, x: Tensor, weight: Tensor) -> Tensor:
         return F.embedding(x, weight, self.padding_idx, scale_grad_by_freq=self.scale_grad_by_freq)
 
-    def gradients(self, grad, x, weight, needs):
+    def gradients(
+        self, grad: Tensor, x: Tensor, weight: Tensor, needs: tuple[bool, bool]
+    ) -> tuple[Tensor | None, Tensor | None]:
         if not needs[1]:
             return None, None
         padding = -1 if self.padding_idx is None else self.padding_idx

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -11,7 +12,7 @@ from torch.nn.utils.rnn import PackedSequence
 
 from partnets.stn.layer import HyperLayer
 from partnets.stn.products import MATMUL
-from partnets.stn.vector import is_each
+from partnets.stn.vector import HyperVector, is_each
 
 # The state of a layer: (h,), or (h, c) for an LSTM.
 State = tuple[Tensor, ...]
@@ -33,16 +34,16 @@ class _HyperRecurrent(HyperLayer):
         return tuple(self._flat_weights_names)
 
     @classmethod
-    def named_by(cls, layer):
+    def named_by(cls, layer: nn.Module) -> tuple[str, ...]:
         return tuple(layer._flat_weights_names)
 
-    def begin_response(self, vector):
+    def begin_response(self, vector: HyperVector) -> None:
         super().begin_response(vector)
         # These keep torch's parameters alive.
         vars(self).pop("_flat_weights", None)
         self._flat_weight_refs = []
 
-    def end_response(self, hyper):
+    def end_response(self, hyper: Tensor) -> None:
         super().end_response(hyper)
         self._init_flat_weights()
 
@@ -54,7 +55,7 @@ class _HyperRecurrent(HyperLayer):
     def _flat_weights(self, values) -> None:
         pass
 
-    def __setattr__(self, name: str, value) -> None:
+    def __setattr__(self, name: str, value: Any) -> None:
         nn.Module.__setattr__(self, name, value)  # without torch's update of its list
 
     def _init_flat_weights(self) -> None:
@@ -132,17 +133,17 @@ class _HyperRecurrent(HyperLayer):
 class HyperRNN(_HyperRecurrent, nn.RNN):
     """A best response in place of torch.nn.RNN."""
 
-    def cell(self, from_input, from_state, state):
+    def cell(self, from_input: Tensor, from_state: Tensor, state: State) -> State:
         return ((from_input + from_state).tanh() if self.mode == "RNN_TANH" else (from_input + from_state).relu(),)
 
 
 class HyperLSTM(_HyperRecurrent, nn.LSTM):
     """A best response in place of torch.nn.LSTM."""
 
-    def state_sizes(self):
+    def state_sizes(self) -> tuple[int, ...]:
         return self.proj_size or self.hidden_size, self.hidden_size
 
-    def cell(self, from_input, from_state, state):
+    def cell(self, from_input: Tensor, from_state: Tensor, state: State) -> State:
         entry, forget, new, out = (from_input + from_state).chunk(4, -1)
         cell = forget.sigmoid() * state[1] + entry.sigmoid() * new.tanh()
         return out.sigmoid() * cell.tanh(), cell
@@ -151,7 +152,7 @@ class HyperLSTM(_HyperRecurrent, nn.LSTM):
 class HyperGRU(_HyperRecurrent, nn.GRU):
     """A best response in place of torch.nn.GRU."""
 
-    def cell(self, from_input, from_state, state):
+    def cell(self, from_input: Tensor, from_state: Tensor, state: State) -> State:
         reset, update, new = from_input.chunk(3, -1)
         state_reset, state_update, state_new = from_state.chunk(3, -1)
         update = (update + state_update).sigmoid()

@@ -12,7 +12,7 @@ and the product selects the faster one:
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 import torch.nn.functional as F
@@ -33,7 +33,9 @@ class Product(Protocol):
         """Add the product to y, in place."""
         return y.add_(self(x, weight))
 
-    def gradients(self, grad: Tensor, x: Tensor, weight: Tensor, needs: tuple[bool, bool]):
+    def gradients(
+        self, grad: Tensor, x: Tensor, weight: Tensor, needs: tuple[bool, bool]
+    ) -> tuple[Tensor | None, Tensor | None]:
         """Return dx and dW, or None where not needed."""
 
     def at_a_time(self, x: Tensor, weight: Tensor) -> int:
@@ -43,7 +45,9 @@ class Product(Protocol):
     def each(self, x: Tensor, weights: Tensor) -> Tensor:
         """Return y for weights [batch, *W.shape], one for each example."""
 
-    def each_gradients(self, grad: Tensor, x: Tensor, weights: Tensor, needs: tuple[bool, bool]):
+    def each_gradients(
+        self, grad: Tensor, x: Tensor, weights: Tensor, needs: tuple[bool, bool]
+    ) -> tuple[Tensor | None, Tensor | None]:
         """Return dx and the gradient of weights, or None where not needed."""
 
 
@@ -109,7 +113,17 @@ def _spread(rows: Tensor, y: Tensor, product: Product) -> Tensor:
 
 class _Response(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, x, hyper, weight, hyper_weight, weight_scale, bias_scale, bias, product):
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        hyper: Tensor,
+        weight: Tensor,
+        hyper_weight: Tensor,
+        weight_scale: Tensor,
+        bias_scale: Tensor | None,
+        bias: Tensor | None,
+        product: Product,
+    ) -> Tensor:
         ctx.save_for_backward(x, hyper, weight, hyper_weight, weight_scale, bias_scale, bias)
         ctx.product, rows, dtype = product, rows_of(hyper, weight_scale), _dtype(x, weight)
         if step := product.at_a_time(x, weight):
@@ -127,7 +141,7 @@ class _Response(torch.autograd.Function):
         return y
 
     @staticmethod
-    def backward(ctx, grad):
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         arguments, product, needs = ctx.saved_tensors, ctx.product, ctx.needs_input_grad[:-1]
         with torch.autocast(grad.device.type, enabled=False):
             if torch.is_grad_enabled():  # for second derivatives, differentiate the definition

@@ -212,7 +212,7 @@ class Response(Strategy):
 
     entropy: float
 
-    def step_weights(self, *arguments, **options):
+    def step_weights(self, *arguments: Any, **options: Any):
         return step_weights(*arguments, **options)
 
     def step_hyper(

@@ -74,7 +74,7 @@ class Trainer(trainer.Trainer):
         hyper: Hyperparameter | list[Hyperparameter] | None = None,
         entropy: float = 1e-3,
         sampling=None,
-        **options,
+        **options: Any,
     ) -> None:
         check_entropy(entropy)
         self.entropy = entropy

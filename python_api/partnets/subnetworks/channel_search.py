@@ -104,7 +104,7 @@ def _owners(proportions: Sequence[float], measure: str, size: int, beside: int =
 
 
 def _declared(
-    trials: Trials, groups: Sequence[Mapping], among: Collection[nn.Module], owners_of: Callable[..., Tensor]
+    trials: Trials, groups: Sequence[Mapping[str, Any]], among: Collection[nn.Module], owners_of: Callable[..., Tensor]
 ) -> list[Channels]:
     """Return the groups that the user has declared, partitioned; raise ValueError if one cannot be."""
     chosen: list[Channels] = []

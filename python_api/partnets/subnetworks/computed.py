@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -86,7 +87,7 @@ class _Combined(torch.autograd.Function):
     """b_1 + ... + b_k or s_1 * ... * s_k, with a gradient that becomes `.grad` of partition `update`."""
 
     @staticmethod
-    def forward(ctx, parameter, one: Vector, active, update):
+    def forward(ctx: Any, parameter: Tensor, one: Vector, active: int, update: int) -> Tensor:
         value, rows = torch.empty_like(parameter), one.rows
         combine_rows([value], [rows], active, [one.is_product])
         others = torch.cat([rows[: update - 1], rows[update:active]]) if one.is_product and active > 1 else None
@@ -95,7 +96,7 @@ class _Combined(torch.autograd.Function):
         return value
 
     @staticmethod
-    def backward(ctx, grad):
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         grad = grad if ctx.factor is None else grad * ctx.factor
         add_gradient(ctx.one, ctx.update, grad)
         return (None,) * 4
@@ -105,11 +106,11 @@ class _Masked(torch.autograd.Function):
     """The identity, with a gradient of 0 outside of a mask."""
 
     @staticmethod
-    def forward(ctx, parameter, mask):
+    def forward(ctx: Any, parameter: Tensor, mask: Tensor) -> Tensor:
         ctx.save_for_backward(mask)
         return parameter.view_as(parameter)
 
     @staticmethod
-    def backward(ctx, grad):
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         (mask,) = ctx.saved_tensors
         return torch.where(mask, grad, 0), None

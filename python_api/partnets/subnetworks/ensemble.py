@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from torch import nn
 from torch.nn.modules.batchnorm import _NormBase
@@ -68,7 +69,7 @@ class Ensemble(nn.Module):
                     setattr(module, ATTRIBUTE, state)
         setattr(self, ATTRIBUTE, PartitionState(num_partitions))
 
-    def forward(self, *inputs, **named):
+    def forward(self, *inputs: Any, **named: Any) -> Any:
         return self._network(state_of(self).active)(*inputs, **named)
 
     def merged_subnetwork(self, active: int) -> nn.Module:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import weakref
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -94,14 +95,14 @@ class Weight(Exchanged):
         buffers: the names of these tensors.
     """
 
-    def __init__(self, *of) -> None:
+    def __init__(self, *of: Any) -> None:
         super().__init__(*of)
         self.memory: Tensor | None = None
         self.places: Tensor | None = None
         self.defaults: Tensor | None = None
         self.learned: Tensor | None = None
         self.starts: list[int] = []
-        self.key: tuple = ()
+        self.key: tuple[Any, ...] = ()
         self.made = 0
         self._map: tuple[tuple, Tensor | None] = (), None
         self.buffers = [self.name + end for end in (MAP, DEFAULTS, STORED)]
@@ -189,7 +190,7 @@ def in_memory(tensor: Tensor, like: Tensor) -> Tensor | None:
 class Vector(Exchanged):
     """A parameter with a vector for each partition, added or multiplied; `buffers` has the name of its rows."""
 
-    def __init__(self, *of, is_product: bool) -> None:
+    def __init__(self, *of: Any, is_product: bool) -> None:
         super().__init__(*of)
         self.is_product, self.buffers = is_product, [self._rows_name]
 
@@ -239,7 +240,7 @@ class Layout:
         return self._memory.is_current() and self._read() == self._facts
 
 
-def version_of(one) -> tuple[int, int, int]:
+def version_of(one: Any) -> tuple[int, int, int]:
     """Return torch's versions of a parameter and of its rows, and the id of the rows; 0 where there are none.
 
     The versions of inference tensors are 0. Those of replaced rows begin at 0 again.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -83,7 +84,7 @@ def _others(one, active: int, update: int) -> Tensor:
 
 
 @torch.no_grad()
-def scale_gradient(one) -> None:
+def scale_gradient(one: Any) -> None:
     """Multiply the gradient of a scale by the vectors of other partitions, if that is still to be done."""
     by, parameter = one.state.unscaled.pop(one.name, None), one.parameter
     if by is not None and parameter.grad is not None:
@@ -91,7 +92,7 @@ def scale_gradient(one) -> None:
         note_scaled([one], by[1])
 
 
-def note_scaled(scales: list, update: int) -> None:
+def note_scaled(scales: list[Any], update: int) -> None:
     """Note the gradients of scales again that were noted before they were multiplied."""
     for one in scales:
         if one.name in one.state.grad_seen:
@@ -141,7 +142,7 @@ def _accumulated(one: Vector, _: nn.Parameter) -> None:
         note_gradient(one, one.state.update)
 
 
-def note_gradient(one, k: int) -> None:
+def note_gradient(one: Any, k: int) -> None:
     """Note that `.grad` of a vector is the gradient of partition k as it is now."""
     state, name, grad = one.state, one.name, one.parameter.grad
     state.grad_of[name] = k
@@ -151,7 +152,7 @@ def note_gradient(one, k: int) -> None:
         state.grad_seen[name] = id(grad), version(grad), grad.detach().clone() if is_copied else None
 
 
-def is_assigned(one) -> bool:
+def is_assigned(one: Any) -> bool:
     """Return whether `.grad` is another tensor than the one that a backward pass has accumulated."""
     seen, grad = one.state.grad_seen.get(one.name), one.parameter.grad
     return seen is not None and grad is not None and seen[0] != id(grad) and not _has_ranks()
@@ -168,7 +169,7 @@ def _is_changed(one) -> bool:
     return copied.shape != grad.shape or not torch.allclose(copied, grad.detach(), rtol=0, atol=0, equal_nan=True)
 
 
-def add_gradient(one, k: int, grad: Tensor) -> None:
+def add_gradient(one: Any, k: int, grad: Tensor) -> None:
     """Add to the gradient of a vector of partition k, and make it `.grad`."""
     turn_gradient(one, k)
     parameter = one.parameter
@@ -176,7 +177,7 @@ def add_gradient(one, k: int, grad: Tensor) -> None:
     note_gradient(one, k)
 
 
-def turn_gradient(one, k: int) -> None:
+def turn_gradient(one: Any, k: int) -> None:
     """Make a vector's `.grad` the gradient of partition k, and set that of another partition aside."""
     state, parameter, name = one.state, one.parameter, one.name
     scale_gradient(one)
@@ -198,7 +199,7 @@ def turn_gradient(one, k: int) -> None:
         note_gradient(one, k)
 
 
-def forget_cleared(one) -> None:
+def forget_cleared(one: Any) -> None:
     """Delete stored gradients of other partitions if `.grad` was set to None since, as by model.zero_grad()."""
     if one.parameter.grad is None and one.name in one.state.grad_of:
         one.state.grads.pop(one.name, None)
@@ -210,7 +211,7 @@ def _has_ranks() -> bool:
     return is_initialized and torch.distributed.get_world_size() > 1
 
 
-def check_kept(one) -> None:
+def check_kept(one: Any) -> None:
     """Raise RuntimeError if `.grad` was changed, such as by clipping, but not all stored gradients of other partitions.
 
     If `.grad` was set to 0, the stored gradients are deleted.

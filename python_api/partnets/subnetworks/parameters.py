@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -52,7 +53,7 @@ class PartitionedParameter:
         return self.rows if self.is_vector and self.state.num_partitions > 1 else self.parameter
 
     @property
-    def held(self) -> tuple[dict, str]:
+    def held(self) -> tuple[dict[str, Any], str]:
         """The dict and the key of the buffer with the rows or the map; without one if a partition owns all entries."""
         return self.module._buffers, self._buffer
 

@@ -110,7 +110,7 @@ def grouping(model: nn.Module, groups: list[Group], switch: Switch, withheld: It
         finally:
             inside[0] = False
 
-    def refuse(module: nn.Module, args: tuple) -> None:
+    def refuse(module: nn.Module, args: tuple[Any, ...]) -> None:
         if not inside[0] and module is not model and switch.states[0].entry is entry:
             raise RuntimeError(
                 f"a {type(module).__name__} is in several subnetworks here, and its examples are unknown: call the"
@@ -130,12 +130,12 @@ def grouping(model: nn.Module, groups: list[Group], switch: Switch, withheld: It
 
 
 def _computed(
-    forward: Callable,
+    forward: Callable[..., Any],
     groups: list[Group],
     switch: Switch,
     withheld: Iterable[nn.Parameter],
-    inputs: tuple,
-    options: dict,
+    inputs: tuple[Any, ...],
+    options: dict[str, Any],
 ) -> Any:
     """Return the output of a model's forward for all examples, computed group by group."""
     count, outputs = sum(len(group.rows) for group in groups), []

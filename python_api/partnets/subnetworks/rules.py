@@ -6,6 +6,7 @@ import functools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -156,7 +157,7 @@ RULES: dict[type[nn.Module], Rule] = {
 
 _POWER = "whose power iteration would carry data between chunks", "remove the spectral normalisation first", False
 # Types of modules, or of their hooks, that are refused: why, the cure, and whether only if they have parameters.
-REFUSED: dict[type, tuple[str, str, bool]] = {
+REFUSED: dict[type[Any], tuple[str, str, bool]] = {
     _SpectralNorm: _POWER,
     SpectralNorm: _POWER,
     torch.fx.GraphModule: (

@@ -146,7 +146,7 @@ class PartitionState:
         """The partition that receives gradients, or None; C outside of partnets.subnetwork."""
         return self.entry.update
 
-    def __reduce__(self):
+    def __reduce__(self) -> tuple[Any, ...]:
         if self.entry.thread is not None or self.active != self.num_partitions:
             raise RuntimeError(
                 f"the model is subnetwork {self.active} now; copy or save it outside of partnets.subnetwork."
@@ -195,7 +195,9 @@ def is_norm(state: PartitionState) -> bool:
     return set(state.statistics) == {"running_mean", "running_var", BATCHES}
 
 
-def held_statistics(modules: Iterable[nn.Module], *, rows: bool = False) -> list[tuple[dict, str, Tensor, Tensor]]:
+def held_statistics(
+    modules: Iterable[nn.Module], *, rows: bool = False
+) -> list[tuple[dict[str, Any], str, Tensor, Tensor]]:
     """Return the statistics of the active subnetwork with copies, for `put_back`; with `rows`, those of all of them."""
     found = []
     for module in modules:
@@ -208,7 +210,7 @@ def held_statistics(modules: Iterable[nn.Module], *, rows: bool = False) -> list
 
 
 @torch.no_grad()
-def put_back(held: list[tuple[dict, str, Tensor, Tensor]]) -> None:
+def put_back(held: list[tuple[dict[str, Any], str, Tensor, Tensor]]) -> None:
     """Restore statistics, also where the module's code has assigned other tensors."""
     for own, name, tensor, value in held:
         if own.get(name) is not tensor:

@@ -6,6 +6,8 @@ import itertools
 import operator
 import weakref
 from collections import defaultdict
+from collections.abc import Iterable
+from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
@@ -318,7 +320,7 @@ class Switch:
         owned = self.parameters() if update is None else [one for one, owner in self.wholes if owner != update]
         return [parameter for parameter in owned if parameter.requires_grad]
 
-    def followed_statistics(self) -> list[tuple[dict, str, Tensor, Tensor]]:
+    def followed_statistics(self) -> list[tuple[dict[str, Any], str, Tensor, Tensor]]:
         """Return held_statistics of modules that may follow batches now, as torch's norms do only in training mode."""
         return held_statistics(one for one, state in self.statistics if one.training or not _is_torchs_norm(one, state))
 
@@ -403,7 +405,7 @@ def _is_torchs_norm(module: nn.Module, state: PartitionState) -> bool:
     return is_norm(state) and type(module).__module__.partition(".")[0] == "torch"
 
 
-def noted(parameters) -> None:
+def noted(parameters: Iterable[Any]) -> None:
     """Remember the versions of parameters after a function of partnets has written into them; see is_unchanged."""
     for one in parameters:
         known = one.state.exchanged.get(one.name)

@@ -25,7 +25,9 @@ STATEFUL = ("model", "optimizer", "hyper_optimizer", "scheduler", "hyper_schedul
 SCHEDULED = {"lr", "momentum", "betas"}
 
 
-def save(trainer: Any, path: str | PathLike, noises: list[dict], without: Collection[str] = (), **more: str) -> None:
+def save(
+    trainer: Any, path: str | PathLike[str], noises: list[dict[str, Any]], without: Collection[str] = (), **more: str
+) -> None:
     """Write a checkpoint for `load`, atomically.
 
     Args:
@@ -46,7 +48,7 @@ def save(trainer: Any, path: str | PathLike, noises: list[dict], without: Collec
     sealed.save({name: value for name, value in state.items() if name not in without} | more, path)
 
 
-def load(trainer: Any, path: str | PathLike, rank: int = 0) -> None:
+def load(trainer: Any, path: str | PathLike[str], rank: int = 0) -> None:
     """Load a file that `save` wrote, checking it before anything changes; run no code from it.
 
     Args:
@@ -55,7 +57,7 @@ def load(trainer: Any, path: str | PathLike, rank: int = 0) -> None:
     take(trainer, read(trainer, path), path, rank)
 
 
-def read(trainer: Any, path: str | PathLike, without: Collection[str] = ()) -> dict:
+def read(trainer: Any, path: str | PathLike[str], without: Collection[str] = ()) -> dict[str, Any]:
     """Return the content of a file that `save` wrote, after checking that it is of this trainer's configuration.
 
     Args:
@@ -80,7 +82,7 @@ def read(trainer: Any, path: str | PathLike, without: Collection[str] = ()) -> d
     return saved
 
 
-def take(trainer: Any, saved: dict, path: str | PathLike, rank: int = 0) -> None:
+def take(trainer: Any, saved: dict[str, Any], path: str | PathLike[str], rank: int = 0) -> None:
     """Set a trainer to the content that `read` returned for the file at `path`; warn if settings differed."""
     before = _settings(trainer)
     for name in STATEFUL:
@@ -95,12 +97,12 @@ def take(trainer: Any, saved: dict, path: str | PathLike, rank: int = 0) -> None
     warn_of_others(before, _settings(trainer), path, stacklevel=4)
 
 
-def random_state(trainer: Any) -> dict:
+def random_state(trainer: Any) -> dict[str, Any]:
     """Return the random states with which a trainer continues; while callbacks run, those before them."""
     return trainer.noise or random_states.get_state(trainer.device)
 
 
-def raise_other_chunks(path: str | PathLike) -> NoReturn:
+def raise_other_chunks(path: str | PathLike[str]) -> NoReturn:
     """Raise ValueError because a file was saved with other chunks."""
     raise ValueError(
         f"{path} was saved with other chunks: its partitions have seen examples that are in later chunks here."
@@ -155,7 +157,9 @@ def settings_of(
     return found
 
 
-def warn_of_others(before: Mapping[str, Any], after: Mapping[str, Any], path: str | PathLike, stacklevel: int) -> None:
+def warn_of_others(
+    before: Mapping[str, Any], after: Mapping[str, Any], path: str | PathLike[str], stacklevel: int
+) -> None:
     """Warn if settings of a checkpoint have replaced different ones."""
     others = [name for name, value in before.items() if str(value) != str(after.get(name))]
     changed = [f"{name} is {after.get(name)}, not {before[name]}" for name in others]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import nn
@@ -13,7 +14,7 @@ from partnets.data.examples import as_dataset
 from partnets.subnetworks.ensemble import Ensemble
 
 
-def single_chunk(model: nn.Module, data: Dataset | Sequence, **options) -> tuple[Ensemble, Chunks]:
+def single_chunk(model: nn.Module, data: Dataset[Any] | Sequence[Any], **options: Any) -> tuple[Ensemble, Chunks]:
     """Prepare standard training: one network, one chunk, with fixed hyperparameters.
 
     Args:
@@ -38,7 +39,11 @@ def single_chunk(model: nn.Module, data: Dataset | Sequence, **options) -> tuple
 
 
 def held_out(
-    model: nn.Module, data: Dataset | Sequence, *, validation: float | Dataset | Sequence = 0.1, **options
+    model: nn.Module,
+    data: Dataset[Any] | Sequence[Any],
+    *,
+    validation: float | Dataset[Any] | Sequence[Any] = 0.1,
+    **options: Any,
 ) -> tuple[Ensemble, Chunks]:
     """Prepare validation-set optimisation: weights learn from D_1, and only ψ from D_2 (Section 5, Table 2).
 

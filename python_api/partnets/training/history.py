@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 from os import PathLike
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from partnets.training import plots
 
@@ -40,10 +40,10 @@ class History:
         ([0.7], {'augmentation.rotation': [5.0]}, [-120.0])
     """
 
-    steps: dict[str, list] = field(default_factory=lambda: {name: [] for name in STEP_COLUMNS})
+    steps: dict[str, list[Any]] = field(default_factory=lambda: {name: [] for name in STEP_COLUMNS})
     values: dict[str, list[float]] = field(default_factory=dict)
-    lml: dict[str, list] = field(default_factory=lambda: {"step": [], "lml": []})
-    metrics: dict[str, dict[str, list]] = field(default_factory=dict)
+    lml: dict[str, list[Any]] = field(default_factory=lambda: {"step": [], "lml": []})
+    metrics: dict[str, dict[str, list[Any]]] = field(default_factory=dict)
 
     def __repr__(self) -> str:
         """Return a summary with the numbers of records.
@@ -129,7 +129,7 @@ class History:
         finite = [(step, lml) for step, lml in evaluations if math.isfinite(lml)]
         return max(finite, key=lambda evaluation: evaluation[1], default=None)
 
-    def columns(self, start: int = 0) -> dict[str, list]:
+    def columns(self, start: int = 0) -> dict[str, list[Any]]:
         """Return the columns of `frame` as lists, from row `start` (from 0) on, with None where nothing was evaluated.
 
         If a step was evaluated several times, the last evaluation counts.
@@ -173,7 +173,7 @@ class History:
         frame = pandas.DataFrame(self.columns())
         return frame.astype({name: "int64" if name in ("step", "k") else "float64" for name in frame})
 
-    def plot(self, path: str | PathLike | None = None) -> Figure:
+    def plot(self, path: str | PathLike[str] | None = None) -> Figure:
         """Plot each hyperparameter, L_ML beside the losses, and each metric.
 
         Losses are thin lines; their running means over a twentieth of the steps (at least 10, at most 500) are thick.

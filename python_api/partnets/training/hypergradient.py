@@ -66,7 +66,9 @@ class Lookahead:
     def __post_init__(self) -> None:
         check_at_least(1, steps=self.steps)
 
-    def gradients(self, inner: InnerSteps, batches: Sequence[Any], judged: Callable) -> tuple[Tensor, list, list]:
+    def gradients(
+        self, inner: InnerSteps, batches: Sequence[Any], judged: Callable[..., Any]
+    ) -> tuple[Tensor, list[Any], list[Any]]:
         for batch in batches:
             inner.step(batch)
         value, by_weights, direct = judged()
@@ -114,7 +116,9 @@ class Implicit:
                 f"alpha={self.alpha}, damping={self.damping}; pass an alpha above 0, and a damping of at least 0."
             )
 
-    def gradients(self, inner: InnerSteps, batches: Sequence[Any], judged: Callable) -> tuple[Tensor, list, list]:
+    def gradients(
+        self, inner: InnerSteps, batches: Sequence[Any], judged: Callable[..., Any]
+    ) -> tuple[Tensor, list[Any], list[Any]]:
         value, by_weights, direct = judged()
         if self.method == "neumann":
             solve = functools.partial(neumann, terms=self.terms, alpha=self.alpha)
@@ -183,7 +187,9 @@ class Strategy:
         """Return the number of batches of D_1:k-1 that a step of ψ needs for each of D_k; 0 if all of ψ is direct."""
         return max((one.steps for one in self.chosen.values() if one is not None), default=0)
 
-    def step_weights(self, model: nn.Module, optimizer: PartitionedOptimizer, *arguments, **options) -> Tensor:
+    def step_weights(
+        self, model: nn.Module, optimizer: PartitionedOptimizer, *arguments: Any, **options: Any
+    ) -> Tensor:
         """Take a step of w_k, as partnets.step_weights does."""
         return step.step_weights(model, optimizer, *arguments, **options)
 

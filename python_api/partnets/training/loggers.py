@@ -44,7 +44,7 @@ class CSV:
         1,2,0.7,,,5.0,
     """
 
-    def __init__(self, path: str | PathLike, *, every: int = 1) -> None:
+    def __init__(self, path: str | PathLike[str], *, every: int = 1) -> None:
         check_at_least(1, every=every)
         self.path, self.every = Path(path), every
         self._history: History | None = None  # the history in the file
@@ -101,7 +101,7 @@ class TensorBoard:
         >>> Trainer(model, chunks, callbacks=[log]).fit(1000)  # doctest: +SKIP
     """
 
-    def __init__(self, folder: str | PathLike) -> None:
+    def __init__(self, folder: str | PathLike[str]) -> None:
         try:
             from torch.utils.tensorboard import SummaryWriter
         except ImportError as error:

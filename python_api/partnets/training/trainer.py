@@ -133,7 +133,7 @@ class Trainer:
         hyper_gradient: str | Technique | Mapping[Hyperparameter, str | Technique] | None = None,
         callbacks: Iterable[Callback] = (),
         forward: Forward = call,
-        **settings,
+        **settings: Any,
     ) -> None:
         check_counts(model, chunks)
         names = {field.name for field in dataclasses.fields(Settings)}
@@ -179,7 +179,7 @@ class Trainer:
         self.generator = torch.Generator().manual_seed(self.settings.seed)
         self.history = History()
         self.best = Best() if self.settings.keep_best else None
-        self.noise: dict | None = None
+        self.noise: dict[str, Any] | None = None
         self._source = Prefetch(chunks, self.loading) if self.loading else chunks
         self._forward: nn.Module = model
         self._still = still_modules(model)
@@ -458,7 +458,7 @@ class Trainer:
             "hyper_gradient": {path: repr(one) for path, one in self.hyper_gradient.items() if one is not None},
         }
 
-    def save(self, path: str | PathLike) -> None:
+    def save(self, path: str | PathLike[str]) -> None:
         """Write a checkpoint from which `load` resumes with the same bits, atomically.
 
         To save in a callback, make it the last callback: the file has no metrics that later callbacks return for this
@@ -470,7 +470,7 @@ class Trainer:
         """
         checkpoint.save(self, path, [checkpoint.random_state(self)])
 
-    def load(self, path: str | PathLike) -> None:
+    def load(self, path: str | PathLike[str]) -> None:
         """Resume from a checkpoint: weights, partitions, ψ, optimisers, random states and history.
 
         The data are compared by a few examples if they are tensors; other Datasets only by length. Settings of the

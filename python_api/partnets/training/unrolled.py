@@ -47,9 +47,9 @@ class Taken(NamedTuple):
     """
 
     entries: Packed | None
-    states: list[dict | None]
+    states: list[dict[str, Any] | None]
     slopes: Packed
-    products: Callable
+    products: Callable[..., Any]
 
 
 def alone(tensors: Sequence[Tensor | None], like: Sequence[Tensor]) -> list[Tensor | None]:
@@ -151,7 +151,7 @@ class InnerSteps:
         self.stored = [owner.stored.detach() for owner in self.owners]
         # The weights and states after the steps, as in Taken.
         self.entries: Packed | None = None
-        self.states: list[dict | None] = [None] * len(self.parameters)
+        self.states: list[dict[str, Any] | None] = [None] * len(self.parameters)
         modules = partitioned_modules(model)
         norms = [module for module in modules if is_norm(state_of(module))]
         # The tensors into which switches write, frozen ones too. Graphs have saved statistics of norms, which backward
@@ -248,7 +248,7 @@ class InnerSteps:
                 by_entries = added(by_entries, self._averaged(self._packed(found[len(self.psi) :])))
         return total
 
-    def solved(self, batch: Any, by_weights: Packed, solve: Callable, damping: float) -> list[Tensor | None]:
+    def solved(self, batch: Any, by_weights: Packed, solve: Callable[..., Any], damping: float) -> list[Tensor | None]:
         """Return this rank's gradient of ψ through the minimum of the training loss.
 
         Args:
@@ -284,7 +284,7 @@ class InnerSteps:
         batch: Any,
         entries: Packed | None,
         slopes: Packed,
-        began: tuple[dict, list[tuple]],
+        began: tuple[dict[str, Any], list[tuple[Any, ...]]],
         vectors: Packed,
         wanted: list[Tensor],
     ) -> list[Tensor | None]:

@@ -57,7 +57,7 @@ Callback = Callable[[Training], None]
 
 def tune(
     network: nn.Module,
-    data: Data | Dataset | Sequence,
+    data: Data | Dataset[Any] | Sequence[Any],
     hyper: str | Hyperparameter | Sequence[str | Hyperparameter],
     *,
     steps: int,
@@ -75,7 +75,7 @@ def tune(
     callbacks: Iterable[Callback] = (),
     collate: Collate | None = None,
     forward: Forward = call,
-    resume_from: str | os.PathLike | None = None,
+    resume_from: str | os.PathLike[str] | None = None,
 ) -> Tuned:
     """Choose hyperparameters of a network by data that it has not seen, and train it with them on all data.
 
@@ -184,7 +184,7 @@ class _Search:
         self.problem, self.plan, self.seed, self.callbacks, self.path = problem, planned, seed, callbacks, path
         self.finished: list[Trial] = []
         # The state of an interrupted training.
-        self.present: dict | None = None
+        self.present: dict[str, Any] | None = None
         # The values that modules learned by gradient descent, by the number of the training.
         self.schedules: dict[int, dict[str, Tensor]] = {}
         if path is not None:

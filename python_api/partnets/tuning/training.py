@@ -437,7 +437,7 @@ class Training:
         """Return the modules of the network and of the loss."""
         return [*self.network.modules(), *(self.loss.modules() if isinstance(self.loss, nn.Module) else ())]
 
-    def state(self) -> dict:
+    def state(self) -> dict[str, Any]:
         """Return the state from which training continues with the same bits, with attributes such as step counters."""
         plain = bool | int | float | str
         return {
@@ -449,7 +449,7 @@ class Training:
             "progress": {name: getattr(self, name) for name in PROGRESS},
         }
 
-    def load_state(self, state: dict) -> None:
+    def load_state(self, state: dict[str, Any]) -> None:
         """Continue from a state."""
         for name, one in self._stateful().items():
             one.load_state_dict(state[name])

@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager, nullcontext
 import torch
 
 
-def eagerly() -> AbstractContextManager:
+def eagerly() -> AbstractContextManager[None]:
     """Return a context in which code compiled by torch.compile runs uncompiled, as for passes with hooks.
 
     Example:

@@ -17,7 +17,7 @@ OLD = 24 * 3600
 
 
 @contextmanager
-def replacing(path: str | os.PathLike, *, binary: bool = False) -> Iterator[IO]:
+def replacing(path: str | os.PathLike[str], *, binary: bool = False) -> Iterator[IO]:
     """Open a temporary file beside `path` that replaces it when the block ends without error.
 
     An interruption leaves the old file and no other. A temporary file left by a killed process is deleted by a write to
@@ -62,7 +62,7 @@ def replacing(path: str | os.PathLike, *, binary: bool = False) -> Iterator[IO]:
         raise
 
 
-def regular(path: str | os.PathLike) -> Path:
+def regular(path: str | os.PathLike[str]) -> Path:
     """Return the file that a path leads to, following all links; it need not exist.
 
     Raises:

@@ -22,7 +22,7 @@ class InThread(threading.local):
         # An instance attribute: the compiler guards on it, but would miss one that later hides a class attribute.
         self.now: Any = None
 
-    def __reduce__(self):
+    def __reduce__(self) -> tuple[type[InThread], tuple[()]]:
         return InThread, ()
 
     def get(self) -> Any:

@@ -27,7 +27,9 @@ def linearised() -> Iterator[None]:
 class _OutOfPlace(TorchDispatchMode):
     """Makes PyTorch compute tangents out of place: those of softmax and logsumexp overwrite a tensor of the graph."""
 
-    def __torch_dispatch__(self, function: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
+    def __torch_dispatch__(
+        self, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
         return function(*args, **(kwargs or {}))
 
 

@@ -42,7 +42,7 @@ BINARY = {"binary_cross_entropy", "BCELoss", *BINARY_OF_LOGITS}
 OF_NUMBERS = {*BINARY, "poisson_nll_loss", "PoissonNLLLoss"}
 
 
-def token_cross_entropy(logits: Tensor, labels: Tensor, **options) -> Tensor:
+def token_cross_entropy(logits: Tensor, labels: Tensor, **options: Any) -> Tensor:
     """Return the mean cross-entropy of tokens, for logits [batch, length, classes] and labels [batch, length].
 
     Labels of -100 are ignored. **options are those of torch's cross_entropy.

@@ -51,7 +51,7 @@ def frozen(parameters: Iterable[nn.Parameter]) -> Iterator[None]:
 
 @contextmanager
 def hooked(
-    modules: Iterable[nn.Module], before: Callable | None = None, after: Callable | None = None
+    modules: Iterable[nn.Module], before: Callable[..., Any] | None = None, after: Callable[..., Any] | None = None
 ) -> Iterator[None]:
     """Register forward hooks before(module, args, kwargs) and after(module, args, kwargs, output) in the context.
 

@@ -9,11 +9,12 @@ import random
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 
 
-def get_state(device: torch.device) -> dict:
+def get_state(device: torch.device) -> dict[str, Any]:
     """Return all states as tensors and plain values; None for "device" on the CPU and for NumPy if not imported."""
     numpy = sys.modules.get("numpy")
     drawn = None
@@ -28,7 +29,7 @@ def get_state(device: torch.device) -> dict:
     }
 
 
-def set_state(state: dict, device: torch.device) -> None:
+def set_state(state: dict[str, Any], device: torch.device) -> None:
     """Set the states to a result of `get_state`; leave the device's state if either device is the CPU."""
     torch.set_rng_state(state["torch"])
     if device.type != "cpu" and state["device"] is not None:
@@ -59,7 +60,7 @@ def seed_all(number: int) -> None:
 
 
 @contextmanager
-def preserved(device: torch.device) -> Iterator[dict]:
+def preserved(device: torch.device) -> Iterator[dict[str, Any]]:
     """Restore the random states of torch, of `device`, of Python and of NumPy on exit; yield those at entry.
 
     Example:

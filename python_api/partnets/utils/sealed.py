@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import os
 from os import PathLike
-from typing import IO
+from typing import IO, Any
 
 import torch
 
@@ -20,7 +20,7 @@ VERSION = 5
 MARK = b"partnets blake2b"
 
 
-def save(contents: dict, path: str | PathLike) -> None:
+def save(contents: dict[str, Any], path: str | PathLike[str]) -> None:
     """Write a file for `load`, atomically.
 
     Raises:
@@ -53,7 +53,7 @@ def save(contents: dict, path: str | PathLike) -> None:
         file.write(MARK + checksum)
 
 
-def load(path: str | PathLike, expected: str) -> dict:
+def load(path: str | PathLike[str], expected: str) -> dict[str, Any]:
     """Load a file that `save` wrote to the CPU, without running code from it.
 
     Args:

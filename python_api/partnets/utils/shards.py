@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Iterable, Mapping
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -39,7 +40,7 @@ class Memory:
         held: the dicts and keys of tensors that may also be replaced; a value may be missing or None.
     """
 
-    def __init__(self, tensors: Iterable[Tensor], held: Iterable[tuple[Mapping, str]]) -> None:
+    def __init__(self, tensors: Iterable[Tensor], held: Iterable[tuple[Mapping[str, Any], str]]) -> None:
         self._held = list(held)
         self._values = self._read()
         self._tensors = [*tensors, *(value for value in self._values if value is not None)]

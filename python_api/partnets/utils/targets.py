@@ -51,7 +51,7 @@ def check_targets(loss: Any, output: Any, y: Any) -> None:
         _check_labels(loss, output, y)
 
 
-def check_broadcast(loss: Callable, output: Any, y: Any) -> None:
+def check_broadcast(loss: Callable[..., Any], output: Any, y: Any) -> None:
     """Raise ValueError if a user-defined loss broadcasts outputs and targets, such as [n, 1] with [n]."""
     tensors = isinstance(output, Tensor) and isinstance(y, Tensor) and not name_of(loss)
     if not tensors or output.shape == y.shape or output.squeeze().shape != y.squeeze().shape or len(y) < 2:

@@ -23,7 +23,9 @@ def twice_differentiable() -> Iterator[None]:
 
 
 class _Composed(TorchFunctionMode):
-    def __torch_function__(self, function: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
+    def __torch_function__(
+        self, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
         function = _weight_norm if function is torch._weight_norm else function
         return function(*args, **(kwargs or {}))
 

@@ -31,8 +31,8 @@ def client_app(
     proportions: Sequence[float] | None = None,
     seed: int = 0,
     client: type[Client] = Client,
-    mods: list | None = None,
-    **options,
+    mods: list[Any] | None = None,
+    **options: Any,
 ) -> ClientApp:
     """Return a Flower ClientApp that runs the rounds of Client.
 

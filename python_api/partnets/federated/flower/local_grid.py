@@ -6,6 +6,7 @@ import copy
 import time
 from asyncio import CancelledError
 from collections.abc import Callable, Iterable
+from typing import Any
 
 from flwr.app import Context, Error, Message, RecordDict
 from flwr.clientapp import ClientApp
@@ -45,8 +46,8 @@ class LocalGrid(Grid):
         app: ClientApp,
         clients: int,
         *,
-        node_config: Callable[[int], dict] = lambda number: {},
-        run_config: dict | None = None,
+        node_config: Callable[[int], dict[str, Any]] = lambda number: {},
+        run_config: dict[str, Any] | None = None,
     ) -> None:
         check_at_least(1, clients=clients)
         self.app, self.clients = app, clients

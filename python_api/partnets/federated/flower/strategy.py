@@ -74,7 +74,7 @@ class PartitionedFedAvg(Strategy):
         *,
         fraction: float = 1.0,
         min_nodes: int = 2,
-        checkpoint: str | PathLike | None = None,
+        checkpoint: str | PathLike[str] | None = None,
         seed: int = 0,
     ) -> None:
         if not 0 <= fraction <= 1:
