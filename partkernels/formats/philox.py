@@ -6,7 +6,7 @@ The C++ and CUDA counterpart is csrc/include/partkernels/philox.h.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import overload
 
 from torch import Tensor
 
@@ -17,7 +17,15 @@ WORD = 0xFFFFFFFF
 GROUP = 64
 
 
-def split(value):
+@overload
+def split(value: int) -> tuple[int, int]: ...
+
+
+@overload
+def split(value: Tensor) -> tuple[Tensor, Tensor]: ...
+
+
+def split(value: Tensor | int) -> tuple[Tensor | int, Tensor | int]:
     """Return the low and high 32 bits of a non-negative 64-bit integer or int64 tensor."""
     return value & WORD, value >> 32
 
@@ -28,7 +36,9 @@ def _multiply(word: Tensor | int, multiplier: int) -> tuple[Tensor | int, Tensor
     return (product >> 32) & WORD, product & WORD
 
 
-def philox4x32(counter: tuple[Any, ...], seed: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def philox4x32(
+    counter: tuple[Tensor | int, Tensor | int, Tensor | int, Tensor | int], seed: int
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Return four pseudorandom 32-bit words for each counter.
 
     Args:

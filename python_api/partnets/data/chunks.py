@@ -105,7 +105,7 @@ class Chunks:
         self._check(k)
         return self.order[self._ends[k - 1] : self._ends[k]]
 
-    def upto(self, k: int) -> Subset:
+    def upto(self, k: int) -> Subset[Any]:
         """Return D_1:k."""
         self._check(k)
         return Subset(self.dataset, Indices(self.order[: self._ends[k]]))
@@ -157,10 +157,10 @@ class Chunks:
     def __len__(self) -> int:
         return len(self.sizes)
 
-    def __getitem__(self, k: int) -> Subset:
+    def __getitem__(self, k: int) -> Subset[Any]:
         return Subset(self.dataset, Indices(self.indices(k)))
 
-    def __iter__(self) -> Iterator[Subset]:
+    def __iter__(self) -> Iterator[Subset[Any]]:
         return (self[k] for k in range(1, len(self) + 1))
 
     def __repr__(self) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence, Sized
-from typing import Any
+from typing import Any, SupportsIndex, overload
 
 import numpy
 import torch
@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset, Tenso
 Collate = Callable[[list[Any]], Any]
 
 
-class Indices(Sequence):
+class Indices(Sequence[int]):
     """A sequence of ints stored in an int64 tensor, for a Subset: 8 bytes each instead of 36 in a list."""
 
     def __init__(self, tensor: Tensor) -> None:
@@ -22,7 +22,13 @@ class Indices(Sequence):
     def __len__(self) -> int:
         return len(self.tensor)
 
-    def __getitem__(self, i):
+    @overload
+    def __getitem__(self, i: SupportsIndex) -> int: ...
+
+    @overload
+    def __getitem__(self, i: slice) -> list[int]: ...
+
+    def __getitem__(self, i: SupportsIndex | slice) -> int | list[int]:
         return self.tensor.tolist()[i] if isinstance(i, slice) else int(self.tensor[i])
 
     def __repr__(self) -> str:

@@ -82,7 +82,7 @@ def check_options(loading: Mapping[str, Any], who: str, also: Iterable[str] = ()
     return dict(loading) if loading.get("num_workers") or loading.get("pin_memory") else {}
 
 
-class Batches(Dataset):
+class Batches(Dataset[Any]):
     """A dataset with one batch for each request, the same in every process, by a DataLoader's options."""
 
     def __init__(self, dataset: Dataset[Any], collate: Collate, loading: Mapping[str, Any]) -> None:

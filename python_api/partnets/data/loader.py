@@ -37,7 +37,7 @@ class Draw(NamedTuple):
     hyper_batch: Any
 
 
-class Loader(DataLoader):
+class Loader(DataLoader[Draw]):
     """A DataLoader of Draws, for other training loops: Lightning's, Hugging Face's, or a custom one.
 
     Batches are drawn as in partnets.Trainer (Appendix I.1): with replacement, k in proportion to the chunks. Draw n
@@ -150,7 +150,7 @@ class Loader(DataLoader):
 
 
 @dataclass(eq=False)
-class _Draws(Dataset):
+class _Draws(Dataset[Draw]):
     """A dataset with draw n at index n."""
 
     chunks: Chunks

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 
-class Parts(list):
+class Parts(list[Any]):
     """A batch as a list of parts, over which a step accumulates gradients, with the memory of one part.
 
     partnets.step_weights, step_hyper and step_lookahead call the loss with each part and use the weighted mean. This is

@@ -105,7 +105,8 @@ class Server:
         self._check_optimizers({*self.vectors.hyper})
         self.weighting, self.privacy = weighting, privacy
         self.max_norm, self.hyper_max_norm = max_norm, hyper_max_norm
-        self.rounds, self.pinned = 0, {}
+        self.rounds = 0
+        self.pinned: dict[str, Any] = {}
         self.history: list[Round] = []
         self._sent: dict[str, Tensor] | None = None  # the result of the last values(), until the step
 

@@ -9,11 +9,11 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils.data import default_collate
+from torch.utils.data import DataLoader, default_collate
 
 from partnets.convert import merge
 from partnets.data.chunks import Chunks
@@ -46,6 +46,10 @@ except ImportError as error:
         "partnets.integrations.hugging_face needs transformers; pip install 'transformers>=5' accelerate, or"
         " partkernels' extra 'transformers'."
     ) from error
+
+if TYPE_CHECKING:
+    from transformers import TrainerControl
+    from transformers.trainer_utils import EvalLoopOutput
 
 # transformers' names of optimisers that partnets.optim.AdamW replaces.
 ADAMW = {"adamw_torch", "adamw_torch_fused"}
@@ -89,13 +93,15 @@ class PartitionedTrainer(transformers.Trainer):
         >>> PartitionedTrainer(model, arguments, train_dataset=chunks).train()  # doctest: +SKIP
     """
 
+    model: nn.Module
+
     def __init__(
         self,
         *args: Any,
         hyper_optimizer: Callable[..., torch.optim.Optimizer] | None = None,
         hyper_gradient: str | Technique | Mapping[Hyperparameter, str | Technique] | None = None,
         audit: bool = True,
-        eval_dataset=None,
+        eval_dataset: Any = None,
         **options: Any,
     ) -> None:
         chunks = options.get("train_dataset")
@@ -116,7 +122,7 @@ class PartitionedTrainer(transformers.Trainer):
                 stacklevel=2,
             )
 
-    def call_model_init(self, trial=None) -> nn.Module:
+    def call_model_init(self, trial: Any = None) -> nn.Module:
         """Return a new model of model_init, for a training or a trial of hyperparameter_search."""
         model = super().call_model_init(trial)
         if self._strategy is not None:  # otherwise transformers' constructor called
@@ -176,7 +182,7 @@ class PartitionedTrainer(transformers.Trainer):
         named = self.model.named_modules()
         return values_by_path({path: module for path, module in named if isinstance(module, Hyperparameter)})
 
-    def create_optimizer(self, model=None) -> PartitionedOptimizer:
+    def create_optimizer(self, model: nn.Module | None = None) -> PartitionedOptimizer:
         """Create partnets.optim.AdamW with the arguments' settings, unless `optimizers` was given.
 
         As in transformers, biases and the weights of norms do not decay.
@@ -192,7 +198,7 @@ class PartitionedTrainer(transformers.Trainer):
             self.optimizer = _stepping(AdamW(self.model, betas=betas, groups=groups, **settings))
         return self.optimizer
 
-    def get_train_dataloader(self):
+    def get_train_dataloader(self) -> DataLoader[Draw]:
         """Return a partnets.Loader; the batches of an epoch have as many examples as the chunks, rounded up.
 
         With gradient_accumulation_steps, an item is a part of a batch, and the first one comes with the batch of ψ.
@@ -226,7 +232,7 @@ class PartitionedTrainer(transformers.Trainer):
             chunks.collate = self._get_collator_with_removed_columns(self.data_collator, "training")
         return chunks
 
-    def training_step(self, model: nn.Module, inputs: Draw, num_items_in_batch=None) -> Tensor:
+    def training_step(self, model: nn.Module, inputs: Draw, num_items_in_batch: Tensor | int | None = None) -> Tensor:
         """Take a step of ψ and compute the gradient of w_k, which transformers' loop clips and steps."""
         self.model.train()
         for module in self._still:
@@ -265,7 +271,9 @@ class PartitionedTrainer(transformers.Trainer):
         optimizer.update = k
         return loss.detach()
 
-    def get_batch_samples(self, epoch_iterator, num_batches, device):
+    def get_batch_samples(
+        self, epoch_iterator: Iterator[Draw], num_batches: int, device: torch.device
+    ) -> tuple[list[Draw], int | None]:
         """Return transformers' draws of a step, and the number of targets in their batches of w_k, if it is known."""
         draws, _ = super().get_batch_samples(epoch_iterator, num_batches, device)
         counts = [self._targets(draw.batch) for draw in draws]
@@ -303,7 +311,13 @@ class PartitionedTrainer(transformers.Trainer):
         finally:
             self.label_smoother = smoother
 
-    def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
+    def compute_loss(
+        self,
+        model: nn.Module,
+        inputs: dict[str, Any],
+        return_outputs: bool = False,
+        num_items_in_batch: Tensor | int | None = None,
+    ) -> Tensor | tuple[Tensor, Any]:
         """Return transformers' loss as a mean over this batch, plus the terms of hyper.Penalty modules.
 
         transformers' count of labels, num_items_in_batch, is not used: it exceeds the number of losses of some models.
@@ -325,7 +339,11 @@ class PartitionedTrainer(transformers.Trainer):
         super().log(logs, *args, **options)
 
     def evaluate(
-        self, eval_dataset=None, ignore_keys=None, metric_key_prefix: str = "eval", **options: Any
+        self,
+        eval_dataset: Any = None,
+        ignore_keys: list[str] | None = None,
+        metric_key_prefix: str = "eval",
+        **options: Any,
     ) -> dict[str, float]:
         """Return L_ML of chunks in nats (Eq. 2) as "eval_lml", with the values of ψ.
 
@@ -341,7 +359,7 @@ class PartitionedTrainer(transformers.Trainer):
         values = {f"{metric_key_prefix}_{name}": value for name, value in self.values().items()}
         metrics = {f"{metric_key_prefix}_lml": self._lml(self._collated(data))} | values
         self.log(metrics)
-        self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
+        self.control: TrainerControl = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
         return metrics
 
     @torch.no_grad()
@@ -358,7 +376,7 @@ class PartitionedTrainer(transformers.Trainer):
                         found -= min(size, chunks.sizes[k - 1] - i * size) * self._judged(batch, self.model).item()
         return found
 
-    def evaluation_loop(self, *args: Any, **options: Any):
+    def evaluation_loop(self, *args: Any, **options: Any) -> EvalLoopOutput:
         """Run transformers' loop for evaluate and predict, after estimating BatchNorm's statistics."""
         self._estimate_statistics()
         return super().evaluation_loop(*args, **options)

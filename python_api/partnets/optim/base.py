@@ -111,7 +111,7 @@ class PartitionedOptimizer(torch.optim.Optimizer):
         self.check(group)
         super().add_param_group(group)
 
-    def _with_decays(self, settings: dict) -> dict:
+    def _with_decays(self, settings: dict[str, Any]) -> dict[str, Any]:
         """Return settings with a weight decay for each partition, if they have any."""
         return settings | {name: self._decays(settings[name]) for name in settings.keys() & {"weight_decay"}}
 
@@ -196,7 +196,7 @@ class PartitionedOptimizer(torch.optim.Optimizer):
         noted(changed)
         return loss
 
-    def _by_rate(self, group: dict) -> list[tuple[LearningRate | None, list[PartitionedParameter]]]:
+    def _by_rate(self, group: dict[str, Any]) -> list[tuple[LearningRate | None, list[PartitionedParameter]]]:
         """Return the owners of a group's parameters, by the learned rate that they follow."""
         parameters, known = group["params"], self.__dict__.setdefault("_grouped", {})
         before, found = known.get(id(group), ((), []))
@@ -208,7 +208,7 @@ class PartitionedOptimizer(torch.optim.Optimizer):
             known[id(group)] = list(parameters), found
         return found
 
-    def _prepared(self, owners: list[PartitionedParameter], group: dict, update: int) -> Entries:
+    def _prepared(self, owners: list[PartitionedParameter], group: dict[str, Any], update: int) -> Entries:
         """Return the entries of a partition in parameters: those of an earlier step if nothing has moved since."""
         moments, known = self.moments(group), self.__dict__.setdefault("_entries", {})
         found, of = known.get((update, owners[0])), (owners, moments, [*map(id, self.state.values())])
@@ -291,7 +291,7 @@ class PartitionedOptimizer(torch.optim.Optimizer):
         groups = {parameter: group for group in self.param_groups for parameter in group["params"]}
         return {parameter: self._started(self.state[parameter], parameter, groups[parameter]) for parameter in groups}
 
-    def _started(self, state: dict, parameter: nn.Parameter, group: dict) -> dict:
+    def _started(self, state: dict[str, Any], parameter: nn.Parameter, group: dict[str, Any]) -> dict[str, Any]:
         """Return a parameter's state after adding missing parts as zeros."""
         for moment in self.moments(group):
             if moment not in state:
@@ -360,7 +360,7 @@ class PartitionedOptimizer(torch.optim.Optimizer):
         module = self._rates.get(parameter)
         return None if module is None else module.rate() * self._schedule(group)
 
-    def _schedule(self, group: dict) -> float:
+    def _schedule(self, group: dict[str, Any]) -> float:
         """Return a group's learning rate divided by its initial one; for OneCycleLR, by its maximum."""
         place = next(i for i, own in enumerate(self.param_groups) if own is group)
         began = self._lrs[place] if place < len(self._lrs) else None  # ReduceLROnPlateau does not set initial_lr
@@ -421,7 +421,7 @@ class PartitionedOptimizer(torch.optim.Optimizer):
                 if states.get(index):
                     self._check_state(states[index], parameter, group)
 
-    def _check_state(self, state: dict, parameter: nn.Parameter, group: dict) -> None:
+    def _check_state(self, state: dict[str, Any], parameter: nn.Parameter, group: dict[str, Any]) -> None:
         expected = dict.fromkeys(self.moments(group), tuple(self._owners[parameter].stored.shape))
         if (steps := self.new_steps(parameter, group)) is not None:
             expected["step"] = tuple(steps.shape)
@@ -488,7 +488,7 @@ def _raise_foreign(what: str) -> NoReturn:
     raise ValueError(f"the saved optimiser has {what}; load the state of such an optimiser of the same model.")
 
 
-def _listed(group: dict) -> list[nn.Parameter]:
+def _listed(group: dict[str, Any]) -> list[nn.Parameter]:
     return [group["params"]] if isinstance(group["params"], Tensor) else list(group["params"])
 
 

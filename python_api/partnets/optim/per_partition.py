@@ -107,7 +107,7 @@ class PerPartition(PartitionedOptimizer):
     def __getstate__(self) -> dict[str, Any]:
         return {**super().__getstate__(), "steps_by": self.steps_by}
 
-    def _of_partition(self, moments: list[Tensor], steps: Tensor, group: dict) -> dict:
+    def _of_partition(self, moments: list[Tensor], steps: Tensor, group: dict[str, Any]) -> dict[str, Any]:
         """Return the state of torch's optimiser for the entries of a partition; empty before its first step."""
         if not steps[0]:
             return {}
@@ -116,11 +116,11 @@ class PerPartition(PartitionedOptimizer):
             numbers[name] = torch.full_like(number, value) if isinstance(number, Tensor) else type(number)(value)
         return numbers | dict(zip(self.moments(group), moments, strict=True))
 
-    def _numbers(self, group: dict) -> dict[str, object]:
+    def _numbers(self, group: dict[str, Any]) -> dict[str, object]:
         """Return the numbers in the state of torch's optimiser, by name."""
         return {name: number for name, number in self._state_of(group).items() if number is not None}
 
-    def _state_of(self, group: dict) -> dict[str, object]:
+    def _state_of(self, group: dict[str, Any]) -> dict[str, object]:
         """Return the result of entrywise.check for the optimiser with a group's settings."""
         settings = {name: value for name, value in self.settings_of(group, 1).items() if name != "lr"}
         tested, key = self.__dict__.setdefault("_tested", {}), repr(sorted(settings.items()))

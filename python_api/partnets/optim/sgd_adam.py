@@ -55,7 +55,7 @@ class SGD(PartitionedOptimizer):
         weight_decay: float | Sequence[float] = 0.0,
         nesterov: bool = False,
         *,
-        groups: Iterable[dict] = (),
+        groups: Iterable[dict[str, Any]] = (),
     ) -> None:
         super().__init__(model, groups, lr=lr, weight_decay=weight_decay, momentum=momentum, nesterov=nesterov)
 
@@ -117,7 +117,7 @@ class Adam(PartitionedOptimizer):
         eps: float = 1e-8,
         weight_decay: float | Sequence[float] = 0.0,
         *,
-        groups: Iterable[dict] = (),
+        groups: Iterable[dict[str, Any]] = (),
     ) -> None:
         super().__init__(model, groups, lr=lr, weight_decay=weight_decay, betas=tuple(betas), eps=eps)
 
@@ -187,6 +187,6 @@ class AdamW(Adam):
         eps: float = 1e-8,
         weight_decay: float | Sequence[float] = 1e-2,
         *,
-        groups: Iterable[dict] = (),
+        groups: Iterable[dict[str, Any]] = (),
     ) -> None:
         super().__init__(model, lr, betas, eps, weight_decay, groups=groups)

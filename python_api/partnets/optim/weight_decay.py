@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
-RULES = {"reciprocal": lambda examples: examples, "square root": math.sqrt}
+RULES: dict[str, Callable[[int], float]] = {"reciprocal": lambda examples: examples, "square root": math.sqrt}
 
 
 def decays(precision: float, sizes: Sequence[int], rule: str = "reciprocal") -> tuple[float, ...]:

@@ -240,7 +240,7 @@ class HyperLayer(nn.Module):
         squares = by_row(parameter * parameter), by_row(parameter * response), by_row(response * response)
         return (squares[0] + scale * (2 * squares[1] + scale * squares[2])).sum(-1)
 
-    def __getattr__(self, name: str):
+    def __getattr__(self, name: str) -> Any:
         """Return the attribute; while λ is perturbed, return W only as metadata, because it is not the whole weight."""
         value, own = super().__getattr__(name), self.__dict__
         if f"hyper_{name}" not in own.get("_parameters", ()) or torch.compiler.is_compiling():

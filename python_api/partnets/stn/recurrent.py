@@ -66,7 +66,9 @@ class _HyperRecurrent(HyperLayer):
 
     flatten_parameters = _update_flat_weights
 
-    def forward(self, input, hx=None):
+    def forward(
+        self, input: Tensor | PackedSequence, hx: Tensor | State | None = None
+    ) -> tuple[Tensor | PackedSequence, Tensor | State]:
         hyper = self.vector.input()
         if not is_each(hyper):
             return super().forward(input, hx)

@@ -22,6 +22,7 @@ from partnets.subnetworks.rules import rule_of
 from partnets.subnetworks.statistics import partitioned_norms
 from partnets.training import step
 from partnets.training.hypergradient import Strategy
+from partnets.training.unrolled import Averaged, alone
 from partnets.utils.linearised import is_linear, lifted, linearised
 from partnets.utils.modules import evaluating
 
@@ -212,12 +213,23 @@ class Response(Strategy):
 
     entropy: float
 
-    def step_weights(self, *arguments: Any, **options: Any):
+    def step_weights(self, *arguments: Any, **options: Any) -> Tensor:
         return step_weights(*arguments, **options)
 
     def step_hyper(
-        self, model, optimizer, hyper_optimizer, batches, loss, hyper_loss, *, weights, backward, clip, averaged
-    ):
+        self,
+        model: nn.Module,
+        optimizer: PartitionedOptimizer,
+        hyper_optimizer: torch.optim.Optimizer,
+        batches: Mapping[int, Any],
+        loss: Callable[[Any], Tensor],
+        hyper_loss: Callable[[Any], Tensor],
+        *,
+        weights: Mapping[int, float] | None = None,
+        clip: float | None = None,
+        backward: Callable[[Tensor], None] = Tensor.backward,
+        averaged: Averaged = alone,
+    ) -> Tensor:
         options = {"entropy": self.entropy, "weights": weights, "backward": backward}
         return step_hyper(model, hyper_optimizer, batches, hyper_loss, **options)
 

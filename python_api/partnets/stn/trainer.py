@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -73,7 +74,7 @@ class Trainer(trainer.Trainer):
         *,
         hyper: Hyperparameter | list[Hyperparameter] | None = None,
         entropy: float = 1e-3,
-        sampling=None,
+        sampling: Sequence[float] | None = None,
         **options: Any,
     ) -> None:
         check_entropy(entropy)

@@ -130,7 +130,9 @@ class Training:
         self.due, self.unseen = due(steps, judgements), unseen
         # The final training may have fewer steps, but follows the schedule at full length.
         self.times = [0, *due(problem.steps, judgements)]
-        self.noise, self.done, self.judged, self.temperature, self.counted, self.examples = None, 0, [], 1.0, 0, 0.0
+        self.done, self.temperature, self.counted, self.examples = 0, 1.0, 0, 0.0
+        self.noise: dict[str, Any] | None = None
+        self.judged: list[float] = []
         self.network, self.loss = copy.deepcopy((problem.network, problem.loss))
         self.network.to(problem.device)
         if not (self.network[-1] if problem.outside else self.network).training:

@@ -76,7 +76,9 @@ class LocalGrid(Grid):
     def run(self) -> Run:
         return Run.create_empty(RUN_ID)
 
-    def create_message(self, content, message_type, dst_node_id, group_id, ttl=None) -> Message:
+    def create_message(
+        self, content: RecordDict, message_type: str, dst_node_id: int, group_id: str, ttl: float | None = None
+    ) -> Message:
         return Message(content, dst_node_id, message_type, ttl=ttl, group_id=group_id)
 
     def get_node_ids(self) -> Iterable[int]:
