@@ -58,7 +58,7 @@ class Channels:
         self.__post_init__()  # a damaged file must not load as channels
 
     @classmethod
-    def given(cls, ends: Channels | Sequence[int] | Sequence[Sequence[int]]) -> Channels:
+    def given(cls, ends: Ends) -> Channels:
         """Return Channels of one segment, n_1..n_C, or of several segments; return Channels unchanged.
 
         Raises:
@@ -188,6 +188,10 @@ def joined(parts: Sequence[Tensor], like: Tensor, dim: int) -> Tensor:
 
 def _at(tensor: Tensor, dim: int, block: slice) -> tuple[slice, ...]:
     return (*[slice(None)] * (dim % tensor.dim()), block)
+
+
+# Channels, or n_1..n_C of one segment or of each segment.
+Ends = Channels | Sequence[int] | Sequence[Sequence[int]]
 
 
 def _blocks(segments: tuple[tuple[int, ...], ...], after: int, until: int) -> tuple[slice, ...]:

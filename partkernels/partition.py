@@ -24,7 +24,7 @@ from partkernels.arguments import (
     sizes,
 )
 from partkernels.backend import dispatch
-from partkernels.channels import Channels
+from partkernels.channels import Channels, Ends
 from partkernels.defaults import Defaults, Normal, Stored, Uniform, Zeros
 from partkernels.formats import packed_map
 from partkernels.formats.philox import GROUP
@@ -113,9 +113,7 @@ class Partition:
         return cls(shape, num_partitions, packed, Zeros() if defaults is None else defaults)
 
     @staticmethod
-    def nested(
-        shape: Sequence[int], rows: Channels | Sequence[Any], cols: Channels | Sequence[Any] | None = None
-    ) -> NestedPartition:
+    def nested(shape: Sequence[int], rows: Ends, cols: Ends | None = None) -> NestedPartition:
         """Make a NestedPartition, which needs no map: subnetwork k is weight[:rows[k-1], :cols[k-1]].
 
         Args:
@@ -343,9 +341,7 @@ class NestedPartition(Partition):
     row_channels: Channels
     col_channels: Channels
 
-    def __init__(
-        self, shape: Sequence[int], rows: Channels | Sequence[Any], cols: Channels | Sequence[Any] | None = None
-    ) -> None:
+    def __init__(self, shape: Sequence[int], rows: Ends, cols: Ends | None = None) -> None:
         shape, rows = checked_shape(shape), Channels.given(rows)
         cols = Channels.whole(math.prod(shape[1:2]), rows.num_partitions) if cols is None else Channels.given(cols)
         self._assign(shape, rows, cols, 0, 0)

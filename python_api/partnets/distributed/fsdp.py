@@ -15,11 +15,11 @@ from partnets.distributed.ranks import check_agreement, check_outside, partition
 from partnets.hyper import hyperparameters
 from partnets.subnetworks.gradients import watch
 from partnets.subnetworks.state import ROWS, partitioned_modules, state_of
-from partnets.utils.modules import is_sharded
+from partnets.utils.modules import Model, is_sharded
 from partnets.utils.shards import local
 
 
-def fully_shard(model: nn.Module, units: Iterable[nn.Module] | None = None, **options: Any) -> nn.Module:
+def fully_shard(model: Model, units: Iterable[nn.Module] | None = None, **options: Any) -> Model:
     """Apply torch.distributed.fsdp.fully_shard to a partitioned model, in place.
 
     Weights, gradients and moments are sharded along their first dimension, and each rank exchanges and steps its shard.

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from os import PathLike
 from typing import Any
 
@@ -105,7 +105,7 @@ def check_same_file(path: str | PathLike[str]) -> None:
         raise ValueError(f"{path} is not the same file on all ranks; let all ranks read the file that was saved last.")
 
 
-def check_agreement(facts: dict[str, object], group: dist.ProcessGroup | None = None) -> None:
+def check_agreement(facts: Mapping[str, object], group: dist.ProcessGroup | None = None) -> None:
     """Raise ValueError on every rank unless these facts are the same, before one rank waits for another forever.
 
     Args:

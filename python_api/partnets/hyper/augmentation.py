@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import torch
 from torch import Tensor, nn
 
@@ -37,7 +39,7 @@ class Augmentation(Hyperparameter):
 
     per_example = True
 
-    def __init__(self, initial: dict[str, object]) -> None:
+    def __init__(self, initial: Mapping[str, float | None]) -> None:
         super().__init__()
         self.names = tuple(name for name, value in initial.items() if value is not None)
         if not self.names:

@@ -32,7 +32,7 @@ from partnets.optim import AdamW, PartitionedOptimizer
 from partnets.optim.base import check_partitioned
 from partnets.subnetworks.context import subnetwork
 from partnets.training.checkpoint import raise_other_chunks
-from partnets.training.hypergradient import Strategy, Technique
+from partnets.training.hypergradient import Choice, Strategy
 from partnets.training.preflight import check_leaks, check_learns
 from partnets.training.step import parameters_of, still_modules, weights_learning
 from partnets.training.unrolled import alone
@@ -99,7 +99,7 @@ class PartitionedTrainer(transformers.Trainer):
         self,
         *args: Any,
         hyper_optimizer: Callable[..., torch.optim.Optimizer] | None = None,
-        hyper_gradient: str | Technique | Mapping[Hyperparameter, str | Technique] | None = None,
+        hyper_gradient: Choice | None = None,
         audit: bool = True,
         eval_dataset: Any = None,
         **options: Any,

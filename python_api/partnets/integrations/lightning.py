@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -15,9 +15,8 @@ from partnets.distributed.ranks import averaged, check_agreement, gathered, on_a
 from partnets.distributed.shared_chunks import check_shared, share
 from partnets.evaluation.running_statistics import estimate_statistics
 from partnets.evaluation.same_chunks import check_counts, check_same_chunks, remember_chunks
-from partnets.hyper import Hyperparameter
 from partnets.optim import PartitionedOptimizer
-from partnets.training.hypergradient import Strategy, Technique
+from partnets.training.hypergradient import Choice, Strategy
 from partnets.training.preflight import check_leaks
 from partnets.training.step import parameters_of, step_weights
 from partnets.training.unrolled import alone
@@ -84,7 +83,7 @@ class PartitionedModule(LightningModule):
 
     audit: bool = True
     clip: float | None = None
-    hyper_gradient: str | Technique | Mapping[Hyperparameter, str | Technique] | None = None
+    hyper_gradient: Choice | None = None
 
     def __init__(self) -> None:
         super().__init__()

@@ -14,10 +14,11 @@ from partnets.stn.vector import HyperVector
 from partnets.subnetworks.merging import merge
 from partnets.subnetworks.partitioning import named
 from partnets.subnetworks.state import partitioned_modules
+from partnets.utils.modules import Model
 
 
 def convert(
-    model: nn.Module,
+    model: Model,
     hyper: Hyperparameter | Sequence[Hyperparameter],
     *,
     skip: Iterable[str | nn.Module] = (),
@@ -27,7 +28,7 @@ def convert(
     learn_scale: bool = True,
     per_example: bool = True,
     batch_dim: int = 0,
-) -> nn.Module:
+) -> Model:
     """Turn the layers of a model into best responses to its hyperparameters, in place (MacKay et al. 2019).
 
     torch's Linear, convolutions, Embedding, norms, RNN, LSTM, GRU and MultiheadAttention become subclasses of
@@ -133,7 +134,7 @@ def vector_of(model: nn.Module) -> HyperVector:
     return vectors[0]
 
 
-def freeze(model: nn.Module, values: Mapping[str, float] | None = None) -> nn.Module:
+def freeze(model: Model, values: Mapping[str, float] | None = None) -> Model:
     """Return a model of torch modules only that computes the same function at fixed hyperparameters.
 
     Layers have the weights W + (V λ) ⊙ W_hyper; tied weights become separate ones. Modules of partnets.hyper are

@@ -72,7 +72,7 @@ class Trainer(trainer.Trainer):
         model: nn.Module,
         chunks: Chunks,
         *,
-        hyper: Hyperparameter | list[Hyperparameter] | None = None,
+        hyper: Hyperparameter | Sequence[Hyperparameter] | None = None,
         entropy: float = 1e-3,
         sampling: Sequence[float] | None = None,
         **options: Any,

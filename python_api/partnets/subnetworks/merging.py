@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import copy
+from typing import overload
 
 import torch
 from torch import nn
 
 from partnets.subnetworks.context import subnetwork
+from partnets.subnetworks.ensemble import Ensemble
 from partnets.subnetworks.guard import unguard
 from partnets.subnetworks.saving import remove_hooks
 from partnets.subnetworks.state import (
@@ -22,7 +24,15 @@ from partnets.subnetworks.state import (
     state_of,
 )
 from partnets.subnetworks.statistics import warn_of_stale
-from partnets.utils.modules import frozen, is_sharded
+from partnets.utils.modules import Model, frozen, is_sharded
+
+
+@overload
+def merge(model: Ensemble, active: int | None = None) -> nn.Module: ...
+
+
+@overload
+def merge(model: Model, active: int | None = None) -> Model: ...
 
 
 def merge(model: nn.Module, active: int | None = None) -> nn.Module:

@@ -24,7 +24,7 @@ from partnets.subnetworks.rules import REFUSED, known_rule, rule_of
 from partnets.subnetworks.state import ENDS, ESTIMATED, LEARNED, ROWS, holder_of, state_of
 from partnets.subnetworks.switch import switch_of
 from partnets.utils import seeds
-from partnets.utils.modules import is_frozen, overlapping
+from partnets.utils.modules import Model, is_frozen, overlapping
 
 # A warning names at most so many modules.
 MOST_NAMED = 10
@@ -40,7 +40,7 @@ class Obstacle(NamedTuple):
 
 @torch.inference_mode(False)
 def partition(
-    model: nn.Module,
+    model: Model,
     proportions: Sequence[float],
     *,
     defaults: str | partkernels.Defaults | None = None,
@@ -52,7 +52,7 @@ def partition(
     channels: Sequence[Mapping[str, Any]] | None = None,
     proportions_of: str = "channels",
     frozen: bool = False,
-) -> nn.Module:
+) -> Model:
     """Partition the parameters of a model in place, a fixed proportion of each weight at random (Appendix C).
 
     Modules keep their classes and their code; buffers beside the parameters hold the partitions, so state_dict, copies

@@ -128,6 +128,8 @@ class Implicit:
 
 
 Technique = Lookahead | Implicit
+# How ψ learns: one technique for all modules, or one for each module; the keys are Hyperparameters.
+Choice = str | Technique | Mapping[Any, str | Technique]
 # By name, with default settings; "direct" is None: only through the forward pass.
 TECHNIQUES: dict[str, Technique | None] = {"direct": None, "lookahead": Lookahead(), "implicit": Implicit()}
 
@@ -148,9 +150,7 @@ class Strategy:
     chosen: Mapping[Hyperparameter, Technique | None]
 
     @classmethod
-    def of(
-        cls, hyper: Iterable[Hyperparameter], given: str | Technique | Mapping[Hyperparameter, str | Technique] | None
-    ) -> Strategy:
+    def of(cls, hyper: Iterable[Hyperparameter], given: Choice | None) -> Strategy:
         """Return the strategy of modules: as given, or by the attribute `hyper_gradient` of their classes.
 
         Raises:
@@ -234,7 +234,7 @@ def step_lookahead(
     loss: Callable[[Any], Tensor],
     hyper_loss: Callable[[Any], Tensor],
     *,
-    by: str | Technique | Mapping[Hyperparameter, str | Technique] | None = None,
+    by: Choice | None = None,
     weights: Mapping[int, float] | None = None,
     clip: float | None = None,
     averaged: Averaged = alone,

@@ -88,7 +88,7 @@ def check_start(trainer: Any) -> None:
 
 def try_judging(
     model: nn.Module,
-    hyper: dict[str, nn.Module],
+    hyper: Mapping[str, nn.Module],
     k: int,
     draw: Callable[[], Any],
     hyper_loss: Loss,
@@ -154,7 +154,7 @@ def warn_of_forgotten(model: nn.Module) -> None:
         )
 
 
-def warn_of_unused_losses(model: nn.Module, hyper: dict[str, nn.Module], loss: Loss) -> None:
+def warn_of_unused_losses(model: nn.Module, hyper: Mapping[str, nn.Module], loss: Loss) -> None:
     """Warn if a model has modules that act through the training loss, such as LabelSmoothing, but `loss` is another.
 
     Args:
@@ -176,7 +176,7 @@ def warn_of_unused_losses(model: nn.Module, hyper: dict[str, nn.Module], loss: L
         )
 
 
-def check_reaches_output(hyper: dict[str, nn.Module], output: Any, loss: Tensor) -> None:
+def check_reaches_output(hyper: Mapping[str, nn.Module], output: Any, loss: Tensor) -> None:
     """Raise ValueError, naming them, if parameters of ψ affect a loss but not the model's output."""
     outputs = [leaf for leaf in tree_leaves(output) if isinstance(leaf, Tensor)]
     if not outputs:  # an object of another library, which cannot be inspected

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import nullcontext
 from functools import partial
 from os import PathLike
@@ -33,7 +33,7 @@ from partnets.training import checkpoint, preflight
 from partnets.training.best_model import Best
 from partnets.training.callbacks import Callback
 from partnets.training.history import History
-from partnets.training.hypergradient import Strategy, Technique
+from partnets.training.hypergradient import Choice, Strategy
 from partnets.training.prefetch import Prefetch
 from partnets.training.progress import Progress
 from partnets.training.settings import Settings
@@ -130,7 +130,7 @@ class Trainer:
         hyper_optimizer: torch.optim.Optimizer | None = None,
         scheduler: LRScheduler | None = None,
         hyper_scheduler: LRScheduler | None = None,
-        hyper_gradient: str | Technique | Mapping[Hyperparameter, str | Technique] | None = None,
+        hyper_gradient: Choice | None = None,
         callbacks: Iterable[Callback] = (),
         forward: Forward = call,
         **settings: Any,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -12,6 +12,9 @@ from torch.nn.parameter import is_lazy
 from torch.utils._pytree import tree_map
 
 from partkernels.operators.memory import meeting
+
+# A model that a function changes in place and returns.
+Model = TypeVar("Model", bound=nn.Module)
 
 
 def modules_of(model: nn.Module) -> list[nn.Module]:
