@@ -75,6 +75,7 @@ lint: $(VENV)/test
 	$(BIN)/ruff format --check .
 	$(BIN)/codespell
 	$(BIN)/python tests/imports.py
+	$(BIN)/pyrefly check --summary=none --python-interpreter-path $(BIN)/python
 	$(BIN)/clang-format --dry-run -Werror $(CPP)
 
 # The C++ library for CPUs, its tests, and the CUDA kernels under an emulator, all under the address sanitizer; with

@@ -72,8 +72,8 @@ def run(rotated: bool, steps: int, seed: int) -> Run:
     model = network(data)
     tuned = [hyper.Affine(), "dropout", "weight_decay"]
     result = partnets.tune(model, data, tuned, steps=steps, batch_size=BATCH, optimizer=ADAM, seed=seed)
-    accuracies = (partnets.accuracy(each, data.test) for each in (result.model, untuned(model, data, steps)))
-    return Run(result, *accuracies, data.train[0][:1])
+    accuracy = partnets.accuracy(result.model, data.test)
+    return Run(result, accuracy, partnets.accuracy(untuned(model, data, steps), data.test), data.train[0][:1])
 
 
 def print_table(runs: dict[str, dict[int, Run]]) -> None:
@@ -81,7 +81,7 @@ def print_table(runs: dict[str, dict[int, Run]]) -> None:
     columns = ("rotation ±°", "dropout", "L_ML nats", "tuned %", "untuned %", "gain")
     print(f"\n{'digits':8} {'seed':>4}", *(f"{column:>11}" for column in columns))
     for name, by_seed in runs.items():
-        rows = {
+        rows: dict[str, tuple[float, ...]] = {
             str(seed): (
                 one.result.values["rotation"],
                 one.result.values["dropout"],
@@ -101,7 +101,8 @@ def print_table(runs: dict[str, dict[int, Run]]) -> None:
 def draw(runs: dict[str, dict[int, Run]], path: Path) -> None:
     """Draw a row for each data set: L_ML of all trials, accuracies, and images from the chosen augmentation."""
     figure = Figure(figsize=(13, 3.4 * len(runs)), layout="constrained")
-    for band, (name, by_seed) in zip(figure.subfigures(len(runs), 1), runs.items(), strict=True):
+    bands = figure.subfigures(len(runs), 1, squeeze=False).flat
+    for band, (name, by_seed) in zip(bands, runs.items(), strict=True):
         band.suptitle(f"{name} digits", fontweight="bold")
         curves, bars = band.subfigures(1, 2, width_ratios=(1, 1.6))
         one = next(iter(by_seed.values()))

@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import functools
 from pathlib import Path
+from typing import Any, cast
 
 import torch
 import transformers
@@ -36,15 +37,15 @@ class Sentences(Dataset):
     def __len__(self) -> int:
         return len(self.words)
 
-    def __getitem__(self, i: int) -> dict[str, torch.Tensor]:
-        return {"input_ids": self.words[i], "labels": self.labels[i]}
+    def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
+        return {"input_ids": self.words[index], "labels": self.labels[index]}
 
 
 def partitioned() -> transformers.PreTrainedModel:
     sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64}
     still = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
     model = transformers.BertForSequenceClassification(transformers.BertConfig(vocab_size=WORDS, **sizes, **still))
-    model.dropout = hyper.ConcreteDropout(0.5)
+    model.set_submodule("dropout", hyper.ConcreteDropout(0.5))
     return partnets.partition(model, PROPORTIONS, defaults="seed")  # new random weights
 
 
@@ -52,7 +53,7 @@ class Trainer(PartitionedTrainer):
     """A trainer that saves a dense BERT with the learned rate in its configuration."""
 
     def dense_model(self) -> transformers.PreTrainedModel:
-        deployed = partnets.finalize(self.model, "deploy")
+        deployed = cast(transformers.BertForSequenceClassification, partnets.finalize(self.model, "deploy"))
         deployed.config.classifier_dropout = deployed.dropout.p
         return deployed
 
@@ -60,7 +61,7 @@ class Trainer(PartitionedTrainer):
 def train(sentences: Dataset, steps: int, out: Path, resume: Path | None = None, **options) -> Trainer:
     transformers.set_seed(0)
     chunks = partnets.chunk(sentences, PROPORTIONS)
-    arguments = {
+    settings: dict[str, Any] = {
         "output_dir": out,
         "max_steps": steps,
         "per_device_train_batch_size": 32,
@@ -72,10 +73,10 @@ def train(sentences: Dataset, steps: int, out: Path, resume: Path | None = None,
         "logging_steps": 100,
         "report_to": "none",
     }
-    arguments = transformers.TrainingArguments(**arguments | options)
+    arguments = transformers.TrainingArguments(**settings | options)
     hyper_optimizer = functools.partial(torch.optim.Adam, lr=HYPER_LR)
     trainer = Trainer(partitioned(), arguments, train_dataset=chunks, hyper_optimizer=hyper_optimizer)
-    trainer.train(resume_from_checkpoint=resume)
+    trainer.train(resume_from_checkpoint=None if resume is None else str(resume))
     trainer.save_model()
     return trainer
 

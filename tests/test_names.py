@@ -1,7 +1,9 @@
-"""Public names exist and hide no module that contains them, and importing them is fast."""
+"""Public names exist, have types and hide no module that contains them, and importing them is fast."""
 
 import importlib
+import inspect
 import pkgutil
+import sys
 
 import pytest
 from processes import run_python
@@ -49,6 +51,27 @@ def test_no_attribute_hides_a_submodule(package):
         parent, _, leaf = found.name.rpartition(".")
         seen = getattr(importlib.import_module(parent), leaf, None)
         assert seen is None or getattr(seen, "__name__", "") == found.name, f"{parent}.{leaf} is {seen!r}"
+
+
+def functions(package):
+    """Yield the functions and public methods that a package and its folders name in `__all__`, with descriptions."""
+    folders = [one.name for one in pkgutil.walk_packages(package.__path__, f"{package.__name__}.") if one.ispkg]
+    for folder in [package.__name__, *folders]:
+        for name in getattr(sys.modules.get(folder), "__all__", ()):
+            one = getattr(sys.modules[folder], name)
+            for member, value in vars(one).items() if isinstance(one, type) else [(name, one)]:
+                function = inspect.unwrap(getattr(value, "__func__", getattr(value, "fget", value)))
+                is_public = member == "__init__" or not member.startswith("_")
+                if is_public and inspect.isfunction(function) and function.__name__ == member:
+                    yield f"{folder}.{name}, {member}", function
+
+
+@pytest.mark.parametrize("package", [partkernels, partnets])
+def test_public_functions_have_types(package):
+    for path, function in functions(package):
+        signature = inspect.signature(function)
+        lacking = {one.name for one in signature.parameters.values() if one.annotation is one.empty}
+        assert lacking <= {"self", "cls"} and signature.return_annotation is not signature.empty, f"{path}: {lacking}"
 
 
 def test_importing_and_partitioning_load_nothing_large_beside_torch():

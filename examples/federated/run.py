@@ -56,9 +56,9 @@ def run(name: str, app, server: federated.Server, arguments: argparse.Namespace)
     return seen
 
 
-def draw(found: dict[str, dict[str, list]], augmentation: hyper.Affine, path: Path) -> None:
+def draw(found: dict[str, dict[str, list]], augmentation: hyper.Hyperparameter, path: Path) -> None:
     figure = Figure(figsize=(13, 6.5), layout="constrained")
-    plots, images = figure.subfigures(2, 1, height_ratios=(2.6, 1))
+    plots, images = figure.subfigures(2, 1, squeeze=False, height_ratios=(2.6, 1)).flat
     accuracy, rotation, lml = plots.subplots(1, 3)
     for name, seen in found.items():
         accuracy.plot(seen["megabytes"], seen["accuracy"], label=name)
@@ -96,7 +96,8 @@ def main() -> None:
         "FedAvg": run("FedAvg", app, averaged, arguments),
         "partitioned": run("partitioned", client_app.app, server, arguments),
     }
-    draw(found, *server.hyper.values(), arguments.out)
+    (augmentation,) = server.hyper.values()
+    draw(found, augmentation, arguments.out)
     print(f"The picture is in {arguments.out}.")
 
 

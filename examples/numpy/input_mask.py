@@ -36,8 +36,8 @@ class Linear:
         self.partition = pkn.Partition.random((outs, ins), PROPORTIONS, seed=seed, defaults=defaults)
         self.weight = rng.uniform(-scale, scale, (outs, ins)).astype(np.float32)
         self.bias = np.zeros((COUNT, outs), np.float32)  # subnetwork k uses the sum of the first k rows
-        self.moments = np.zeros((2, outs, ins), np.float32)
-        self.bias_moments = np.zeros((2, COUNT, outs), np.float32)
+        self.moments = np.zeros((outs, ins), np.float32), np.zeros((outs, ins), np.float32)
+        self.bias_moments = np.zeros((COUNT, outs), np.float32), np.zeros((COUNT, outs), np.float32)
         self.steps = [0] * COUNT
 
     def forward(self, x: np.ndarray, active: int) -> np.ndarray:
@@ -51,10 +51,10 @@ class Linear:
         """Step partition `update` with Adam; the other entries keep their bits."""
         row = update - 1
         self.steps[row] += 1
-        how = {"step": self.steps[row], "lr": lr}
         grad_weight = pkn.linear_grad_weight(grad, self.x, self.partition, update)
-        pkn.adam_step(self.weight, grad_weight, *self.moments, self.partition, update, **how)
-        pkn.adam_step(self.bias[row], grad.sum(0), *self.bias_moments[:, row], None, None, **how)
+        pkn.adam_step(self.weight, grad_weight, *self.moments, self.partition, update, step=self.steps[row], lr=lr)
+        first, second = self.bias_moments
+        pkn.adam_step(self.bias[row], grad.sum(0), first[row], second[row], None, None, step=self.steps[row], lr=lr)
 
 
 class Network:
@@ -64,7 +64,7 @@ class Network:
         sizes = USEFUL + NOISE, HIDDEN, HIDDEN, 2
         self.layers = [Linear(rng, *shape, seed) for seed, shape in enumerate(pairwise(sizes))]
         self.psi = np.full(USEFUL + NOISE, 1.0, np.float32)  # the logits of the inputs' probabilities
-        self.psi_moments = np.zeros((2, USEFUL + NOISE), np.float32)
+        self.psi_moments = np.zeros_like(self.psi), np.zeros_like(self.psi)
         self.psi_steps = 0
 
     def probabilities(self) -> np.ndarray:
@@ -91,9 +91,10 @@ class Network:
         return grads[::-1], (grad * x * mask * (1 - mask)).sum(0) / TEMPERATURE
 
     def accuracy(self, x: np.ndarray, y: np.ndarray) -> float:
-        hidden = x * self.probabilities()
+        logits = hidden = x * self.probabilities()
         for layer in self.layers:
-            hidden = np.maximum(logits := layer.forward(hidden, COUNT), 0)
+            logits = layer.forward(hidden, COUNT)
+            hidden = np.maximum(logits, 0)
         return float((logits.argmax(1) == y).mean())
 
 
@@ -110,7 +111,7 @@ def train(learns_psi: bool, seed: int = 0, steps: int = 3000, batch: int = 64) -
         for layer, grad in zip(network.layers, grads, strict=True):
             layer.step(grad, k, lr=2e-3)
         if learns_psi:
-            k = rng.integers(2, COUNT + 1)
+            k = int(rng.integers(2, COUNT + 1))
             chosen = rng.integers(ends[k - 2], ends[k - 1], batch)  # of chunk k, for subnetwork k - 1
             _, grad = network.gradients(x[chosen], y[chosen], k - 1, rng)
             network.psi_steps += 1

@@ -31,5 +31,6 @@ def main(grid: Grid, context: Context) -> None:
     def evaluate(number: int, arrays: ArrayRecord) -> MetricRecord:
         return MetricRecord({"accuracy": partnets.accuracy(server.model, data().test), **server.hyper_values()})
 
-    strategy = PartitionedFedAvg(server, fraction=config["fraction"], checkpoint=config["checkpoint"] or None)
-    strategy.start(grid, num_rounds=config["rounds"], evaluate_fn=evaluate)
+    checkpoint = str(config["checkpoint"]) or None
+    strategy = PartitionedFedAvg(server, fraction=float(config["fraction"]), checkpoint=checkpoint)
+    strategy.start(grid, num_rounds=int(config["rounds"]), evaluate_fn=evaluate)

@@ -32,7 +32,9 @@ def data() -> Data:
 @cache
 def parts(clients: int) -> list[Tensor]:
     """Return the indices of each client's images, of two narrow ranges of rotations."""
-    shards = data().angles.argsort().tensor_split(SHARDS * clients)
+    angles = data().angles
+    assert angles is not None  # the images are rotated
+    shards = angles.argsort().tensor_split(SHARDS * clients)
     dealt = torch.randperm(len(shards), generator=torch.Generator().manual_seed(0)).tolist()
     return [torch.cat([shards[i] for i in dealt[client::clients]]) for client in range(clients)]
 
