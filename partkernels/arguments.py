@@ -31,8 +31,7 @@ class Partitioned(Protocol):
     """A partition of either package."""
 
     @property
-    def num_partitions(self) -> int:
-        """The number of partitions, C."""
+    def num_partitions(self) -> int: ...
 
 
 def bits_for(num_partitions: int) -> int:

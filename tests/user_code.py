@@ -33,6 +33,40 @@ class Network(nn.Module):
         return self.head(self.dropout(x))
 
 
+class Noise(hyper.Hyperparameter):
+    per_example = True
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.std = hyper.Learned(0.5, hyper.interval(0.0, 2.0), unit=1.0)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.std(x) * torch.randn_like(x)
+
+
+class Focal(hyper.TrainingLoss):
+    def __init__(self, gamma: float = 2.0) -> None:
+        super().__init__(F.cross_entropy)
+        self.gamma = hyper.Learned(gamma, hyper.positive)
+
+    def trained(self, output: Tensor, y: Tensor) -> Tensor:
+        losses = self.losses(output, y)
+        return (1 - (-losses).exp()) ** self.gamma() * losses
+
+
+class Gain(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.gain = nn.Parameter(torch.ones(4))
+
+
+def refuses(module: Gain) -> str | None:
+    return None if module.gain.requires_grad else "is frozen"
+
+
+partnets.register(Gain, partnets.Rule(scales=("gain",), refuses=refuses))
+
+
 def train(x: Tensor, y: Tensor, folder: Path) -> nn.Module:
     augmentation = hyper.Affine(rotation=10.0)
     network = nn.Sequential(nn.Flatten(), nn.Linear(64, 10))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -24,6 +24,8 @@ from partnets.subnetworks.statistics import warn_of_stale
 from partnets.utils.losses import IGNORED, Loss, check_mean, check_no_sum, no_classes, plain, scores, summed
 from partnets.utils.modules import device_of, evaluating, to_device
 
+# The result of a metric.
+Value = TypeVar("Value")
 # The largest uint8, which marks unlabelled pixels in images of labels.
 UNLABELLED = 255
 
@@ -155,7 +157,7 @@ def accuracy(
     return mean_loss(model, data, right, batch_size=batch_size, collate=collate, forward=forward, **loading)
 
 
-def per_subnetwork(model: nn.Module, metric: Callable[[nn.Module], float]) -> list[float]:
+def per_subnetwork(model: nn.Module, metric: Callable[[nn.Module], Value]) -> list[Value]:
     """Return metric(model) for each of the subnetworks 1..C.
 
     Example:

@@ -106,7 +106,7 @@ class Server:
         self.weighting, self.privacy = weighting, privacy
         self.max_norm, self.hyper_max_norm = max_norm, hyper_max_norm
         self.rounds = 0
-        self.pinned: dict[str, Any] = {}
+        self.pinned: dict[int, tuple[int, int]] = {}
         self.history: list[Round] = []
         self._sent: dict[str, Tensor] | None = None  # the result of the last values(), until the step
 

@@ -61,9 +61,9 @@ class Rule:
     weights: Sequence[str] = ()
     scales: Sequence[str] = ()
     statistics: Sequence[str] = ()
-    distribution: Callable[[nn.Module, str], Distribution | None] = _no_distribution
-    outputs: Callable[[nn.Module, str, Tensor], Tensor] = _outputs
-    refuses: Callable[[nn.Module], str | None] = lambda module: None
+    distribution: Callable[[Any, str], Distribution | None] = _no_distribution
+    outputs: Callable[[Any, str, Tensor], Tensor] = _outputs
+    refuses: Callable[[Any], str | None] = lambda module: None
     vectors: Sequence[str] = ()
     alike: Callable[[str], str] = lambda name: name
 
