@@ -179,6 +179,10 @@ class Channels:
         return torch.cat(parts, dim)
 
 
+# Channels, or n_1..n_C of one segment or of each segment.
+Ends = Channels | Sequence[int] | Sequence[Sequence[int]]
+
+
 def joined(parts: Sequence[Tensor], like: Tensor, dim: int) -> Tensor:
     """Concatenate tensors along a dimension; return a single one unchanged, and an empty slice of `like` for none."""
     if len(parts) == 1:
@@ -188,10 +192,6 @@ def joined(parts: Sequence[Tensor], like: Tensor, dim: int) -> Tensor:
 
 def _at(tensor: Tensor, dim: int, block: slice) -> tuple[slice, ...]:
     return (*[slice(None)] * (dim % tensor.dim()), block)
-
-
-# Channels, or n_1..n_C of one segment or of each segment.
-Ends = Channels | Sequence[int] | Sequence[Sequence[int]]
 
 
 def _blocks(segments: tuple[tuple[int, ...], ...], after: int, until: int) -> tuple[slice, ...]:

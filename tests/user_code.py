@@ -86,6 +86,7 @@ def train(x: Tensor, y: Tensor, folder: Path) -> nn.Module:
     )
     history = trainer.fit(100)
     assert_type(history, partnets.History)
+    print(max(history.lml["lml"]))
     trainer.save(folder / "training.pt")
     assert_type(trainer.values(), dict[str, float])
     assert_type(partnets.accuracy(model, (x, y)), float)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import lru_cache
-from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -152,7 +151,7 @@ def _looked_up(function: Callable[..., tuple]) -> Callable[..., tuple]:
     """Wrap a function of shapes as a function of tensors, with a cache: 5 us less per call."""
     known = lru_cache(maxsize=1024, typed=True)(function)
 
-    def of(dims: int, x: Tensor, bias: Tensor | None, partition: Partition, active: int, *asked) -> tuple[Any, ...]:
+    def of(dims: int, x: Tensor, bias: Tensor | None, partition: Partition, active: int, *asked) -> tuple:
         shapes = dims, x.shape, partition.shape, None if bias is None else bias.shape, partition.num_partitions
         if isinstance(partition, NestedPartition):
             return function(*shapes, *asked, live=(partition, active))

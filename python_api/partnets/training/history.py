@@ -42,8 +42,8 @@ class History:
 
     steps: dict[str, list[Any]] = field(default_factory=lambda: {name: [] for name in STEP_COLUMNS})
     values: dict[str, list[float]] = field(default_factory=dict)
-    lml: dict[str, list[Any]] = field(default_factory=lambda: {"step": [], "lml": []})
-    metrics: dict[str, dict[str, list[Any]]] = field(default_factory=dict)
+    lml: dict[str, list[float]] = field(default_factory=lambda: {"step": [], "lml": []})
+    metrics: dict[str, dict[str, list[float]]] = field(default_factory=dict)
 
     def __repr__(self) -> str:
         """Return a summary with the numbers of records.
