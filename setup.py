@@ -22,10 +22,14 @@ from itertools import chain
 from pathlib import Path
 from threading import Lock
 
-import torch
 from setuptools import Extension, setup
 from setuptools.command.bdist_wheel import bdist_wheel
 from setuptools.command.build_ext import build_ext
+
+try:
+    import torch
+except ModuleNotFoundError:
+    sys.exit("partkernels is built with the installed PyTorch; install torch first: pip install 'torch>=2.10'")
 
 ROOT = Path(__file__).parent
 TORCH = Path(torch.__file__).parent

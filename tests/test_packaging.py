@@ -78,6 +78,13 @@ def test_a_backend_that_is_built_is_known_before_another_one_fails(tmp_path):
     assert facts(tmp_path)["compiler"] == "env A=1 c++" and "nvcc" in done.stderr
 
 
+def test_without_torch_installation_says_in_one_line_to_install_it_first():
+    code = "import runpy, sys; sys.modules['torch'] = None; runpy.run_path('setup.py')"
+    done = run_python("-c", code, cwd=ROOT)
+    assert done.returncode == 1
+    assert re.fullmatch(r".*; install torch first: pip install 'torch>=2.10'\n", done.stderr)
+
+
 @pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++")
 def test_the_binding_compiles_with_headers_without_array_comparison(tmp_path):
     header = Path("torch", "headeronly", "util", "HeaderOnlyArrayRef.h")
