@@ -18,7 +18,7 @@ import sys
 import sysconfig
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from itertools import chain
+from itertools import chain, count
 from pathlib import Path
 from threading import Lock
 
@@ -144,13 +144,25 @@ class BuildBackends(build_ext):
     def get_export_symbols(self, extension):
         return extension.export_symbols  # it is not a Python module and has no PyInit function
 
+    def finalize_options(self):
+        super().finalize_options()
+        self.include_dirs = []  # no source includes Python's headers, whose folder differs between environments
+
     def build_extensions(self):
         compile, compile_one = self.compiler.compile, self.compiler._compile
 
-        def compile_together(sources, **options):
+        def compile_together(sources, include_dirs, **options):
             """Compile on all processors: each instruction set is a file that takes half a minute."""
+            done = count(1)
+
+            def compile_source(source):
+                is_kernel = source.startswith(os.path.join("csrc", "cpu"))  # needs no torch
+                objects = compile([source], include_dirs=["csrc/include"] if is_kernel else include_dirs, **options)
+                print(f"[{next(done)}/{len(sources)}] {source}\n", end="", flush=True)
+                return objects
+
             with ThreadPoolExecutor(os.cpu_count()) as threads:
-                return [*chain(*threads.map(lambda source: compile([source], **options), sources))]
+                return [*chain(*threads.map(compile_source, sources))]
 
         def compile_if_older(object, *rest):
             options = [str(each) for given in rest for each in ([given] if isinstance(given, str) else given)]
@@ -276,10 +288,10 @@ class BuildCuda(BuildBackends):
 
 
 class AnyPythonWheel(bdist_wheel):
-    """Tag the wheel for a platform, not for a Python version: the library does not depend on Python."""
+    """Tag the wheel for a platform, or any without a library, not for a Python version: the library does not use it."""
 
     def get_tag(self):
-        return "py3", "none", super().get_tag()[2]
+        return "py3", "none", "any" if ASKED == "none" else super().get_tag()[2]
 
 
 setup(

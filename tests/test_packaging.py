@@ -18,6 +18,8 @@ from processes import run_python
 from partkernels.build_info import digest
 
 ROOT = Path(__file__).parents[1]
+# A compiler in sh.
+MAKES_A_FILE = 'while test $# -gt 0; do test "$1" = -o && : > "$2"; shift; done; exit 0'
 
 
 def build(folder: Path, **environment: str) -> subprocess.CompletedProcess:
@@ -65,10 +67,21 @@ def test_a_build_that_was_asked_for_and_fails_is_an_error(environment, message, 
     assert message in done.stderr
 
 
+def test_kernels_are_compiled_in_the_same_way_in_every_environment(tmp_path):
+    """An environment with another Python or PyTorch then needs to compile the binding only."""
+    (tmp_path / "c++").write_text(f'#!/bin/sh\necho "$*" >> {tmp_path}/commands; {MAKES_A_FILE}\n')
+    (tmp_path / "c++").chmod(0o755)
+    done = build(tmp_path, PARTKERNELS_BUILD="cpu", CXX=str(tmp_path / "c++"))
+    assert done.returncode == 0, done.stderr
+    commands = (tmp_path / "commands").read_text().splitlines()
+    kernels = [re.findall(r"-I *(\S+)", command) for command in commands if "-c csrc/cpu/" in command]
+    assert len(kernels) == len([*(ROOT / "csrc" / "cpu").glob("*.cpp")])
+    assert kernels == [["csrc/include"]] * len(kernels)
+
+
 @pytest.mark.full
 def test_a_backend_that_is_built_is_known_before_another_one_fails(tmp_path):
-    makes_a_file = 'while test $# -gt 0; do test "$1" = -o && : > "$2"; shift; done; exit 0'
-    for name, program in {"c++": makes_a_file, "nvcc": "exit 1"}.items():
+    for name, program in {"c++": MAKES_A_FILE, "nvcc": "exit 1"}.items():
         (tmp_path / name).write_text(f"#!/bin/sh\n{program}\n")
         (tmp_path / name).chmod(0o755)
     path = f"{tmp_path}:{os.environ['PATH']}"
