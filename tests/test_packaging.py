@@ -13,8 +13,10 @@ from pathlib import Path
 import pybind11
 import pytest
 import torch
+import yaml
 from processes import run_python
 
+from partkernels import __version__
 from partkernels.build_info import digest
 
 ROOT = Path(__file__).parents[1]
@@ -118,6 +120,12 @@ def test_no_backend_is_built_when_none_is_asked_for(tmp_path):
     assert "PARTKERNELS_BUILD=none" in facts(tmp_path)["cpu"]
     assert facts(tmp_path)["sources"] == digest(ROOT / "csrc")
     assert not list(tmp_path.rglob("_cpu.*"))
+
+
+def test_the_citation_has_the_version_of_the_package_and_workflows_are_yaml():
+    assert yaml.safe_load((ROOT / "CITATION.cff").read_text())["version"] == __version__
+    for workflow in (ROOT / ".github").glob("*/*.yml"):
+        assert yaml.safe_load(workflow.read_text()), workflow
 
 
 @pytest.mark.full
