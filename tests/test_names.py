@@ -31,7 +31,7 @@ PUBLIC = {
     "partnets.distributed": "DDP OptimizerState Trainer fully_shard load save share",
     "partnets.training.callbacks": "Callback every",
     "partnets.integrations.lightning": "PartitionedModule",
-    "partnets.training.loggers": "CSV TensorBoard",
+    "partnets.training.loggers": "CSV Scalars TensorBoard",
     "partnets.optim": "SGD Adam AdamW PartitionedOptimizer PerPartition decays",
     "partnets.nn": "Bias Conv2d Embedding LayerNorm Linear LSTM MultiheadAttention Scale",
     "partnets.subnetworks.parameters": "PartitionedParameter partitioned_parameters",

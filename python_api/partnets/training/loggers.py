@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import weakref
+from collections.abc import Callable
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -83,6 +84,39 @@ def _write_rows(file, columns: dict[str, list], count: int) -> None:
     csv.writer(file, lineterminator="\n").writerows(rows)
 
 
+class Scalars:
+    """A callback that passes each step's scalars to a function of another library, with TensorBoard's names.
+
+    Args:
+        log: a function `log(scalars, step=step)` of a dict of floats by name, such as `log` of Weights & Biases' runs,
+            `mlflow.log_metrics`, or `log_metrics` of Lightning's loggers.
+
+    Example:
+        >>> from partnets import Trainer
+        >>> run = wandb.init(project="digits")  # doctest: +SKIP
+        >>> Trainer(model, chunks, callbacks=[Scalars(run.log)]).fit(1000)  # doctest: +SKIP
+        >>> Trainer(model, chunks, callbacks=[Scalars(mlflow.log_metrics)]).fit(1000)  # doctest: +SKIP
+    """
+
+    def __init__(self, log: Callable[..., Any]) -> None:
+        self._log = log
+
+    def __call__(self, trainer: Any) -> None:
+        """Pass on the latest step."""
+        self._log(_latest(trainer.history, trainer.steps), step=trainer.steps)
+
+
+def _latest(history: History, step: int) -> dict[str, float]:
+    """Return the scalars that the history has for its last step, by name."""
+    latest = {name: history.steps[name][-1] for name in ("loss", "hyper_loss")}
+    latest |= {f"values/{name}": values[-1] for name, values in history.values.items()}
+    evaluated = {f"metrics/{name}": record for name, record in history.metrics.items()}
+    for name, record in {"lml": history.lml, **evaluated}.items():
+        if record["step"] and record["step"][-1] == step:
+            latest[name] = record["lml" if name == "lml" else "value"][-1]
+    return {name: value for name, value in latest.items() if value is not None}
+
+
 class TensorBoard:
     """A callback that writes scalars for TensorBoard: loss, hyper_loss, lml, values/NAME and metrics/NAME.
 
@@ -122,16 +156,8 @@ class TensorBoard:
             self._writer = self._new_writer(str(self.folder), purge_step=trainer.steps)
             # Closed at Python's exit at the latest: the writer buffers scalars up to two minutes and would lose them.
             self._close_writer = weakref.finalize(self, self._writer.close)
-        step = trainer.steps
-        latest = {name: history.steps[name][-1] for name in ("loss", "hyper_loss")}
-        latest |= {f"values/{name}": values[-1] for name, values in history.values.items()}
-        evaluated = {f"metrics/{name}": record for name, record in history.metrics.items()}
-        for name, record in {"lml": history.lml, **evaluated}.items():
-            if record["step"] and record["step"][-1] == step:
-                latest[name] = record["lml" if name == "lml" else "value"][-1]
-        for name, value in latest.items():
-            if value is not None:
-                self._writer.add_scalar(name, value, step)
+        for name, value in _latest(history, trainer.steps).items():
+            self._writer.add_scalar(name, value, trainer.steps)
 
     def close(self) -> None:
         """Write buffered scalars, as also happens at Python's exit; a further call begins another file."""

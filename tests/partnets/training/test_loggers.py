@@ -72,6 +72,17 @@ def expected_scalars(history):
     }
 
 
+def test_a_function_gets_the_scalars_that_tensorboard_shows():
+    trainer, found = fresh(), {}
+
+    def log(values, *, step):
+        for name, value in values.items():
+            found.setdefault(name, {})[step] = value
+
+    train(trainer, 9, loggers.Scalars(log))
+    assert found == expected_scalars(trainer.history)
+
+
 @pytest.mark.parametrize("same", [True, False], ids=["same process", "new process"])
 def test_tensorboard_shows_each_scalar_once_after_a_resumption(same, tmp_path):
     trainer = fresh()
