@@ -1,16 +1,16 @@
-"""Progress of training on a terminal: steps, the time left, losses and each hyperparameter."""
+"""Progress of training on a terminal or in a notebook: steps, the time left, losses and each hyperparameter."""
 
 from __future__ import annotations
 
-from tqdm import tqdm
+from tqdm.auto import tqdm
 
 from partnets.training.history import History
 
-BAR = "{n_fmt}/{total_fmt} steps |{bar:20}| {elapsed}, {remaining} left{postfix}"
+BAR = "{n_fmt}/{total_fmt} steps |{bar}| {elapsed}, {remaining} left{postfix}"
 
 
 class Progress(tqdm):
-    """A line on standard error during training, if it is a terminal and `shown` is True.
+    """A line on standard error if it is a terminal, or a widget in a notebook with ipywidgets, if `shown` is True.
 
     Example:
         >>> with Progress(done=0, steps=10) as progress:

@@ -199,7 +199,7 @@ class _Search:
         if problem.settings:
             points, factors = design(problem.settings, planned.levels, derived(self.seed, "design"))
         total = len(points) * planned.member_batch + planned.confirm_batch + problem.batch_size
-        form = "{desc} |{bar:20}| {percentage:.0f} % of the budget, {elapsed}, {remaining} left{postfix}"
+        form = "{desc} |{bar}| {percentage:.0f} % of the budget, {elapsed}, {remaining} left{postfix}"
         with tqdm(total=total / problem.batch_size, disable=None, bar_format=form) as self.bar:
             tried = [self._search(number, point) for number, point in enumerate(points)]
             chosen, weights = torch.zeros(0, device="cpu"), torch.zeros(0, device="cpu")
@@ -295,7 +295,7 @@ class _Search:
         return training
 
     def _skip(self, number: int, batch_size: float) -> Trial:
-        self.bar.update(batch_size / self.problem.batch_size)
+        self._advance(batch_size / self.problem.batch_size)
         return self.finished[number]
 
     def _finish(self, name: str, training: Training, point: Tensor, **found: float | None) -> Trial:
@@ -308,6 +308,10 @@ class _Search:
         LOG.info("%s: %.1f nats at %s", name, nats[-1], values)
         return self.finished[-1]
 
+    def _advance(self, share: float) -> None:
+        """Advance the bar by a part of the budget; stop at its end, which a rounded sum may exceed."""
+        self.bar.update(min(share, self.bar.total - self.bar.n))
+
     def _fit(self, name: str, training: Training) -> None:
         self.bar.set_description_str(name)
         if self.present is not None:
@@ -317,7 +321,7 @@ class _Search:
             if training.done >= until:
                 continue
             training.run(until)
-            self.bar.update(training.batch_size / self.problem.batch_size / len(training.due))
+            self._advance(training.batch_size / self.problem.batch_size / len(training.due))
             if training.judged:
                 self.bar.set_postfix_str(f"L_ML {-training.judged[-1]:.1f}")
             for callback in self.callbacks:

@@ -6,6 +6,7 @@ import sys
 import pytest
 import torch
 import torch.nn.functional as F
+import tqdm.auto
 from processes import run_python
 from torch import nn
 from torch.optim import lr_scheduler
@@ -13,6 +14,7 @@ from torch.optim import lr_scheduler
 import partnets
 from partnets import hyper, optim
 from partnets.subnetworks.state import state_of
+from partnets.training.progress import BAR, Progress
 
 PROPORTIONS = (0.8, 0.1, 0.1)
 
@@ -240,6 +242,10 @@ def test_progress_is_quiet_off_a_terminal_and_shows_values_on_one(capsys, monkey
     shown = capsys.readouterr().err
     for part in ("5/5 steps", "00:00 left", "loss ", "L_ML ", "0 0.5", ", 5 0.5"):
         assert part in shown
+
+
+def test_progress_is_a_widget_in_a_notebook():
+    assert issubclass(Progress, tqdm.auto.tqdm) and "{bar}" in BAR  # the part that a widget replaces
 
 
 @pytest.mark.parametrize(("method", "library"), [("frame", "pandas"), ("plot", "matplotlib")])

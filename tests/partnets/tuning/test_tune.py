@@ -4,12 +4,14 @@ import copy
 import functools
 import math
 import random
+import sys
 import warnings
 
 import numpy
 import pytest
 import torch
 import torch.nn.functional as F
+import tqdm.auto
 from small_calls import COSINE, FAST, Rows, X, Y, classifier, labelled, pictures, seen, tuned, weights
 from torch import nn
 from torch.utils.data import TensorDataset
@@ -28,6 +30,13 @@ def test_the_result_is_a_network_of_torch_with_the_values():
     assert len(result.history) == 4 and math.isclose(sum(t.weight for t in result.history), 1.0)
     assert result.history[0].values == {"dropout": pytest.approx(0.1), "weight_decay": 0.0}
     assert len(repr(result)) < 200 and "dropout=" in repr(result)
+
+
+def test_progress_ends_at_all_of_the_budget_on_a_terminal(capsys, monkeypatch):
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    monkeypatch.setattr("partnets.tuning.run.tqdm", functools.partial(tqdm.auto.tqdm, mininterval=0))
+    tuned(names=("dropout",))  # tqdm warns of a rounded sum beyond the end
+    assert "100 % of the budget" in capsys.readouterr().err
 
 
 def test_networks_data_and_random_states_are_left_unchanged():
