@@ -140,6 +140,25 @@ def test_a_source_distribution_has_every_file_but_those_of_the_repository_itself
 
 
 @pytest.mark.full
+def test_a_source_distribution_installs_every_file_of_the_packages(tmp_path):
+    done = run_python("setup.py", "--quiet", "sdist", "--dist-dir", tmp_path, cwd=ROOT)
+    assert done.returncode == 0, done.stderr
+    (archive,) = tmp_path.glob("*.tar.gz")
+    command = [sys.executable, "-m", "pip", "install", "--no-index", "--no-deps", "--no-build-isolation"]
+    environment = {**os.environ, "PARTKERNELS_BUILD": "none"}
+    done = subprocess.run(
+        [*command, "--target", tmp_path / "to", archive], env=environment, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stdout
+    folders = {"partkernels": ROOT, "partnets": ROOT / "python_api", "partbench": ROOT / "benchmarks"}
+    for name, parent in folders.items():
+        files = {
+            path.relative_to(parent) for path in (parent / name).rglob("*.*") if path.suffix not in (".pyc", ".so")
+        }
+        assert {path for path in files if not (tmp_path / "to" / path).exists()} == set()
+
+
+@pytest.mark.full
 def test_a_source_distribution_for_numpy_has_the_kernels(tmp_path):
     code = "import sys, scikit_build_core.build as build; build.build_sdist(sys.argv[1])"
     done = run_python("-c", code, tmp_path, cwd=ROOT / "numpy_api")
