@@ -4,6 +4,7 @@ usage: python -W error smoke.py [none]    none: a wheel without a compiled backe
 """
 
 import sys
+import warnings
 from importlib.resources import files
 
 import torch
@@ -11,7 +12,10 @@ import torch
 import partkernels as pk
 import partnets
 
-assert "none" in sys.argv or pk.backends()["cpu"] == "ready", pk.backends()
+if "none" in sys.argv:
+    warnings.filterwarnings("ignore", "partkernels runs on cpu through its reference backend")
+else:
+    assert pk.backends()["cpu"] == "ready", pk.backends()
 model = torch.nn.Sequential(torch.nn.Conv2d(1, 4, 3), torch.nn.Flatten(), torch.nn.Linear(144, 3))
 partnets.partition(model, (0.8, 0.1, 0.1))
 x = torch.randn(2, 1, 8, 8)
