@@ -5,11 +5,13 @@ from __future__ import annotations
 import warnings
 from collections.abc import Sequence
 
+import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
 from partnets.data.examples import as_dataset
 from partnets.hyper import hyperparameters
+from partnets.utils.losses import no_classes
 from partnets.utils.modules import evaluating, frozen
 
 
@@ -25,6 +27,7 @@ def laplace(model: nn.Module, data: Dataset | Sequence[Tensor], *, batch_size: i
 
     Raises:
         ImportError: laplace-torch is not installed.
+        ValueError: the logits are not [batch, classes], or a label is not one of these classes.
 
     Example:
         >>> import torch
@@ -39,6 +42,14 @@ def laplace(model: nn.Module, data: Dataset | Sequence[Tensor], *, batch_size: i
             " installed, laplace-torch and its dependencies with pip's --no-deps."
         ) from error
     loader = DataLoader(as_dataset(data), batch_size=batch_size)
+    with torch.no_grad(), evaluating(model):
+        for x, y in loader:
+            logits = model(x)
+            if logits.dim() != 2 or y.dim() != 1 or y.is_floating_point() or bool(no_classes(logits, y).any()):
+                raise ValueError(
+                    f"the outputs are {list(logits.shape)} and the targets {y.dtype} {list(y.shape)}; baselines.laplace"
+                    " needs logits [batch, classes] and labels from 0 to classes - 1."
+                )
     # laplace-torch treats every parameter that requires a gradient as a weight with a prior.
     with frozen(hyperparameters(model)), evaluating(model), warnings.catch_warnings():
         # The warning concerns predictions, which are not made here.

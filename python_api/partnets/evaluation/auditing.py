@@ -266,7 +266,9 @@ class _Trial:
             with subnetwork(self.model, k, k if trains else None, hyper=True), still, torch.set_grad_enabled(trains):
                 before = {one: one.parameter.detach().clone() for one in self.parameters}
                 with penalties() as found:
-                    output, loss = self.compute(copy.deepcopy(batch))  # forward may remove parts of it
+                    # The forward pass may remove parts of it. Not all layouts of tensors have a deepcopy.
+                    copies = {id(leaf): leaf.detach().clone() for leaf in tensors(batch)}
+                    output, loss = self.compute(copy.deepcopy(batch, copies))
                 values = {f"output {i}": leaf.detach().clone() for i, leaf in enumerate(tensors(output))}
                 if trains:
                     values |= self._learned(with_terms(loss, found))

@@ -21,7 +21,7 @@ from partnets.evaluation.same_chunks import adopt_chunks
 from partnets.subnetworks.context import subnetwork
 from partnets.subnetworks.state import num_partitions
 from partnets.subnetworks.statistics import warn_of_stale
-from partnets.utils.losses import IGNORED, Loss, check_mean, check_no_sum, no_classes, plain, scores, summed
+from partnets.utils.losses import Loss, check_mean, check_no_sum, no_classes, plain, scores, summed
 from partnets.utils.modules import device_of, evaluating, to_device
 
 # The result of a metric.
@@ -99,7 +99,7 @@ def total_loss(
                 check_no_sum(loss, output, y, value / max(counted, 1))
             found, count = found + value.item(), count + counted
     if not count:
-        raise ValueError(f"no target of these {len(dataset)} examples counts: all are {IGNORED}; pass labelled ones.")
+        raise ValueError(f"no target of these {len(dataset)} examples counts; pass labelled ones.")
     return found, count
 
 

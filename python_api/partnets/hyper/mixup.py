@@ -15,7 +15,7 @@ from partnets.hyper.hyperparameter import Hyperparameter
 from partnets.hyper.learned import Learned, check_real
 from partnets.hyper.ranges import Range, logarithmic
 from partnets.utils.in_thread import InThread
-from partnets.utils.losses import Loss, check_mean, mean, of_each_that_counts, plain
+from partnets.utils.losses import Loss, check_mean, mean, of_each_that_counts, plain, scores
 
 # Wider than the range used in practice.
 ALPHAS = logarithmic(0.01, 10.0)
@@ -99,7 +99,7 @@ class _OfMixed:
     acts_in_loss = True
 
     def __call__(self, output: Any, targets: Tensor) -> Tensor:
-        loss, mixed = self.mixup._loss, self.mixup._mixed.get()
+        output, loss, mixed = scores(output), self.mixup._loss, self.mixup._mixed.get()
         if not self.mixup.training:
             return plain(loss)(output, targets)
         if mixed is None or len(mixed[1]) != len(targets):
@@ -112,4 +112,4 @@ class _OfMixed:
         return share * one + (1 - share) * other
 
     def plain(self, output: Any, targets: Tensor) -> Tensor:
-        return of_each_that_counts(plain(self.mixup._loss), output, targets)
+        return of_each_that_counts(plain(self.mixup._loss), scores(output), targets)

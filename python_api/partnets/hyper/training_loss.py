@@ -15,7 +15,7 @@ from partnets.hyper.hyperparameter import Hyperparameter
 from partnets.hyper.learned import Learned
 from partnets.hyper.ranges import Range, logarithmic
 from partnets.utils.in_thread import SEVERAL
-from partnets.utils.losses import IGNORED, check_mean, counted, of_each, of_each_that_counts, plain
+from partnets.utils.losses import IGNORED, check_mean, counted, of_each, of_each_that_counts, plain, scores
 
 # Range of one weight relative to another.
 WEIGHTS = logarithmic(1e-3, 1e3)
@@ -66,6 +66,7 @@ class TrainingLoss(Hyperparameter):
     def forward(self, output: Any, y: Any = None) -> Any:
         if y is None:
             return output
+        output = scores(output)
         if self.training:
             found = self.trained(output, y)
             counted = self.counted(output, y) if found.dim() and not self.leaves_out else None
@@ -89,7 +90,7 @@ class TrainingLoss(Hyperparameter):
 
         Torch's losses are used without label smoothing and class weights.
         """
-        return of_each_that_counts(plain(self.loss), output, self.targets(y))
+        return of_each_that_counts(plain(self.loss), scores(output), self.targets(y))
 
     def losses(self, output: Any, y: Any) -> Tensor:
         """Return the inner loss of each example, [batch]; with several targets, the mean of those not ignored.
@@ -158,6 +159,7 @@ class LabelSmoothing(TrainingLoss):
     def forward(self, logits: Tensor, labels: Tensor | None = None) -> Tensor:
         if labels is None:
             return logits
+        logits = scores(logits)
         counts, losses = labels != IGNORED, F.cross_entropy(logits, labels, reduction="none")
         if self.training:
             losses = losses + self.smoothing(labels) * (-logits.log_softmax(1).mean(1) - losses)

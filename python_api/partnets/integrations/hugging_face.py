@@ -263,7 +263,7 @@ class PartitionedTrainer(transformers.Trainer):
             self.hyper_optimizer.zero_grad()  # otherwise the loop's clipping would include ψ's gradient
         with weights_learning(self.model, k):
             parts = self.args.gradient_accumulation_steps
-            share = self._targets(batch) / num_items_in_batch if num_items_in_batch else 1 / parts
+            share = self._shared_targets(batch) / num_items_in_batch if num_items_in_batch else 1 / parts
             loss = torch.zeros((), device=self.args.device)
             if share:  # the mean of no targets is NaN
                 loss = share * self._computed(batch, model)
@@ -276,24 +276,29 @@ class PartitionedTrainer(transformers.Trainer):
     ) -> tuple[list[Draw], int | None]:
         """Return transformers' draws of a step, and the number of targets in their batches of w_k, if it is known."""
         draws, _ = super().get_batch_samples(epoch_iterator, num_batches, device)
-        counts = [self._targets(draw.batch) for draw in draws]
+        counts = [self._shared_targets(draw.batch) for draw in draws]
         return draws, None if None in counts else sum(counts) or None
+
+    def _shared_targets(self, batch: Any) -> int | None:
+        """Return _targets in one process; None in several, which would wait for each other."""
+        return None if self.args.world_size > 1 else self._targets(batch)
 
     def _targets(self, batch: Any) -> int | None:
         """Return the number of labels in a batch that are not -100, over which transformers' losses are means.
 
-        None if labels are not integers, or there are several processes, which would wait for each other.
+        None if labels are not integers.
         """
         labels = batch.get("labels") if isinstance(batch, Mapping) else None
-        if self.args.world_size > 1 or not isinstance(labels, Tensor) or labels.is_floating_point():
+        if not isinstance(labels, Tensor) or labels.is_floating_point():
             return None
-        if any(kind in type(self.model).__name__ for kind in ("CausalLM", "LMHead")):
+        names = [one.__name__ for one in type(self.model).__mro__]
+        if any(kind in name for kind in ("CausalLM", "LMHead") for name in names):
             labels = labels[..., 1:]  # the first one has no logits
         return int(labels.ne(-100).sum())
 
     def _weighted(self, batch: Any) -> Any:
         """Return a batch whose parts have their shares of its targets as weights."""
-        counts = [self._targets(part) for part in batch] if isinstance(batch, Parts) else []
+        counts = [self._shared_targets(part) for part in batch] if isinstance(batch, Parts) else []
         if None in counts or not sum(counts):
             return batch
         return Parts(batch, [count / sum(counts) for count in counts])
@@ -347,8 +352,8 @@ class PartitionedTrainer(transformers.Trainer):
     ) -> dict[str, float]:
         """Return L_ML of chunks in nats (Eq. 2) as "eval_lml", with the values of ψ.
 
-        L_ML is minus the sum over unseen chunks of mean loss times number of examples. Other data, and compute_metrics,
-        are evaluated as in transformers.
+        L_ML is minus the sum over unseen chunks of mean loss times number of labels that are not -100, or times number
+        of examples if labels are not integers. Other data, and compute_metrics, are evaluated as in transformers.
         """
         data = self.eval_dataset if eval_dataset is None else eval_dataset
         if isinstance(data, str):
@@ -371,9 +376,11 @@ class PartitionedTrainer(transformers.Trainer):
                 random_state.seed_all(self.args.seed)  # the same noise in each evaluation
                 with subnetwork(self.model, active=k - 1):
                     for i, batch in enumerate(batches(chunks[k], size, collate=chunks.collate)):
-                        if self._targets(batch) == 0:  # their mean is NaN
-                            continue
-                        found -= min(size, chunks.sizes[k - 1] - i * size) * self._judged(batch, self.model).item()
+                        count = self._targets(batch)
+                        if count is None:
+                            count = min(size, chunks.sizes[k - 1] - i * size)
+                        if count:  # the mean of no targets is NaN
+                            found -= count * self._judged(batch, self.model).item()
         return found
 
     def evaluation_loop(self, *args: Any, **options: Any) -> EvalLoopOutput:

@@ -22,7 +22,7 @@ from partnets.subnetworks.channels import MEASURES, Narrow
 from partnets.subnetworks.initial_values import looks_learned
 from partnets.subnetworks.rules import REFUSED, known_rule, rule_of
 from partnets.subnetworks.state import ENDS, ESTIMATED, LEARNED, ROWS, holder_of, state_of
-from partnets.subnetworks.switch import switch_of
+from partnets.subnetworks.switch import partitioned_elsewhere, switch_of
 from partnets.utils import seeds
 from partnets.utils.modules import Model, is_frozen, overlapping
 
@@ -337,7 +337,7 @@ def named(model: nn.Module, entries: Iterable[str | nn.Module], argument: str) -
 
 
 def _check_parameters(model: nn.Module, found: dict[str, nn.Module], skipped: set[nn.Module], frozen: bool) -> None:
-    """Raise ValueError if there is nothing to partition, or if two parameters share memory."""
+    """Raise ValueError if there is nothing to partition, or a parameter shares memory or is partitioned elsewhere."""
     if not found:
         if is_frozen(model) and not frozen:
             raise ValueError(
@@ -352,6 +352,11 @@ def _check_parameters(model: nn.Module, found: dict[str, nn.Module], skipped: se
         raise ValueError(
             f"{first} and {second} are two parameters that share memory, and would have two partitions; tie them by"
             " assigning one Parameter to both, or copy it."
+        )
+    if others := [names[id(parameter)] for parameter in own if id(parameter) in partitioned_elsewhere()]:
+        raise ValueError(
+            f"{others[0]} is a parameter of another model, which is partitioned already; copy it, or partition a module"
+            " that contains both models."
         )
     outside = {id(parameter) for module in skipped for parameter in module.parameters(recurse=False)}
     if both := [names[id(parameter)] for parameter in own if id(parameter) in outside]:

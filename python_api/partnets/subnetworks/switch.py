@@ -415,6 +415,12 @@ def noted(parameters: Iterable[Any]) -> None:
 _switches: WeakKeyDictionary[nn.Module, Switch] = WeakKeyDictionary()
 
 
+def partitioned_elsewhere() -> set[int]:
+    """Return the ids of the parameters of all partitioned models."""
+    places = [(module, p) for switch in _switches.values() for module, _, p in switch.aliases if module is not None]
+    return {id(parameter) for module, parameter in places if state_of(module) is not None}
+
+
 def switch_of(model: nn.Module, modules: list[nn.Module] | None = None) -> Switch:
     """Return the switch of a model; made once, and again where modules or parameters are others.
 

@@ -151,9 +151,19 @@ def settings_of(
             found |= {f"{which}.param_groups[{i}].{name}": group[name] for name in group if name not in left_out}
     for which, scheduler in schedulers.items():
         if scheduler is not None:
-            given = [name for name in inspect.signature(type(scheduler)).parameters if name != "last_epoch"]
-            state = scheduler.state_dict()
-            found |= {f"{which}.{name}": state[name] for name in given if name in state}
+            found |= _settings_of_scheduler(which, scheduler)
+    return found
+
+
+def _settings_of_scheduler(path: str, scheduler: Any) -> dict[str, Any]:
+    given = [name for name in inspect.signature(type(scheduler)).parameters if name != "last_epoch"]
+    state = scheduler.state_dict()
+    found = {f"{path}.{name}": state[one] for name in given for one in (name, f"_{name}") if one in state}
+    inner = getattr(scheduler, "_schedulers", ())  # of SequentialLR and ChainedScheduler
+    for i, one in enumerate(inner):
+        found |= _settings_of_scheduler(f"{path}.schedulers[{i}]", one)
+    if inner:
+        found.pop(f"{path}.schedulers", None)
     return found
 
 

@@ -34,10 +34,12 @@ def notes_of_guessing(unlearned: bool, memorised: bool) -> str:
     return GUESSING + (UNLEARNED if unlearned else MEMORY * memorised + WEAK)
 
 
-def notes_of_data(problem: Problem) -> Iterator[str]:
-    """Yield sentences about the number of unseen examples."""
-    if (unseen := sum(problem.chunks.sizes[1:])) < FEW:
-        yield f"{unseen} unseen examples judged the trainings; with so few, the choice is close to a guess."
+def notes_of_data(problem: Problem, counted: int) -> Iterator[str]:
+    """Yield sentences about the number of unseen examples, and of their targets that count."""
+    unseen = sum(problem.chunks.sizes[1:])
+    if min(unseen, counted) < FEW:
+        what = "examples" if unseen <= counted else "targets"
+        yield f"{min(unseen, counted)} unseen {what} judged the trainings; with so few, the choice is close to a guess."
     learning = [parameter for path in problem.direct for parameter in problem.network.get_submodule(path).parameters()]
     if (numbers := sum(parameter.numel() for parameter in learning)) > MANY * unseen:
         yield (

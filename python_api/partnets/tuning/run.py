@@ -219,7 +219,7 @@ class _Search:
         cost = sum(trial.cost for trial in self.finished) + self._cost(final)
         notes = [
             *([notes_of_guessing(unlearned, memorised)] if guessing else ()),
-            *notes_of_data(problem),
+            *notes_of_data(problem, confirmed.counted),
             *(() if unlearned else notes_of_choice(problem, history, chosen)),
             *notes_of_starts(start, harm),
             *notes_of_end(problem, confirmed, end, schedule, averages=augmentation is not None),

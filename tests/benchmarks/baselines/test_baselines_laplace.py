@@ -20,6 +20,19 @@ def examples(n=60):
     return x, (x[:, 0] + 0.5 * torch.randn(n) > 0).long()
 
 
+@pytest.mark.parametrize(
+    ("model", "y"),
+    [
+        (nn.Linear(2, 1), torch.randn(6, 1)),
+        (nn.Linear(2, 2), torch.tensor([0, 1, -100, 1, 0, 2])),
+        (nn.Sequential(nn.Linear(2, 1), nn.Flatten(0)), torch.ones(6)),
+    ],
+)
+def test_other_targets_than_classes_are_refused(model, y):
+    with pytest.raises(ValueError, match=r"needs logits \[batch, classes\]"):
+        laplace(model, (torch.randn(6, 2), y))
+
+
 def trained(x, y):
     model = nn.Linear(2, 2)
     optimizer = torch.optim.Adam(model.parameters(), lr=0.1)

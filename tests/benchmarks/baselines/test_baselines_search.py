@@ -4,6 +4,8 @@ import itertools
 import math
 
 import pytest
+from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
+from optuna.trial import TrialState
 
 from partbench.baselines import search
 
@@ -59,6 +61,26 @@ def test_tpe_comes_to_where_the_score_is_high(seed):
     scores = scores_of(study)
     assert sum(scores[20:]) / 20 > sum(scores[:10]) / 10
     assert study.best_params["x"] == pytest.approx(0.3, abs=0.05)
+
+
+def test_distributions_of_optuna_failed_trials_and_studies_that_continue(tmp_path):
+    space = {
+        "rate": FloatDistribution(1e-5, 1, log=True),
+        "layers": IntDistribution(1, 4),
+        "kind": CategoricalDistribution(["a", "b"]),
+    }
+    failures = iter([False, True] * 4)
+
+    def objective(values):
+        if next(failures):
+            raise FloatingPointError("the loss is nan")
+        return -values["layers"]
+
+    options = {"storage": f"sqlite:///{tmp_path / 'study.db'}", "study_name": "one", "load_if_exists": True}
+    for count in (4, 8):
+        study = search(objective, space, 4, **options)
+        assert len(study.trials) == count and len(study.get_trials(states=[TrialState.COMPLETE])) == count / 2
+    assert all(1e-5 <= trial.params["rate"] <= 1 and trial.params["kind"] in "ab" for trial in study.trials)
 
 
 @every_sampler

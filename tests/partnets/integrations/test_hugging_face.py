@@ -5,11 +5,13 @@ import random
 
 import pytest
 import torch
+import torch.nn.functional as F
 import transformers
 from bert import masked, trainer_of
 from small_network import MeanMask
 
 import partnets
+from partnets.utils.modules import evaluating
 
 
 class Noisy(torch.utils.data.Dataset):
@@ -91,13 +93,18 @@ class Texts(torch.utils.data.Dataset):
         return {"input_ids": ids, "labels": labels}
 
 
-def test_accumulated_gradients_weigh_parts_by_their_targets(tmp_path):
+class Renamed(transformers.GPT2LMHeadModel):
+    pass
+
+
+@pytest.mark.parametrize("kind", [transformers.GPT2LMHeadModel, Renamed])
+def test_accumulated_gradients_and_l_ml_weigh_parts_by_their_targets(tmp_path, kind):
     found = []
     for parts in (1, 4):
         torch.manual_seed(0)
         sizes = {"n_embd": 8, "n_layer": 1, "n_head": 2, "vocab_size": 10, "n_positions": 6}
         config = transformers.GPT2Config(**sizes, resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0)
-        model = transformers.GPT2LMHeadModel(config)
+        model = kind(config)
         model.transformer.drop = MeanMask(8)
         partnets.partition(model, (0.6, 0.2, 0.2), defaults="seed", seed=0)
         options = {"max_steps": 4, "max_grad_norm": 1.0, "logging_steps": 1}
@@ -106,7 +113,18 @@ def test_accumulated_gradients_weigh_parts_by_their_targets(tmp_path):
         trainer.train()
         logs = [log[name] for log in trainer.state.log_history[:-1] for name in ("loss", "hyper_loss", "grad_norm")]
         found.append([torch.tensor(logs), *model.state_dict().values()])
-    assert torch.isfinite(found[0][0]).all() and trainer.evaluate()["eval_lml"] < 0
+    assert torch.isfinite(found[0][0]).all()
+    chunks = trainer.train_dataset
+    expected = 0.0
+    for k in (2, 3):
+        with torch.no_grad(), evaluating(model), partnets.subnetwork(model, k - 1):
+            for one in map(chunks.dataset.__getitem__, chunks.indices(k).tolist()):
+                y = one["labels"][1:]
+                logits = model(one["input_ids"][None]).logits[0, :-1]
+                expected -= F.cross_entropy(logits, y, reduction="sum", ignore_index=-100).item()
+    for size in (1, 7):
+        trainer.args.per_device_eval_batch_size = size
+        assert trainer.evaluate()["eval_lml"] == pytest.approx(expected, rel=1e-4)
     for one, other in zip(*found, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-5)
 

@@ -96,6 +96,22 @@ def test_nested_and_sparse_inputs_are_those_of_torch(form):
         model.zero_grad()
 
 
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors", "ignore:Sparse CSR tensor support")
+@pytest.mark.parametrize("form", NESTED)
+def test_a_trainer_takes_nested_and_sparse_inputs(form):
+    class Sums(nn.Module):
+        def forward(self, z):
+            return z.to_padded_tensor(0.0).sum(1) if z.is_nested else z.to_dense()
+
+    def collate(pairs):
+        return NESTED[form]([x for x, _ in pairs]), torch.stack([y for _, y in pairs])
+
+    model = partnets.partition(nn.Sequential(nn.Linear(4, 3), Sums()), (0.5, 0.5))
+    data = [(torch.randn(1, 4).relu(), torch.tensor(i % 2)) for i in range(20)]
+    chunks = partnets.chunk(data, (0.5, 0.5), collate=collate)
+    partnets.Trainer(model, chunks, batch_size=4).fit(2)
+
+
 @pytest.fixture
 def model():
     return partitioned().double()

@@ -373,6 +373,18 @@ def is_an_average(model):
             mine.copy_(other)
 
 
+def test_a_parameter_that_another_partitioned_model_has_is_refused_before_anything_changes():
+    one, other = nn.Sequential(nn.Linear(4, 3)), nn.Sequential(nn.Linear(4, 3), nn.Linear(3, 2))
+    other[0].weight = one[0].weight
+    partnets.partition(one, PROPORTIONS)
+    before = copy.deepcopy(other.state_dict())
+    with pytest.raises(ValueError, match=r"0\.weight is a parameter of another model"):
+        partnets.partition(other, PROPORTIONS)
+    assert all(torch.equal(value, before[name]) for name, value in other.state_dict().items())
+    del one  # its parameter is free again
+    partnets.partition(other, PROPORTIONS)
+
+
 @pytest.mark.parametrize("is_entered", [False, True])
 @pytest.mark.parametrize(
     ("change", "error", "message"),

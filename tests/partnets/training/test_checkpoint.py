@@ -308,6 +308,28 @@ def test_loading_restores_the_saved_settings_and_warns_if_they_differ(tmp_path):
     assert one.optimizer.param_groups[0]["lr"] == 0.05 and one.hyper_optimizer.param_groups[0]["lr"] == 0.1
 
 
+@pytest.mark.parametrize(
+    "around",
+    [
+        lambda optimizer, one: lr_scheduler.SequentialLR(optimizer, [one, lr_scheduler.StepLR(optimizer, 3)], [20]),
+        lambda _, one: lr_scheduler.ChainedScheduler([one]),
+    ],
+)
+def test_settings_of_a_schedule_inside_another_one_count(tmp_path, around):
+    def made(gamma):
+        def make(model, mask):
+            optimizer = optim.SGD(model, lr=1.0)
+            return {"optimizer": optimizer, "scheduler": around(optimizer, lr_scheduler.StepLR(optimizer, 2, gamma))}
+
+        return trainer(make)
+
+    made(0.5).save(path := tmp_path / "checkpoint.pt")
+    with warnings.catch_warnings(action="error"):
+        made(0.5).load(path)
+    with pytest.warns(UserWarning, match=r"schedulers\[0\]\.gamma is 0\.5, not 0\.1"):
+        made(0.1).load(path)
+
+
 def flipped(at):
     def damage(content):
         content = bytearray(content)

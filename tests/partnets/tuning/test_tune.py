@@ -489,6 +489,7 @@ SLOW, NEARLY_STILL = functools.partial(FAST, lr=2e-3), functools.partial(FAST, l
 FEW = {"stratify": torch.arange(30) % 3, "optimizer": functools.partial(torch.optim.SGD, lr=1e-6)}
 FEW |= {"data": (torch.randn(30, 4) / 10, FEW["stratify"])}
 LOG_PROBABILITIES = {"network": nn.Sequential(*classifier(), nn.LogSoftmax(1)), "data": labelled(150), "steps": 30}
+MOSTLY_UNLABELLED = X, torch.where(torch.arange(len(Y)) % 6 > 0, -100, Y)
 APART = "Unseen data do not tell the trainings of the search apart"
 GUESS, NATS = "No training of the search", "no negative log-likelihood"
 
@@ -507,6 +508,7 @@ GUESS, NATS = "No training of the search", "no negative log-likelihood"
          "untuned training. Pass more steps or a larger budget.", True),
         (FEW, "untuned training", True),
         (FEW, "6 unseen examples judged the trainings", True),
+        ({"data": MOSTLY_UNLABELLED, "steps": 20}, "unseen targets judged the trainings; with so few", True),
         ({"data": labelled(400), "names": ["learning_rate"], "steps": 40, "optimizer": SLOW, "seed": 0},
          "learning_rate was best at the end of what was tried; pass 0.0", True),
         ({"steps": 4, "batch_size": 4, "budget": 6}, "The cost of", True),
