@@ -40,7 +40,7 @@ NUMPY := $(shell find csrc/cpu csrc/include csrc/numpy -type f) CMakeLists.txt n
 PACKAGE := CMakeLists.txt $(wildcard cmake/* examples/cpp/CMakeLists.txt tests/csrc/*.cmake)
 CPP := $(shell find csrc tests/csrc examples/cpp -name '*.h' -o -name '*.cpp' -o -name '*.cu')
 
-.PHONY: demo federated test bench paper gpu lint unit ctest aarch64 wheel numpy clean always
+.PHONY: demo federated test bench paper gpu lint unit ctest aarch64 wheel numpy docs clean always
 
 demo: $(VENV)/demo
 	$(BIN)/python examples/digits.py --seeds $(SEEDS)
@@ -51,8 +51,8 @@ federated: $(VENV)/federated
 
 # Set-up comes first, one thing at a time. Then two at once, so that neither processor waits while something links,
 # installs or collects; each prints what it has to say when it is done.
-test: $(VENV)/test
-	$(MAKE) --no-print-directory --jobs 2 --output-sync=target lint wheel numpy ctest unit
+test: $(VENV)/test $(if $(FULL),$(VENV)/docs)
+	$(MAKE) --no-print-directory --jobs 2 --output-sync=target lint wheel numpy ctest unit $(if $(FULL),docs)
 
 # Threads may spin here: nothing else should be running.
 bench: $(VENV)/bench
@@ -132,8 +132,14 @@ build/without-torch/numpy: $(VENV)/torch-and-uv $(if $(FULL),always)
 	$(UV) build/without-torch/bin/python numpy $(if $(FULL),jax)
 	touch $@
 
+# The site, in build/docs; FULL=1 also executes the notebooks.
+docs: $(VENV)/docs
+	rm -rf docs/api build/docs
+	OMP_NUM_THREADS=1 $(BIN)/sphinx-build --quiet --fail-on-warning --keep-going -c docs . build/docs
+	$(BIN)/python tests/site_names.py build/docs/objects.inv
+
 clean:
-	rm -rf $(VENV) build dist out partkernels/_c*.so partkernels/build_info.json *.egg-info
+	rm -rf $(VENV) build dist out docs/api partkernels/_c*.so partkernels/build_info.json *.egg-info
 
 $(VENV)/torch-and-uv:
 	$(PYTHON) -m venv $(VENV)
@@ -163,6 +169,11 @@ $(VENV)/bench: $(VENV)/torch-and-uv $(SOURCES)
 $(VENV)/paper: $(VENV)/torch-and-uv $(SOURCES)
 	$(call packages,paper)
 	$(UV) $(BIN)/python --no-deps $(LAPLACE)
+	touch $@
+
+$(VENV)/docs: $(VENV)/torch-and-uv $(SOURCES) $(NUMPY)
+	$(call packages,docs)
+	$(INSTALL) ./numpy_api
 	touch $@
 
 $(VENV)/test: $(VENV)/torch-and-uv $(SOURCES) $(NUMPY)

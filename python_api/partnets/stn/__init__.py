@@ -1,9 +1,11 @@
 """Self-tuning networks (MacKay et al. 2019): weights as a learned function of the hyperparameters.
 
-stn.convert(network, hyper=dropout)
-trainer = stn.Trainer(*partnets.held_out(network, data, validation=0.2), hyper=dropout)
-trainer.fit(3000)
-dense = stn.freeze(network)
+Convert a network, train it and freeze its hyperparameters:
+
+    stn.convert(network, hyper=dropout)
+    trainer = stn.Trainer(*partnets.held_out(network, data, validation=0.2), hyper=dropout)
+    trainer.fit(3000)
+    dense = stn.freeze(network)
 """
 
 from partnets.stn import attention, layers, norm, recurrent  # noqa: F401 - each registers its layers
