@@ -52,9 +52,12 @@ def write_pages(app) -> None:
             home = member.__name__ if isinstance(member, ModuleType) else homes.setdefault(id(member), path)
             if home != path:
                 entries.append(f".. py:{kind}:: {name}\n\n   The same as :py:obj:`{home}`.\n")
+            elif name == "__version__":
+                entries.append(f".. py:data:: {name}\n   :value: {member!r}\n")
             elif not isinstance(member, ModuleType):
-                table += [name] if name != "__version__" else []
-                entries.append(f".. auto{kind}:: {path}\n" + "   :members:\n" * (kind == "class"))
+                table.append(name)
+                options = {"class": "   :members:\n", "data": "   :no-value:\n"}
+                entries.append(f".. auto{kind}:: {path}\n{options.get(kind, '')}")
         title = f"{module_name}\n{'=' * len(module_name)}\n"
         listed = "\n   ".join([".. autosummary::", ":nosignatures:", "", *table])
         page = [title, f".. automodule:: {module_name}\n   :no-members:\n", listed, "", *entries]
