@@ -158,12 +158,10 @@ def settings_of(
 def _settings_of_scheduler(path: str, scheduler: Any) -> dict[str, Any]:
     given = [name for name in inspect.signature(type(scheduler)).parameters if name != "last_epoch"]
     state = scheduler.state_dict()
-    found = {f"{path}.{name}": state[one] for name in given for one in (name, f"_{name}") if one in state}
-    inner = getattr(scheduler, "_schedulers", ())  # of SequentialLR and ChainedScheduler
-    for i, one in enumerate(inner):
-        found |= _settings_of_scheduler(f"{path}.schedulers[{i}]", one)
-    if inner:
-        found.pop(f"{path}.schedulers", None)
+    found = {f"{path}.{name}": state[name] for name in given if name in state}
+    for i, inner in enumerate(state.get("_schedulers", ())):  # of SequentialLR and ChainedScheduler
+        own = {name: value for name, value in inner.items() if not name.startswith("_") and name != "last_epoch"}
+        found |= {f"{path}.schedulers[{i}].{name}": value for name, value in own.items()}
     return found
 
 
