@@ -39,7 +39,15 @@ def masked(noise=0.0, decays=False):
 
 
 def trainer_of(
-    folder, model=None, size=8, parts=1, data=None, hyper_optimizer=None, optimizers=(None, None), **options
+    folder,
+    model=None,
+    size=8,
+    parts=1,
+    data=None,
+    hyper_optimizer=None,
+    optimizers=(None, None),
+    callbacks=(),
+    **options,
 ):
     """Return a trainer of batches of this size, accumulated in parts; on ranks, each has its share."""
     size //= dist.get_world_size() if dist.is_initialized() else 1
@@ -51,5 +59,5 @@ def trainer_of(
     arguments = transformers.TrainingArguments(folder, **settings | options)
     source = {"model_init": lambda: masked()} if model is None else {"model": model}
     chunks = partnets.chunk(Parity() if data is None else data, PROPORTIONS)
-    source |= {"hyper_optimizer": hyper_optimizer, "optimizers": optimizers}
+    source |= {"hyper_optimizer": hyper_optimizer, "optimizers": optimizers, "callbacks": list(callbacks)}
     return PartitionedTrainer(args=arguments, train_dataset=chunks, **source)
