@@ -20,6 +20,8 @@ from partbench.paper.recipes import AVERAGED, Recipe, cosine, files_of, first_af
 from partbench.paper.runs import fit
 from partnets import hyper
 from partnets.data import Data, Normalise, ToFloat
+from partnets.nn.fixup import Bias, Scale
+from partnets.subnetworks.rules import rule_of
 
 # The trainings of a search, which together cost as much as one partitioned run.
 TRIALS = 6
@@ -107,6 +109,18 @@ class Learner:
         partition(model, parameters, self.data, scheme, self.seed)
         chunks = partnets.chunk(self.data.train, proportions, seed=self.seed)
         return self.result(self.train(model, chunks, hyper=augmentation, **options))
+
+    def scalars_first(self) -> Record:
+        """Train by the paper's method, with FixUp's biases and scales, each a single number, in partition 1."""
+        names = {Bias: "bias", Scale: "scale"}
+        before = {kind: rule_of(kind) for kind in names}
+        for kind, name in names.items():
+            partnets.register(kind, partnets.Rule(weights=(name,)))
+        try:
+            return self.partitioned()
+        finally:
+            for kind, rule in before.items():
+                partnets.register(kind, rule)
 
     def nested(self) -> Record:
         """Train subnetworks that are narrower networks."""

@@ -151,8 +151,10 @@ class Assignment:
             return Stored(weight.detach().clone())
         if self.declared is not None:
             return declared(self.module, self._seed_of(name))
-        usual = self.rule.distribution(self.module, name)
-        return distribution_of(drawn_entries(self.module, weight), usual)(seed=self._seed_of(name))
+        usual, entries = self.rule.distribution(self.module, name), drawn_entries(self.module, weight)
+        if usual is None and not weight.is_meta and is_of_few_kinds(entries):  # a constant, which nobody drew
+            return Stored(weight.detach().clone())
+        return distribution_of(entries, usual)(seed=self._seed_of(name))
 
     def _divide_vector(self, name: str, vector: nn.Parameter) -> None:
         self.vectors[name] = name in self.rule.scales

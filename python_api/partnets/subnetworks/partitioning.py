@@ -74,7 +74,8 @@ def partition(
         defaults: 'seed' draws weights and biases again from the module's seed, so that the weight starts at its
             defaults, which no file needs to contain. Weights are drawn as torch draws them, or as `seed_defaults` says;
             if the current values were not drawn like that, from a uniform or normal distribution with their standard
-            deviation. Weights of modules without a rule are unchanged, and stored. 'zero' keeps the current weights,
+            deviation. Weights of modules without a rule, and constants of others than torch's, are unchanged, and
+            stored. 'zero' keeps the current weights,
             with defaults of 0. 'stored' keeps the current weights and a copy as defaults, for models that were
             pretrained on other data; L_ML has no meaning for weights that have seen D_2..D_C. Or one of partkernels'
             Zeros, Uniform, Normal, Stored. None is 'seed', with a warning that names modules with weights that do not

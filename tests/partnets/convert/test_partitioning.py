@@ -321,6 +321,15 @@ def test_a_registered_rule_is_that_of_the_type_and_its_subclasses(make, rules):
     assert [mean.item() for mean in means] == [0.5, 1.0, 1.5]
 
 
+def test_a_constant_weight_of_a_registered_rule_stays(rules):
+    """A single number as a weight belongs to partition 1, the largest."""
+    partnets.register(Gain, partnets.Rule(weights=("gain",), statistics=("running_mean",)))
+    model = Gain()
+    model.gain = nn.Parameter(torch.ones(1))
+    partnets.partition(model, PROPORTIONS)
+    assert model.gain.tolist() == [1.0] and partnets.partitions(model)["gain"].sizes() == [1, 0, 0]
+
+
 def changed(layer):
     """Change a weight to values that torch's initialisation would not draw, as training does."""
     nn.init.normal_(layer.weight, std=0.3)
