@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from partbench.baselines.augerino import bonus, only_affine
 from partnets.federated.client import Client
 from partnets.subnetworks.context import subnetwork
+from partnets.utils.losses import summed
 
 
 class AugerinoClient(Client):
@@ -64,5 +65,5 @@ class AugerinoClient(Client):
         return subnetwork(self.model, active=1, update=None)
 
     def _summed_loss(self, batch: Any, examples: int) -> tuple[Tensor, int]:
-        loss = self._loss(batch) - self.regularisation * bonus(self.augmentation, self.safe)
-        return examples * loss.double(), examples
+        loss, counted = summed(self.loss, *self._computed(batch), examples)
+        return loss - counted * self.regularisation * bonus(self.augmentation, self.safe).to("cpu"), counted

@@ -40,6 +40,21 @@ def test_a_client_learns_from_its_own_training_loss():
     assert (learned.widths() > widths).all()
 
 
+def test_the_gradient_is_that_of_the_targets_that_count_for_any_batch_size():
+    x, y = load(0)
+    y[::2] = 255
+    found = []
+    for size in (20, 7, 1):
+        model, augmentation = make()
+        augmentation.widths.raw.data.fill_(-20.0)  # draws change nothing
+        options = {"loss": nn.CrossEntropyLoss(ignore_index=255), "optimizer": partial(partnets.optim.SGD, lr=0.0)}
+        one = AugerinoClient(model, (x, y), hyper=augmentation, batch_size=size, **options)
+        update = one.train(one.vectors.read(), 1)
+        found.append((update.hyper_loss, update.gradients["hyper.float32"]))
+    assert all(loss == pytest.approx(found[0][0], rel=1e-4) for loss, _ in found)
+    torch.testing.assert_close(found[1][1], found[0][1], rtol=1e-3, atol=1e-9)
+
+
 def test_a_partitioned_model_is_refused():
     with pytest.raises(ValueError, match="Augerino learns from all data"):
         AugerinoClient(partnets.partition(nn.Linear(64, 10), (0.5, 0.5)), load(0), hyper=())
