@@ -195,8 +195,7 @@ def test_label_smoothing_does_not_change_eval_lml(name, tmp_path):
         logits, labels = model(batch["input_ids"]).logits, batch["labels"]
         return (logits[:, :-1].transpose(1, 2), labels[:, 1:]) if of_tokens else (logits, labels)
 
-    mean = partnets.lml(model, chunks, forward=forward) / (4 if of_tokens else 1)  # per predicted token
-    assert trainer.evaluate()["eval_lml"] == pytest.approx(mean, rel=1e-5)
+    assert trainer.evaluate()["eval_lml"] == pytest.approx(partnets.lml(model, chunks, forward=forward), rel=1e-5)
 
 
 class OfPairs(PartitionedTrainer, transformers.Seq2SeqTrainer):
@@ -219,7 +218,7 @@ def test_every_example_of_a_chunk_counts_once_whatever_the_batches(batch_size, o
     def forward(model, batch):
         return model(**batch).logits.transpose(1, 2), batch["labels"]
 
-    assert trainer.evaluate()["eval_lml"] == pytest.approx(partnets.lml(model, chunks, forward=forward) / 3, rel=1e-5)
+    assert trainer.evaluate()["eval_lml"] == pytest.approx(partnets.lml(model, chunks, forward=forward), rel=1e-5)
 
 
 class Regularised(torch.nn.Module):
