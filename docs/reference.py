@@ -19,7 +19,7 @@ MODULES = {
     "partnets.optim": "",
     "partnets.training": "",
     "partnets.training.callbacks": "every Callback",
-    "partnets.training.loggers": "CSV TensorBoard",
+    "partnets.training.loggers": "CSV Scalars TensorBoard",
     "partnets.stn": "",
     "partnets.federated": "",
     "partnets.federated.flower": "",
