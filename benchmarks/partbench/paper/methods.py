@@ -110,6 +110,10 @@ class Learner:
         chunks = partnets.chunk(self.data.train, proportions, seed=self.seed)
         return self.result(self.train(model, chunks, hyper=augmentation, **options))
 
+    def partitioned_longer(self) -> Record:
+        """Train by the paper's method for twice the steps."""
+        return self.partitioned(steps=2 * self.steps)
+
     def scalars_first(self) -> Record:
         """Train by the paper's method, with FixUp's biases and scales, each a single number, in partition 1."""
         names = {Bias: "bias", Scale: "scale"}
