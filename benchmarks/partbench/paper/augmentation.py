@@ -54,13 +54,12 @@ PARTS = {"finetuned": ("validation", "finetuned"), "tune_averaged": ("tune", "av
 QUICK = ("standard", "partitioned")
 # For data sets with trainings of minutes; the paper has the last layer's likelihood and the ensemble on MNIST only.
 LONG = ("standard", "validation", "tpe", "augerino", "partitioned", "tune", "known")
+NOT_OF_DIGITS = {*PARTS, "partitioned_longer", "scalars_first", "nested", "one_pass", "tune", "known"}
 OF_DATASET = {
+    "digits": [name for name in METHODS if name not in NOT_OF_DIGITS],
     "mnist-cpu": [*LONG, "last_layer", "ensemble", "nested", "one_pass"],
     "cifar10-cpu": [*LONG, "partitioned_longer", "scalars_first"],
-    "digits": [name for name in METHODS if name not in PARTS],
 }
-for _name in ("partitioned_longer", "scalars_first", "nested", "one_pass", "tune", "known"):
-    OF_DATASET["digits"].remove(_name)
 # Enough steps to learn a rotation.
 QUICK_STEPS = 1000
 # Half-widths above and below which a rotation counts as learned, in degrees.

@@ -354,7 +354,8 @@ def _check_parameters(model: nn.Module, found: dict[str, nn.Module], skipped: se
             f"{first} and {second} are two parameters that share memory, and would have two partitions; tie them by"
             " assigning one Parameter to both, or copy it."
         )
-    if others := [names[id(parameter)] for parameter in own if id(parameter) in partitioned_elsewhere()]:
+    elsewhere = partitioned_elsewhere()
+    if others := [names[id(parameter)] for parameter in own if id(parameter) in elsewhere]:
         raise ValueError(
             f"{others[0]} is a parameter of another model, which is partitioned already; copy it, or partition a module"
             " that contains both models."
