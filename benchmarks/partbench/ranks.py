@@ -27,6 +27,7 @@ from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 import partnets
 import partnets.distributed
 from partbench.figures import markdown
+from partbench.models.transformer import TransformerLM
 
 PROPORTIONS = (0.8, 0.1, 0.1)
 BATCH, TOKENS, VOCABULARY, WIDTH = 8, 64, 2000, 256
@@ -35,24 +36,6 @@ PEERS = ("dense, DDP", "partitioned, DDP", "dense, FSDP2", "partitioned, FSDP2")
 # Collectives that FSDP2 calls, before PyTorch 2.13 by the first two names.
 COLLECTIVES = ("all_gather_into_tensor", "reduce_scatter_tensor", "all_gather_single", "reduce_scatter_single")
 MIB = 2**20
-
-
-class Language(nn.Module):
-    """A transformer that predicts the next of some tokens."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.embed = nn.Embedding(VOCABULARY, WIDTH)
-        self.blocks = nn.ModuleList(
-            nn.TransformerEncoderLayer(WIDTH, 4, 4 * WIDTH, 0.0, batch_first=True, norm_first=True) for _ in range(4)
-        )
-        self.head = nn.Linear(WIDTH, VOCABULARY)
-
-    def forward(self, x: Tensor) -> Tensor:
-        h = self.embed(x)
-        for block in self.blocks:
-            h = block(h)
-        return self.head(h)
 
 
 class Peer:
@@ -64,7 +47,7 @@ class Peer:
 
     def __init__(self, name: str, ranks: int) -> None:
         torch.manual_seed(0)
-        self.model, self.bytes = Language(), 0
+        self.model, self.bytes = TransformerLM(VOCABULARY, TOKENS, WIDTH, depth=4, heads=4), 0
         self.is_partitioned, self.is_sharded = name.startswith("partitioned"), name.endswith("FSDP2")
         if self.is_partitioned:
             partnets.partition(self.model, PROPORTIONS, seed=0)
@@ -76,7 +59,7 @@ class Peer:
 
     def _distribute(self) -> None:
         mesh = dist.init_device_mesh("cpu", (dist.get_world_size(),))
-        units = [*self.model.blocks, self.model.embed, self.model.head, self.model]
+        units = [*self.model.blocks, self.model.tokens, self.model.positions, self.model.head, self.model]
         if self.is_sharded and self.is_partitioned:
             partnets.distributed.fully_shard(self.model, units, mesh=mesh)
         elif self.is_sharded:
