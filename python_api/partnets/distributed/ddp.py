@@ -77,6 +77,25 @@ class DDP(nn.parallel.DistributedDataParallel):
         return super().forward(*inputs, **arguments)
 
 
+def send_packed(model: nn.Module) -> None:
+    """Let an engine's DistributedDataParallel send only trained entries' gradients in the next backward pass.
+
+    Call it before each backward pass, inside of the subnetwork. A wrapper with a communication hook of the user's, and
+    other modules, are left unchanged.
+    """
+    if not isinstance(model, nn.parallel.DistributedDataParallel):
+        return
+    if not hasattr(model, "packing"):
+        packing = Packing(model.module, model.process_group)
+        try:
+            model.register_comm_hook(packing, Packing.reduce)
+        except RuntimeError:  # torch takes one hook
+            packing = None
+        model.packing = packing
+    if model.packing is not None:
+        model.packing.expect()
+
+
 def leave_buffers_alone(model: nn.Module) -> None:
     """Keep torch's DistributedDataParallel from sending the buffers of partitions in every forward pass."""
     setattr(model, _IGNORED, [*(getattr(model, _IGNORED, None) or ()), *own_buffers(model)])

@@ -20,7 +20,7 @@ from partnets.data.chunks import Chunks
 from partnets.data.fetching import batches
 from partnets.data.loader import Draw, Loader
 from partnets.data.parts import Parts
-from partnets.distributed.ddp import broadcast_rows, leave_buffers_alone
+from partnets.distributed.ddp import broadcast_rows, leave_buffers_alone, send_packed
 from partnets.distributed.ranks import averaged, check_agreement, on_all_ranks, partitions
 from partnets.distributed.shared_chunks import share
 from partnets.evaluation.running_statistics import estimate_statistics
@@ -253,10 +253,10 @@ class PartitionedTrainer(transformers.Trainer):
             else:
                 hyper_batch = self._weighted(hyper_batch)
             models, batches = (self.model, optimizer, self.hyper_optimizer), {hyper_k: hyper_batch}
-            options = {"clip": self.args.max_grad_norm or None, "backward": self.accelerator.backward}
-            options["averaged"] = averaged if self.args.world_size > 1 else alone
             # DistributedDataParallel expects one backward pass for each forward pass, unlike steps that look ahead.
             computing = self.model if self._strategy.seen else model
+            options = {"clip": self.args.max_grad_norm or None, "backward": partial(self._backward, model=computing)}
+            options["averaged"] = averaged if self.args.world_size > 1 else alone
             losses = partial(self._computed, model=computing), partial(self._judged, model=computing)
             with _synchronised(model):
                 self._hyper_losses.append(self._strategy.step_hyper(*models, batches, *losses, **options))
@@ -267,9 +267,13 @@ class PartitionedTrainer(transformers.Trainer):
             loss = torch.zeros((), device=self.args.device)
             if share:  # the mean of no targets is NaN
                 loss = share * self._computed(batch, model)
-                self.accelerator.backward(loss)
+                self._backward(loss, model)
         optimizer.update = k
         return loss.detach()
+
+    def _backward(self, loss: Tensor, model: nn.Module) -> None:
+        send_packed(model)
+        self.accelerator.backward(loss)
 
     def get_batch_samples(
         self, epoch_iterator: Iterator[Draw], num_batches: int, device: torch.device

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 
 from partnets.data.loader import Draw, Loader
-from partnets.distributed.ddp import broadcast_rows, leave_buffers_alone
+from partnets.distributed.ddp import broadcast_rows, leave_buffers_alone, send_packed
 from partnets.distributed.ranks import averaged, check_agreement, gathered, on_all_ranks, own_rank, partitions
 from partnets.distributed.shared_chunks import check_shared, share
 from partnets.evaluation.running_statistics import estimate_statistics
@@ -103,7 +103,7 @@ class PartitionedModule(LightningModule):
             )
         optimizers = self.optimizers()
         optimizer, hyper_optimizer = (optimizers, None) if draw.hyper_k is None else optimizers
-        compute, options, ranks = self.training_loss, {"backward": self.manual_backward}, self.trainer.world_size
+        compute, options, ranks = self.training_loss, {"backward": self._backward}, self.trainer.world_size
         loss = step_weights(self, optimizer, draw.k, draw.batch, compute, clip=self.clip, **options)
         self.log("loss", loss, sync_dist=ranks > 1)
         if hyper_optimizer is None:
@@ -112,6 +112,10 @@ class PartitionedModule(LightningModule):
         how = {"clip": self.clip, "averaged": averaged if ranks > 1 else alone, **options}
         loss = self._strategy.step_hyper(self, optimizer, hyper_optimizer, batches, compute, compute, **how)
         self.log("hyper_loss", loss, sync_dist=ranks > 1)
+
+    def _backward(self, loss: Tensor) -> None:
+        send_packed(self.trainer.strategy.model)
+        self.manual_backward(loss)
 
     def setup(self, stage: str) -> None:
         """Keep DistributedDataParallel from sending the buffers of partitions, which are the same on all ranks."""

@@ -8,6 +8,8 @@ import torch.distributed as dist
 from bert import PROPORTIONS, Parity, masked, trainer_of
 
 import partnets
+from partnets import hyper
+from partnets.subnetworks.parameters import partitioned_parameters
 
 
 def train(folder, model, options, resume=None):
@@ -34,6 +36,25 @@ def test_two_ranks_train_as_one_process_does(two_ranks, tmp_path, model, options
         assert done == steps == 10
         for one, other in zip(found, expected, strict=True):
             torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
+
+
+def bytes_sent(folder):
+    """Return the bytes of gradients that a rank has sent, and those of the entries that learned."""
+    trainer, learned = trainer_of(folder, masked()), []
+    owned = partitioned_parameters(trainer.model)
+    psi = sum(one.numel() for one in hyper.hyperparameters(trainer.model))
+
+    def note(optimizer, *_):
+        learned.append(psi + sum(one.numel(optimizer.update) for one in owned))
+
+    trainer.create_optimizer().register_step_pre_hook(note)
+    trainer.train()
+    return trainer.model_wrapped.packing.bytes, 4 * sum(learned)
+
+
+@pytest.mark.full
+def test_ranks_send_only_the_gradients_of_the_partition_that_learns(two_ranks, tmp_path):
+    assert all(sent == learned for sent, learned in two_ranks(bytes_sent, str(tmp_path)))
 
 
 @pytest.mark.full

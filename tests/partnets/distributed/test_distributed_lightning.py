@@ -17,6 +17,7 @@ from training import whole
 import partnets
 from partnets import hyper
 from partnets.integrations.lightning import PartitionedModule
+from partnets.subnetworks.parameters import partitioned_parameters
 
 PROPORTIONS, STEPS = (0.5, 0.3, 0.2), 6
 DDP = "ddp_find_unused_parameters_true"
@@ -135,6 +136,29 @@ def weights_of_partition_1(folder, changed):
     trainer.fit(module, partnets.Loader(chunks(changed), 12, steps=STEPS))
     found = partnets.partitions(module.network)
     return [weight.detach()[found[name].mask(1)] for name, weight in module.network.named_parameters() if name in found]
+
+
+class Counting(Classifier):
+    def on_train_end(self):
+        self.sent = self.trainer.strategy.model.packing.bytes
+        super().on_train_end()
+
+
+def bytes_sent():
+    """Return the bytes of gradients that a rank has sent, and those of the entries that learned."""
+    draws = {"steps": STEPS, "hyper_batch_size": 8}
+    module, loader = Counting(False, 0.0, None), partnets.Loader(chunks(), 12, **draws)
+    quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False}
+    ranks = {"devices": 2, "strategy": DDP, "plugins": [TorchElasticEnvironment()], "enable_checkpointing": False}
+    lightning.Trainer(accelerator="cpu", max_epochs=1, **quiet, **ranks).fit(module, loader)
+    owned, psi = partitioned_parameters(module), sum(one.numel() for one in hyper.hyperparameters(module))
+    ks = [draw.k for draw in partnets.Loader(chunks(), 12, **draws)]
+    learned = [sum(one.numel(k) for one in owned) + psi for k in ks]
+    return module.sent, 8 * sum(learned)
+
+
+def test_ranks_send_only_the_gradients_of_the_partition_that_learns(two_ranks):
+    assert all(sent == learned for sent, learned in two_ranks(bytes_sent))
 
 
 def refused(folder, options, draws):
