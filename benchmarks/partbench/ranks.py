@@ -1,21 +1,26 @@
 """Several ranks: what a training step sends, and how its speed grows from one process to two (weak scaling).
 
 python -m partbench.ranks
+python -m partbench.ranks --memory
 
 Each process has one thread and its own batch, and talks to the other by gloo. The peers are torch's
-DistributedDataParallel and FSDP2 of the dense model, and those of partnets of the partitioned one.
+DistributedDataParallel and FSDP2 of the dense model, and those of partnets of the partitioned one. With --memory: the
+peak memory of a process while it makes and trains its half of a model of GPT-2-medium's size.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
+import resource
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from statistics import mean, median
 from typing import Any
+from unittest.mock import patch
 
 import torch
 import torch.distributed as dist
@@ -27,11 +32,15 @@ from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 import partnets
 import partnets.distributed
 from partbench.figures import markdown
+from partbench.measuring.peak import TUNABLES
 from partbench.models.transformer import TransformerLM
 
 PROPORTIONS = (0.8, 0.1, 0.1)
 BATCH, TOKENS, VOCABULARY, WIDTH = 8, 64, 2000, 256
 STEPS, ROUNDS = 3, 9
+# GPT-2 medium's size, 406 million weights with a head that is not tied, and the ways to make it on two ranks.
+LARGE = {"vocabulary": 50257, "context": 1024, "width": 1024, "depth": 24, "heads": 16}
+WAYS = ("dense, from the meta device", "partitioned, then sharded", "partitioned, from the meta device")
 PEERS = ("dense, DDP", "partitioned, DDP", "dense, FSDP2", "partitioned, FSDP2")
 # Collectives that FSDP2 calls, before PyTorch 2.13 by the first two names.
 COLLECTIVES = ("all_gather_into_tensor", "reduce_scatter_tensor", "all_gather_single", "reduce_scatter_single")
@@ -144,6 +153,60 @@ def run(ranks: int, store: str) -> dict[str, dict[str, list[float]]]:
     return answers.get()
 
 
+def halved(way: str) -> nn.Module:
+    """Make a large model of which this rank has half."""
+    device, mesh = "cpu" if way.endswith("then sharded") else "meta", dist.init_device_mesh("cpu", (2,))
+    with torch.device(device):
+        model = TransformerLM(**LARGE)
+        if way.startswith("partitioned"):
+            partnets.partition(model, PROPORTIONS, seed=0)
+    units = [*model.blocks, model.tokens, model.positions, model.norm, model.head, model]
+    if way.startswith("partitioned"):
+        return partnets.distributed.fully_shard(model, units, initialise=device == "meta", mesh=mesh)
+    for unit in units:
+        if unit is not model:
+            unit.to_empty(device="cpu")
+            for module in unit.modules():
+                if hasattr(module, "reset_parameters"):
+                    module.reset_parameters()
+        fsdp.fully_shard(unit, mesh=mesh)
+    return model
+
+
+def peaks(rank: int, way: str, store: str, answers: Any) -> None:
+    """Put the peak memory after the model is made, and after a training step, into a queue; on rank 0."""
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2)
+    x = torch.randint(VOCABULARY, (1, TOKENS), generator=torch.Generator().manual_seed(rank))
+    found = [_peak()]
+    model = halved(way)
+    found.append(_peak())
+    kind = partnets.optim.Adam if way.startswith("partitioned") else torch.optim.Adam
+    optimizer = kind(model if way.startswith("partitioned") else model.parameters())
+    with partnets.weights_learning(model, 1) if way.startswith("partitioned") else nullcontext():
+        model(x).logsumexp(-1).mean().backward()
+    optimizer.step(**{"update": 1} if way.startswith("partitioned") else {})
+    found.append(_peak())
+    if rank == 0:
+        answers.put([after - found[0] for after in found[1:]])
+    dist.destroy_process_group()
+
+
+def _peak() -> int:
+    return 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+
+
+def memory(folder: str) -> str:
+    """Return a table of peaks in MiB, beyond the libraries' memory."""
+    rows = []
+    for i, way in enumerate(WAYS):
+        answers = processes.get_context("spawn").SimpleQueue()
+        with patch.dict(os.environ, GLIBC_TUNABLES=TUNABLES):
+            processes.spawn(peaks, (way, f"{folder}/{i}", answers), nprocs=2)
+        rows.append([way, *(f"{size / MIB:.0f}" for size in answers.get())])
+    return markdown(["model of 406 M weights, half on each rank", "made: MiB", "after a step of Adam: MiB"], rows)
+
+
 def table(one: dict[str, Any], two: dict[str, Any]) -> str:
     """Return a table of the mean bytes, and of the seconds over those of one process."""
     rows = []
@@ -162,9 +225,10 @@ def table(one: dict[str, Any], two: dict[str, Any]) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.parse_args()
+    parser.add_argument("--memory", action="store_true", help="measure the peak memory of a large model's halves")
+    chosen = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        print(table(*(run(ranks, f"{folder}/{ranks}") for ranks in (1, 2))))
+        print(memory(folder) if chosen.memory else table(*(run(ranks, f"{folder}/{ranks}") for ranks in (1, 2))))
 
 
 if __name__ == "__main__":

@@ -11,6 +11,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed import fsdp
 
+from partnets.distributed.from_meta import Initialise, Maker
 from partnets.distributed.ranks import check_agreement, check_outside, partitions
 from partnets.hyper import hyperparameters
 from partnets.subnetworks.gradients import watch
@@ -19,7 +20,12 @@ from partnets.utils.modules import Model, is_sharded
 from partnets.utils.shards import local
 
 
-def fully_shard(model: Model, units: Iterable[nn.Module] | None = None, **options: Any) -> Model:
+def fully_shard(
+    model: Model,
+    units: Iterable[nn.Module] | None = None,
+    initialise: Initialise | bool = False,
+    **options: Any,
+) -> Model:
     """Apply torch.distributed.fsdp.fully_shard to a partitioned model, in place.
 
     Weights, gradients and moments are sharded along their first dimension, and each rank exchanges and steps its shard.
@@ -27,11 +33,18 @@ def fully_shard(model: Model, units: Iterable[nn.Module] | None = None, **option
     and norms with their moments. ψ is not sharded, as the model has to stop its gradients in steps of the weights, nor
     are scalars; all ranks average their gradients. Construct the optimiser afterwards, as for torch's fully_shard.
 
+    A model may be partitioned under torch.device("meta"), without memory. With `initialise`, its units are made and
+    sharded one after another, with the values and partitions that the seed gives on other devices, and no rank ever has
+    the whole model. Without, call to_empty and load a state_dict afterwards.
+
     Args:
         model: a partitioned model, the same on all ranks.
         units: the modules to gather at once, inner ones first; each partitioned module if None. Parameters outside of
             them are gathered with the model. A module that uses the parameters of another one, without calling it,
             must be a unit that includes it, as each nn.MultiheadAttention is by default.
+        initialise: True calls reset_parameters() of each module on the meta device; a function, such as `_init_weights`
+            of a model of transformers, is called with each of them. It must set all parameters and buffers of the
+            module's own.
         options: further options of torch's fully_shard.
 
     Returns:
@@ -39,7 +52,8 @@ def fully_shard(model: Model, units: Iterable[nn.Module] | None = None, **option
 
     Raises:
         ValueError: the ranks' partitions or parameters differ, the model is sharded already, or
-            reshard_after_forward is not True; and torch's errors.
+            reshard_after_forward is not True, units share a parameter, or modules on the meta device cannot be
+            initialised; and torch's errors.
         RuntimeError: the model is inside of partnets.subnetwork.
 
     Example:
@@ -70,26 +84,54 @@ def fully_shard(model: Model, units: Iterable[nn.Module] | None = None, **option
     parameters = {name: parameter for name, parameter in model.named_parameters() if not is_sharded(parameter)}
     vectors = {name: local(buffer) for name, buffer in model.named_buffers() if name.endswith(ROWS)}
     check_agreement(partitions(model) | parameters | vectors)
-    mesh, scalars = options.get("mesh"), [parameter for parameter in model.parameters() if not parameter.dim()]
-    left = {*hyperparameters(model), *scalars}
+    mesh = options.get("mesh")
+    device = torch.accelerator.current_accelerator() if mesh is None else torch.device(mesh.device_type)
+    make = Maker(model, device or torch.device("cpu"), initialise) if initialise else None
     units = _units(model) if units is None else list(units)
     units += [] if model in units or [model] in units else [model]
-    for unit in units:
-        fsdp.fully_shard(unit, ignored_params=left, **options)
-    seen: set[nn.Module] = set()
-    for unit in units:
-        modules = [unit] if isinstance(unit, nn.Module) else list(unit)
-        gathered = [inner for module in modules for inner in module.modules() if inner not in seen]
-        seen.update(gathered)
-        owned = [inner for inner in dict.fromkeys(gathered) if state_of(inner) is not None]
+    gathered = _gathered(model, units)
+    for unit, inside in zip(units, gathered, strict=True):
+        if make is not None:
+            make(inside)
+        fsdp.fully_shard(unit, ignored_params=_left(model), **options)
+        owned = [inner for inner in inside if state_of(inner) is not None]
         for module in owned:
             state_of(module).is_gathered = True
-        for module in modules:
+        for module in [unit] if isinstance(unit, nn.Module) else unit:
             module.register_forward_pre_hook(functools.partial(_take_up, owned))
     average = functools.partial(_average, [None] if mesh is None else mesh.get_all_groups())
-    for parameter in left:
+    for parameter in _left(model):
         parameter.register_post_accumulate_grad_hook(average)
     return model
+
+
+def _gathered(model: nn.Module, units: list[nn.Module | list[nn.Module]]) -> list[list[nn.Module]]:
+    """Return the modules that are gathered with each unit.
+
+    Raises:
+        ValueError: units share a parameter, of which torch would make two.
+    """
+    seen: set[nn.Module] = set()
+    found, owners, left = [], {}, _left(model)
+    for unit in units:
+        modules = [unit] if isinstance(unit, nn.Module) else unit
+        inside = dict.fromkeys(inner for module in modules for inner in module.modules() if inner not in seen)
+        seen.update(inside)
+        for parameter in {p for inner in inside for p in inner._parameters.values() if p is not None} - left:
+            if parameter in owners:
+                names = {p: name for name, p in model.named_parameters()}
+                raise ValueError(
+                    f"{names[parameter]} is in two units; pass units= with one, such as a list of modules, that"
+                    " includes all modules that share it."
+                )
+            owners[parameter] = unit
+        found.append([*inside])
+    return found
+
+
+def _left(model: nn.Module) -> set[nn.Parameter]:
+    """Return the parameters that are not sharded: ψ and scalars."""
+    return {*hyperparameters(model), *(parameter for parameter in model.parameters() if not parameter.dim())}
 
 
 def _units(model: nn.Module) -> list[nn.Module | list[nn.Module]]:

@@ -74,6 +74,8 @@ class Assignment:
         statistics: Sequence[str],
         narrow: Narrow | None,
     ) -> None:
+        self.plan = {"proportions": proportions, "seed": seed, "defaults": defaults, "scheme": scheme}
+        self.plan |= {"frozen": frozen, "statistics": statistics, "narrow": narrow}
         self.module, self.proportions, self.num_partitions, self.seed = module, proportions, len(proportions), seed
         self.defaults, self.scheme, self.statistics = defaults, scheme, tuple(statistics)
         self.rule, self.is_known = rule_of(type(module)), known_rule(type(module)) is not None
@@ -199,6 +201,9 @@ class Assignment:
         state = PartitionState(num_partitions)
         setattr(module, ATTRIBUTE, state)
         state.starts = self.starts
+        own = (*module._parameters.values(), *module._buffers.values())
+        if any(tensor is not None and tensor.is_meta for tensor in own):
+            state.plan = self.plan
         state.lacking = tuple(name for name, parameter in module._parameters.items() if parameter is None)
         if num_partitions == 1:
             return

@@ -14,9 +14,6 @@ from partnets.subnetworks.guard import unguard
 from partnets.subnetworks.saving import remove_hooks
 from partnets.subnetworks.state import (
     ATTRIBUTE,
-    ENDS,
-    ESTIMATED,
-    LEARNED,
     ROWS,
     holder_of,
     num_partitions,
@@ -97,14 +94,14 @@ def remove(model: nn.Module) -> None:
     for module in model.modules():
         unguard(module)
     for module in partitioned_modules(model):
-        _remove(module)
+        remove_own(module)
 
 
-def _remove(module: nn.Module) -> None:
+def remove_own(module: nn.Module) -> None:
+    """Remove a module's own partitions, not those of modules in it."""
     state = state_of(module)
     delattr(module, ATTRIBUTE)
-    ours = {name + end for name in (*state.weights, *state.vectors, *state.statistics) for end in ENDS}
-    for name in ours | {ESTIMATED, LEARNED}:
+    for name in state.buffers():
         if name in module._buffers:
             delattr(module, name)
     remove_hooks(module)

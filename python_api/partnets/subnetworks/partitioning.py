@@ -400,7 +400,7 @@ def share(first: nn.Module, first_name: str, other: nn.Module, name: str) -> Non
             del other._buffers[name + end]
     if first_name in one.weights:
         two.weights[name] = one.weights[first_name]
-        two.sums_of_maps[name] = one.sums_of_maps[first_name]
+        two.sums_of_maps[name] = one.sums_of_maps.setdefault(first_name, {})
 
 
 def _warn_of_lost(assignments: dict[str, Assignment], tied: list) -> None:

@@ -97,6 +97,7 @@ class PartitionState:
         "initial",
         "sums_of_maps",
         "learned_from",
+        "plan",
     )
 
     def __init__(self, num_partitions: int) -> None:
@@ -126,6 +127,8 @@ class PartitionState:
         self.exchanged: dict[str, Any] = {}
         # The fingerprint of the chunks that the module has learned from; None before its first step.
         self.learned_from: str | None = None
+        # The arguments of Assignment, to partition the module again once it has left the meta device.
+        self.plan: dict[str, Any] = {}
         # The partitions that have been `update` since their last step, for the optimizers.
         self.learned: set[int] = set()
         # The versions of parameters and rows after partnets last wrote into them, to find other writes: see noted.
@@ -145,6 +148,11 @@ class PartitionState:
     def update(self) -> int | None:
         """The partition that receives gradients, or None; C outside of partnets.subnetwork."""
         return self.entry.update
+
+    def buffers(self) -> set[str]:
+        """Return the names of the buffers that partitions add to a module; it may lack some."""
+        names = (*self.weights, *self.vectors, *self.statistics)
+        return {name + end for name in names for end in ENDS} | {ESTIMATED, LEARNED}
 
     def __reduce__(self) -> tuple[Any, ...]:
         if self.entry.thread is not None or self.active != self.num_partitions:

@@ -356,3 +356,42 @@ def from_meta():
 @pytest.mark.full
 def test_a_model_made_on_the_meta_device_is_sharded_and_loaded(two_ranks):
     two_ranks(from_meta)
+
+
+class Started(Everything):
+    """A model whose direct parameters have initial values that a call sets."""
+
+    def __init__(self):
+        super().__init__()
+        self.reset_parameters()
+
+    def reset_parameters(self):
+        for one in self.parameters(recurse=False):
+            nn.init.constant_(one, 0.1) if one.dim() < 2 else nn.init.eye_(one.view(-1, 6))
+
+
+def started(device, **options):
+    torch.manual_seed(7)
+    with torch.device(device):
+        model = partnets.partition(Started(), (0.5, 0.3, 0.2), defaults="seed", seed=4)
+    return distributed.fully_shard(model, mesh=mesh(), **options)
+
+
+def initialised(device, initialise):
+    torch.manual_seed(dist.get_rank())
+    model = started(device, initialise=initialise)
+    state = {name: whole(tensor) for name, tensor in model.state_dict().items()}
+    ids = torch.arange(9)[:, None] + torch.arange(2)
+    optimizer = partnets.optim.Adam(model, lr=0.1)
+    for k in (1, 3, 2):
+        partnets.step_weights(model, optimizer, k, ids % 9, lambda x: model(x).logsumexp(1).mean())
+    return state, [whole(parameter) for parameter in model.parameters()]
+
+
+def test_a_model_is_made_from_the_meta_device_as_on_others(two_ranks):
+    expected, learned = two_ranks(initialised, "cpu", False)[0]
+    for state, then in two_ranks(initialised, "meta", True):
+        assert state.keys() == expected.keys()
+        for name, value in state.items():
+            assert torch.equal(value, expected[name]), name
+        assert all(map(torch.equal, then, learned))

@@ -36,6 +36,18 @@ def mix_gradients_of_shards():
             model(x).sum().backward()
 
 
+def without_start():
+    with torch.device("meta"):
+        model = small(nn.Linear(4, 3), nn.ParameterList([torch.ones(3, 3)]))
+    distributed.fully_shard(model, mesh=mesh(), initialise=True)
+
+
+def units_with_a_shared_weight():
+    model = small(nn.Embedding(4, 4), nn.Linear(4, 4, bias=False))
+    model[1].weight = model[0].weight
+    distributed.fully_shard(model, [model[0], model[1]], mesh=mesh())
+
+
 def enter_gathered():
     model = sharded()
     with partnets.subnetwork(model, active=1):
@@ -91,6 +103,8 @@ REFUSED = [
     (lambda: sharded(reshard_after_forward=False),
      "would leave the gathered weights of one subnetwork for the next; leave it out"),
     (lambda: distributed.fully_shard(sharded(), mesh=mesh()), "is sharded already"),
+    (units_with_a_shared_weight, "0.weight is in two units; pass units= with one, such as a list of modules"),
+    (without_start, "1 (ParameterList) has parameters or buffers on the meta device and no reset_parameters()"),
     (lambda: partnets.merge(sharded()), "load it into a model of one process"),
     (lambda: partnets.subnetwork(sharded(), active=torch.tensor([1, 2])).__enter__(),
      "the model is sharded, and computes one subnetwork at a time"),
