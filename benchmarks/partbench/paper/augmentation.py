@@ -48,7 +48,7 @@ METHODS = {
 }
 BASELINES = ("standard", "validation", "finetuned", "random_search", "tpe", "augerino", "last_layer", "longer")
 # Each of these is compared with all BASELINES.
-OURS = ("partitioned", "retraining", "tune_averaged")
+OURS = ("partitioned", "partitioned_longer", "retraining", "tune_averaged")
 # Results that are part of another method's trainings: that method, and their prefix in its records.
 PARTS = {"finetuned": ("validation", "finetuned"), "tune_averaged": ("tune", "averaged")}
 QUICK = ("standard", "partitioned")
@@ -58,7 +58,7 @@ NOT_OF_DIGITS = {*PARTS, "partitioned_longer", "scalars_first", "nested", "one_p
 OF_DATASET = {
     "digits": [name for name in METHODS if name not in NOT_OF_DIGITS],
     "mnist-cpu": [*LONG, "last_layer", "ensemble", "nested", "one_pass"],
-    "cifar10-cpu": [*LONG, "partitioned_longer", "scalars_first"],
+    "cifar10-cpu": [*LONG, "longer", "partitioned_longer", "scalars_first"],
 }
 # Enough steps to learn a rotation.
 QUICK_STEPS = 1000
