@@ -77,23 +77,26 @@ class DDP(nn.parallel.DistributedDataParallel):
         return super().forward(*inputs, **arguments)
 
 
-def send_packed(model: nn.Module) -> None:
-    """Let an engine's DistributedDataParallel send only trained entries' gradients in the next backward pass.
+def pack(model: nn.Module) -> None:
+    """Let an engine's DistributedDataParallel send only trained entries' gradients, outside of partnets.subnetwork.
 
-    Call it before each backward pass, inside of the subnetwork. A wrapper with a communication hook of the user's, and
-    other modules, are left unchanged.
+    Call `expect` before each backward pass then. A wrapper with a communication hook of the user's, and other modules,
+    are left unchanged.
     """
-    if not isinstance(model, nn.parallel.DistributedDataParallel):
+    if not isinstance(model, nn.parallel.DistributedDataParallel) or hasattr(model, "packing"):
         return
-    if not hasattr(model, "packing"):
-        packing = Packing(model.module, model.process_group)
-        try:
-            model.register_comm_hook(packing, Packing.reduce)
-        except RuntimeError:  # torch takes one hook
-            packing = None
-        model.packing = packing
-    if model.packing is not None:
-        model.packing.expect()
+    packing = Packing(model.module, model.process_group)
+    try:
+        model.register_comm_hook(packing, Packing.reduce)
+    except RuntimeError:  # torch takes one hook
+        packing = None
+    model.packing = packing
+
+
+def expect(model: nn.Module) -> None:
+    """Prepare a backward pass of a model that `pack` was called with."""
+    if (packing := getattr(model, "packing", None)) is not None:
+        packing.expect()
 
 
 def leave_buffers_alone(model: nn.Module) -> None:

@@ -8,14 +8,14 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import nn
+from torch import Tensor, nn
 from torch.distributed import fsdp
 
 from partnets.distributed.from_meta import Initialise, Maker
-from partnets.distributed.ranks import check_agreement, check_outside, partitions
+from partnets.distributed.ranks import check_agreement, check_outside, on_all_ranks, partitions
 from partnets.hyper import hyperparameters
 from partnets.subnetworks.gradients import watch
-from partnets.subnetworks.state import ROWS, partitioned_modules, state_of
+from partnets.subnetworks.state import ROWS, num_partitions, partitioned_modules, state_of
 from partnets.utils.modules import Model, is_sharded
 from partnets.utils.shards import local
 
@@ -34,24 +34,25 @@ def fully_shard(
     are scalars; all ranks average their gradients. Construct the optimiser afterwards, as for torch's fully_shard.
 
     A model may be partitioned under torch.device("meta"), without memory. With `initialise`, its units are made and
-    sharded one after another, with the values and partitions that the seed gives on other devices, and no rank ever has
-    the whole model. Without, call to_empty and load a state_dict afterwards.
+    sharded one after another, so that no rank ever has the whole model. Partitions, and what partnets.partition draws
+    from its seed, are the same as on other devices; other values are those of `initialise`. Without, call to_empty and
+    load a state_dict afterwards.
 
     Args:
         model: a partitioned model, the same on all ranks.
         units: the modules to gather at once, inner ones first; each partitioned module if None. Parameters outside of
             them are gathered with the model. A module that uses the parameters of another one, without calling it,
             must be a unit that includes it, as each nn.MultiheadAttention is by default.
-        initialise: True calls reset_parameters() of each module on the meta device; a function, such as `_init_weights`
-            of a model of transformers, is called with each of them. It must set all parameters and buffers of the
-            module's own.
+        initialise: True calls reset_parameters() of each module with parameters or buffers on the meta device in it,
+            inner ones first; a function, such as `_init_weights` of a model of transformers, is called with each of
+            them. Together the calls must set all of these, and may not write into other units.
         options: further options of torch's fully_shard.
 
     Returns:
         The model.
 
     Raises:
-        ValueError: the ranks' partitions or parameters differ, the model is sharded already, or
+        ValueError: the model has no partitions, the ranks' partitions or parameters differ, it is sharded already, or
             reshard_after_forward is not True, units share a parameter, or modules on the meta device cannot be
             initialised; and torch's errors.
         RuntimeError: the model is inside of partnets.subnetwork.
@@ -70,6 +71,7 @@ def fully_shard(
         >>> dist.destroy_process_group()
     """
     check_outside(model)
+    num_partitions(model)  # raises if it has none
     if sharded := [path for path, module in model.named_modules() if isinstance(module, fsdp.FSDPModule)]:
         raise ValueError(
             f"{sharded[0] or 'the model'} is sharded already; call fully_shard once, on the whole model, and pass the"
@@ -92,7 +94,9 @@ def fully_shard(
     gathered = _gathered(model, units)
     for unit, inside in zip(units, gathered, strict=True):
         if make is not None:
-            make(inside)
+            new: list[Tensor] = []
+            on_all_ranks(lambda new=new, inside=inside: new.extend(make(inside)))
+            check_agreement({f"what initialise gives tensor {i} of a unit": one for i, one in enumerate(new)})
         fsdp.fully_shard(unit, ignored_params=_left(model), **options)
         owned = [inner for inner in inside if state_of(inner) is not None]
         for module in owned:
@@ -117,14 +121,16 @@ def _gathered(model: nn.Module, units: list[nn.Module | list[nn.Module]]) -> lis
         modules = [unit] if isinstance(unit, nn.Module) else unit
         inside = dict.fromkeys(inner for module in modules for inner in module.modules() if inner not in seen)
         seen.update(inside)
-        for parameter in {p for inner in inside for p in inner._parameters.values() if p is not None} - left:
-            if parameter in owners:
-                names = {p: name for name, p in model.named_parameters()}
+        own = {p for inner in inside for p in inner._parameters.values() if p is not None} - left
+        own |= {b for inner in inside for b in inner._buffers.values() if b is not None and b.is_meta}
+        for tensor in own:
+            if tensor in owners:
+                names = {one: name for name, one in (*model.named_parameters(), *model.named_buffers())}
                 raise ValueError(
-                    f"{names[parameter]} is in two units; pass units= with one, such as a list of modules, that"
-                    " includes all modules that share it."
+                    f"{names[tensor]} is in two units; pass units= with one, such as a list of modules, that includes"
+                    " all modules that share it."
                 )
-            owners[parameter] = unit
+            owners[tensor] = unit
         found.append([*inside])
     return found
 
@@ -148,7 +154,11 @@ def _units(model: nn.Module) -> list[nn.Module | list[nn.Module]]:
             group = next((groups[parameter] for parameter in own if parameter in groups), [])
             group.append(module)
             groups |= dict.fromkeys(own, group)
-    return [group if len(group) > 1 else group[0] for group in {id(group): group for group in groups.values()}.values()]
+    order = {module: i for i, module in enumerate(model.modules())}
+    found = {id(group): group for group in groups.values()}.values()
+    # After all units that are inside of one of its modules.
+    found = sorted(found, key=lambda group: -min(order[module] for module in group))
+    return [group if len(group) > 1 else group[0] for group in found]
 
 
 def _take_up(modules: list[nn.Module], *_) -> None:

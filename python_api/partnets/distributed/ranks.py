@@ -142,6 +142,11 @@ def partitions(model: nn.Module) -> dict[str, object]:
     facts = {
         f"the number of partitions of {path or 'the model'}": one.num_partitions for path, one in states.items() if one
     }
+    plans = {path: one.plan for path, one in states.items() if one and one.plan}
+    facts |= {
+        f"the partitions of {path or 'the model'}": [plan[name] for name in ("proportions", "seed", "scheme")]
+        for path, plan in plans.items()
+    }
     for name, buffer in own_buffers(model).items():
         for end, what in SAME.items():
             if name.endswith(end):

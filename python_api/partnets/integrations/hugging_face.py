@@ -20,7 +20,7 @@ from partnets.data.chunks import Chunks
 from partnets.data.fetching import batches
 from partnets.data.loader import Draw, Loader
 from partnets.data.parts import Parts
-from partnets.distributed.ddp import broadcast_rows, leave_buffers_alone, send_packed
+from partnets.distributed.ddp import broadcast_rows, expect, leave_buffers_alone, pack
 from partnets.distributed.ranks import averaged, check_agreement, on_all_ranks, partitions
 from partnets.distributed.shared_chunks import share
 from partnets.evaluation.running_statistics import estimate_statistics
@@ -244,8 +244,11 @@ class PartitionedTrainer(transformers.Trainer):
                 lambda: check_leaks(self.model, chunks, size, lambda batch: (self._computed(batch, self.model),) * 2)
             )
             self._to_audit = False
+        pack(model)
         k, batch, hyper_k, hyper_batch = inputs
         optimizer = getattr(self.optimizer, "optimizer", self.optimizer)  # inside accelerate's wrapper, if any
+        if all(parameter.grad is None for parameter in optimizer.parameters()):
+            optimizer.zero_grad()  # transformers' loop has cleared `.grad` only
         if hyper_k is not None:
             if self._strategy.seen:
                 unseen, seen = hyper_batch
@@ -272,7 +275,7 @@ class PartitionedTrainer(transformers.Trainer):
         return loss.detach()
 
     def _backward(self, loss: Tensor, model: nn.Module) -> None:
-        send_packed(model)
+        expect(model)
         self.accelerator.backward(loss)
 
     def get_batch_samples(

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 
 from partnets.data.loader import Draw, Loader
-from partnets.distributed.ddp import broadcast_rows, leave_buffers_alone, send_packed
+from partnets.distributed.ddp import broadcast_rows, expect, leave_buffers_alone, pack
 from partnets.distributed.ranks import averaged, check_agreement, gathered, on_all_ranks, own_rank, partitions
 from partnets.distributed.shared_chunks import check_shared, share
 from partnets.evaluation.running_statistics import estimate_statistics
@@ -114,7 +114,7 @@ class PartitionedModule(LightningModule):
         self.log("hyper_loss", loss, sync_dist=ranks > 1)
 
     def _backward(self, loss: Tensor) -> None:
-        send_packed(self.trainer.strategy.model)
+        expect(self.trainer.strategy.model)
         self.manual_backward(loss)
 
     def setup(self, stage: str) -> None:
@@ -130,9 +130,10 @@ class PartitionedModule(LightningModule):
                 for optimizer in self.trainer.optimizers:
                     if isinstance(optimizer, PartitionedOptimizer):
                         optimizer.full_states()  # into which a checkpoint is loaded
-            elif isinstance(model, nn.parallel.DistributedDataParallel) and model.find_unused_parameters:
+            elif isinstance(model, nn.parallel.DistributedDataParallel) and _takes_any_parameters(model):
                 check_agreement(partitions(self))
                 broadcast_rows(self, self.device)
+                pack(model)
             else:
                 raise ValueError(
                     f"{self.trainer.world_size} processes train by {type(self.trainer.strategy).__name__}; pass"
@@ -232,3 +233,8 @@ class PartitionedModule(LightningModule):
                 f"clip={self.clip} and {steps} steps ahead need gradients that the GradScaler of precision='16-mixed'"
                 " has not scaled; pass precision='bf16-mixed', or set clip = None and let no ψ look ahead."
             )
+
+
+def _takes_any_parameters(model: nn.parallel.DistributedDataParallel) -> bool:
+    """Return whether each step may train other parameters."""
+    return model.find_unused_parameters and not model.static_graph

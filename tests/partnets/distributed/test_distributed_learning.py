@@ -17,6 +17,7 @@ from training import OPTIMIZERS, gradients, learn, learned, loss, mesh, mine, ne
 
 import partnets
 from partnets import distributed, hyper, optim, stn
+from partnets.distributed.ddp import expect, pack
 from partnets.subnetworks.parameters import partitioned_parameters
 
 
@@ -33,6 +34,51 @@ def replicated(name, scheme):
             parameter += dist.get_rank()
     model = model.to(memory_format=torch.channels_last)  # gives the kernel's gradient other strides
     return learn(model, distributed.DDP(model, bucket_cap_mb=0.01), OPTIMIZERS[name](model))
+
+
+class Engine(nn.parallel.DistributedDataParallel):
+    """torch's wrapper as Lightning's and Hugging Face's trainers use it."""
+
+    def __init__(self, model):
+        super().__init__(model, find_unused_parameters=True)
+        pack(self)
+
+    def forward(self, *inputs):
+        expect(self)
+        return super().forward(*inputs)
+
+
+class Branch(nn.Module):
+    """A model with a part that only some batches use, those with positive numbers."""
+
+    def __init__(self):
+        super().__init__()
+        self.all, self.some = nn.Linear(3, 2), nn.Sequential(nn.Linear(3, 2), nn.LayerNorm(2))
+
+    def forward(self, x):
+        return self.all(x) + (self.some(x) if (x[:, 0] > 0).any() else 0)
+
+
+def branches(kind):
+    """Learn with parts that no rank, one rank or all ranks use, and gradients that the model clears."""
+    torch.manual_seed(0)
+    model = partnets.partition(Branch(), (0.6, 0.4), defaults="seed").double()
+    call = kind(model) if dist.is_initialized() else model
+    optimizer = partnets.optim.SGD(model, lr=0.1, momentum=0.9)
+    for step, (k, users) in enumerate([(1, 2), (2, 0), (1, 1), (1, 2), (2, 1), (1, 0), (2, 2)]):
+        x = torch.randn(8, 3, generator=Generator().manual_seed(step), dtype=torch.float64).abs()
+        x[: 4 * (2 - users), 0] *= -1
+        with partnets.subnetwork(model, active=k, update=k):
+            parts = mine(x).split(4)  # in one process both ranks' parts, each with its own branch
+            (sum(call(part).square().mean() for part in parts) / len(parts)).backward()
+        optimizer.step(update=k)
+        (model if dist.is_initialized() else optimizer).zero_grad()
+    return [parameter.detach() for parameter in model.parameters()]
+
+
+def engine(scheme):
+    model = network(scheme)
+    return learn(model, Engine(model) if dist.is_initialized() else model, optim.Adam(model, lr=0.02))
 
 
 def sharded(name, units, scheme):
@@ -262,6 +308,9 @@ NESTED = {"partition": {"scheme": "nested", "example": torch.ones(2, 6).double()
 CASES = {
     **{f"DDP {name}": (replicated, name, "weight") for name in OPTIMIZERS},
     "DDP nested": (replicated, "Adam", "nested"),
+    "DDP of branches": (branches, distributed.DDP),
+    "an engine's DDP of branches": (branches, Engine),
+    "an engine's DDP, nested": (engine, "nested"),
     "shards of units": (sharded, "SGD", (2, 6), "weight"),
     "shards": (sharded, "Adam", None, "weight"),
     "nested shards": (sharded, "Adam", (2, 6), "nested"),
@@ -299,7 +348,7 @@ def test_two_ranks_learn_the_same_as_one_process_from_joint_batches(case, two_ra
     close = exact if function in (replicated, sharded, transposed, convolution, per_example, response) else rough
     for found in (first, second):
         torch.testing.assert_close(found, expected, **close)
-    if function in (replicated, response):
+    if function in (replicated, branches, engine, response):
         torch.testing.assert_close(first, second, rtol=0, atol=0)
 
 
@@ -386,6 +435,45 @@ def initialised(device, initialise):
     for k in (1, 3, 2):
         partnets.step_weights(model, optimizer, k, ids % 9, lambda x: model(x).logsumexp(1).mean())
     return state, [whole(parameter) for parameter in model.parameters()]
+
+
+class Tied(nn.Module):
+    """A container that shares its bias with a layer inside of it."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Sequential(nn.Linear(6, 6), nn.Linear(6, 9))
+        self.bias = self.layer[1].bias
+        self.reset_parameters()
+
+    def reset_parameters(self):
+        nn.init.zeros_(self.bias)
+
+    def forward(self, x):
+        return self.layer(x) + self.bias
+
+
+def tied(device):
+    torch.manual_seed(7)
+    with torch.device(device):
+        model = partnets.partition(nn.Sequential(nn.Linear(6, 6), Tied()), (0.5, 0.3, 0.2), defaults="seed", seed=4)
+        model[0].requires_grad_(False)
+    distributed.fully_shard(model, mesh=mesh(), initialise=device == "meta" and reset)
+    partnets.step_weights(model, partnets.optim.SGD(model, lr=0.1), 2, torch.ones(2, 6), lambda x: model(x).sum())
+    return {name: whole(tensor) for name, tensor in model.state_dict().items()}
+
+
+def reset(module):
+    if hasattr(module, "reset_parameters"):
+        module.reset_parameters()
+
+
+def test_ties_and_frozen_parameters_are_made_from_the_meta_device(two_ranks):
+    expected = two_ranks(tied, "cpu")[0]
+    for state in two_ranks(tied, "meta"):
+        assert state.keys() == expected.keys()
+        for name, value in state.items():
+            assert torch.equal(value, expected[name]), name
 
 
 def test_a_model_is_made_from_the_meta_device_as_on_others(two_ranks):

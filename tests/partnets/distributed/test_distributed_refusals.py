@@ -42,6 +42,40 @@ def without_start():
     distributed.fully_shard(model, mesh=mesh(), initialise=True)
 
 
+class Parent(nn.Sequential):
+    """A module that initialises those inside of it."""
+
+    def reset_parameters(self):
+        for module in self:
+            nn.init.trunc_normal_(module.weight)
+
+
+class Counted(nn.Linear):
+    """A layer with a buffer that its initialisation leaves out."""
+
+    def __init__(self, *sizes):
+        super().__init__(*sizes)
+        self.register_buffer("order", torch.arange(3))
+
+
+def from_meta(*layers, initialise=True, **options):
+    with torch.device("meta"):
+        model = partnets.partition(nn.Sequential(*(make() for make in layers)), (0.5, 0.5), **options)
+    return distributed.fully_shard(model, mesh=mesh(), initialise=initialise)
+
+
+def of_own_generator(module):
+    for parameter in module.parameters(recurse=False):
+        parameter.normal_(generator=torch.Generator().manual_seed(dist.get_rank()))
+
+
+def raise_on_rank_1(module):
+    if dist.get_rank():
+        raise RuntimeError("mine")
+    if isinstance(module, nn.Linear):
+        module.reset_parameters()
+
+
 def units_with_a_shared_weight():
     model = small(nn.Embedding(4, 4), nn.Linear(4, 4, bias=False))
     model[1].weight = model[0].weight
@@ -104,6 +138,14 @@ REFUSED = [
      "would leave the gathered weights of one subnetwork for the next; leave it out"),
     (lambda: distributed.fully_shard(sharded(), mesh=mesh()), "is sharded already"),
     (units_with_a_shared_weight, "0.weight is in two units; pass units= with one, such as a list of modules"),
+    (lambda: from_meta(lambda: Parent(nn.Linear(4, 3))), "has written into 0.0.weight, which is in another unit"),
+    (lambda: from_meta(lambda: Counted(4, 3)), "initialise has left order of 0 (Counted) without values"),
+    (lambda: from_meta(lambda: nn.Linear(4, 3), seed=dist.get_rank(), defaults="zero"),
+     f"the ranks differ in the partitions of 0; {SAME}"),
+    (lambda: from_meta(lambda: nn.Linear(4, 3), initialise=of_own_generator),
+     f"the ranks differ in what initialise gives tensor 0 of a unit, what initialise gives tensor 1 of a unit; {SAME}"),
+    (lambda: from_meta(lambda: nn.Linear(4, 3), initialise=raise_on_rank_1), "mine"),
+    (lambda: distributed.fully_shard(nn.Sequential(nn.Linear(4, 3)), mesh=mesh()), "has no partitions"),
     (without_start, "1 (ParameterList) has parameters or buffers on the meta device and no reset_parameters()"),
     (lambda: partnets.merge(sharded()), "load it into a model of one process"),
     (lambda: partnets.subnetwork(sharded(), active=torch.tensor([1, 2])).__enter__(),
