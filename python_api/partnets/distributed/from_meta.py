@@ -22,7 +22,7 @@ from partnets.utils.shards import local
 Made = dict[Tensor, tuple[Tensor, nn.Module, str]]
 # A function that sets the parameters and buffers of a module.
 Initialise = Callable[[nn.Module], object]
-ANEW = "and construct the model anew, as it is half made now."
+AGAIN = "and construct the model again, as it is half made now."
 
 
 class Maker:
@@ -109,13 +109,13 @@ class Maker:
             if new.numel() and not writes.has(new):
                 raise ValueError(
                     f"initialise has left {name} of {self._paths[module]} ({type(module).__name__}) without values; let"
-                    f" it set all parameters and buffers, {ANEW}"
+                    f" it set all parameters and buffers, {AGAIN}"
                 )
         for name, tensor in (*self.model.named_parameters(), *self.model.named_buffers()):
             if not tensor.is_meta and not any(tensor is new for new in news) and writes.has(tensor):
                 raise ValueError(
                     f"initialise has written into {name}, which is in another unit or was not on the meta device; pass"
-                    f" units= with one that includes all that a module initialises, {ANEW}"
+                    f" units= with one that includes all that a module initialises, {AGAIN}"
                 )
 
 
