@@ -156,12 +156,13 @@ def run(ranks: int, store: str) -> dict[str, dict[str, list[float]]]:
 def halved(way: str) -> nn.Module:
     """Make a large model of which this rank has half."""
     device, mesh = "cpu" if way.endswith("then sharded") else "meta", dist.init_device_mesh("cpu", (2,))
+    is_partitioned = way.startswith("partitioned")
     with torch.device(device):
         model = TransformerLM(**LARGE)
-        if way.startswith("partitioned"):
+        if is_partitioned:
             partnets.partition(model, PROPORTIONS, seed=0)
     units = [*model.blocks, model.tokens, model.positions, model.norm, model.head, model]
-    if way.startswith("partitioned"):
+    if is_partitioned:
         return partnets.distributed.fully_shard(model, units, initialise=device == "meta", mesh=mesh)
     for unit in units:
         if unit is not model:
@@ -179,13 +180,12 @@ def peaks(rank: int, way: str, store: str, answers: Any) -> None:
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2)
     x = torch.randint(VOCABULARY, (1, TOKENS), generator=torch.Generator().manual_seed(rank))
     found = [_peak()]
-    model = halved(way)
+    model, is_partitioned = halved(way), way.startswith("partitioned")
     found.append(_peak())
-    kind = partnets.optim.Adam if way.startswith("partitioned") else torch.optim.Adam
-    optimizer = kind(model if way.startswith("partitioned") else model.parameters())
-    with partnets.weights_learning(model, 1) if way.startswith("partitioned") else nullcontext():
+    optimizer = partnets.optim.Adam(model) if is_partitioned else torch.optim.Adam(model.parameters())
+    with partnets.weights_learning(model, 1) if is_partitioned else nullcontext():
         model(x).logsumexp(-1).mean().backward()
-    optimizer.step(**{"update": 1} if way.startswith("partitioned") else {})
+    optimizer.step(**{"update": 1} if is_partitioned else {})
     found.append(_peak())
     if rank == 0:
         answers.put([after - found[0] for after in found[1:]])

@@ -13,7 +13,7 @@ from partkernels.arguments import check_seed
 from partnets.convert.deploying import deployed
 from partnets.hyper import Hyperparameter, hyperparameters
 from partnets.subnetworks.assignment import padding_of
-from partnets.subnetworks.initial_values import declared, fill
+from partnets.subnetworks.initial_values import declared, fill, reset_of
 from partnets.subnetworks.merging import merge, remove, without_ensembles
 from partnets.subnetworks.rules import known_rule, rule_of
 from partnets.subnetworks.state import PartitionState, holder_of, num_partitions, partitioned_modules, state_of
@@ -132,7 +132,7 @@ def _fresh(model: nn.Module, seed: int) -> nn.Module:
 def _start_again(module: nn.Module, state: PartitionState, drawn: dict[str, Defaults]) -> None:
     """Give a module's own parameters their initial values."""
     before = {name: p.detach().clone() for name, p in module.named_parameters(recurse=False)}
-    reset = getattr(module, "reset_parameters", None) or getattr(module, "_reset_parameters", None)
+    reset = reset_of(module)
     start = declared(module, seeds.random())
     learning = [name for name, p in module.named_parameters(recurse=False) if p.requires_grad]
     if learning and reset is None and start is None:

@@ -53,6 +53,8 @@ class DDP(nn.parallel.DistributedDataParallel):
         >>> dist.destroy_process_group()
     """
 
+    packing: Packing
+
     def __init__(self, module: nn.Module, **options: Any) -> None:
         if passed := [name for name in SET if options.get(name) is not None]:
             raise ValueError(
@@ -68,17 +70,16 @@ class DDP(nn.parallel.DistributedDataParallel):
         finally:
             delattr(module, _IGNORED) if given is None else setattr(module, _IGNORED, given)
         broadcast_rows(module, self.device, self.process_group)
-        self.packing = Packing(module, self.process_group)
-        self.register_comm_hook(self.packing, Packing.reduce)
+        pack(self)
 
     def forward(self, *inputs: Any, **arguments: Any) -> Any:
         if torch.is_grad_enabled():
-            self.packing.expect()
+            expect(self)
         return super().forward(*inputs, **arguments)
 
 
 def pack(model: nn.Module) -> None:
-    """Let an engine's DistributedDataParallel send only trained entries' gradients, outside of partnets.subnetwork.
+    """Let a DistributedDataParallel send only trained entries' gradients; call it outside of partnets.subnetwork.
 
     Call `expect` before each backward pass then. A wrapper with a communication hook of the user's, and other modules,
     are left unchanged.

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from partnets.subnetworks.assignment import Assignment
+from partnets.subnetworks.initial_values import reset_of
 from partnets.subnetworks.merging import remove_own
 from partnets.subnetworks.partitioning import share
 from partnets.subnetworks.state import holder_of, state_of
@@ -44,7 +45,7 @@ class Maker:
         self._wanted = {one for one in self._paths if any(map(_on_meta, one.modules()))}
         self._plans = {module: state_of(module).plan for module in self._wanted if state_of(module) is not None}
         self._seed = next((plan["seed"] for plan in self._plans.values() if plan), 0)
-        reset = {inner for one in self._paths if _reset_of(one) is not None for inner in one.modules()}
+        reset = {inner for one in self._paths if reset_of(one) is not None for inner in one.modules()}
         stuck = [one for one in self._wanted if _on_meta(one) and initialise is True and one not in reset]
         stuck += [module for module, plan in self._plans.items() if not plan and _on_meta(module)]
         if stuck:
@@ -84,9 +85,8 @@ class Maker:
 
     def _allocate(self, module: nn.Module, made: Made) -> dict[str, tuple[nn.Module, str]]:
         """Replace a module's own tensors on the meta device; return the first place of each that is in others too."""
-        tied, names, state = {}, _on_meta(module), state_of(module)
-        owned = None
-        if state is not None:
+        tied, names, owned = {}, _on_meta(module), None
+        if (state := state_of(module)) is not None:
             owned = {*state.weights, *state.vectors} if state.num_partitions > 1 else None
             remove_own(module)
         for name in names:
@@ -104,7 +104,7 @@ class Maker:
 
     def _check(self, made: Made, writes: _Writes) -> None:
         """Raise ValueError unless exactly the new tensors were written into."""
-        news = [new for new, *_ in made.values()]
+        news = {id(new) for new, *_ in made.values()}
         for new, module, name in made.values():
             if new.numel() and not writes.has(new):
                 raise ValueError(
@@ -112,7 +112,7 @@ class Maker:
                     f" it set all parameters and buffers, {AGAIN}"
                 )
         for name, tensor in (*self.model.named_parameters(), *self.model.named_buffers()):
-            if not tensor.is_meta and not any(tensor is new for new in news) and writes.has(tensor):
+            if not tensor.is_meta and id(tensor) not in news and writes.has(tensor):
                 raise ValueError(
                     f"initialise has written into {name}, which is in another unit or was not on the meta device; pass"
                     f" units= with one that includes all that a module initialises, {AGAIN}"
@@ -151,9 +151,5 @@ def _on_meta(module: nn.Module) -> list[str]:
 
 
 def _reset(module: nn.Module) -> None:
-    if (reset := _reset_of(module)) is not None:
+    if (reset := reset_of(module)) is not None:
         reset()
-
-
-def _reset_of(module: nn.Module) -> Callable[[], None] | None:
-    return getattr(module, "reset_parameters", None) or getattr(module, "_reset_parameters", None)

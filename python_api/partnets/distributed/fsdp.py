@@ -52,9 +52,9 @@ def fully_shard(
         The model.
 
     Raises:
-        ValueError: the model has no partitions, the ranks' partitions or parameters differ, it is sharded already, or
-            reshard_after_forward is not True, units share a parameter, or modules on the meta device cannot be
-            initialised; and torch's errors.
+        ValueError: the model has no partitions or is sharded already, the ranks' partitions or parameters differ, units
+            share a parameter, reshard_after_forward is not True, or modules on the meta device cannot be initialised;
+            and torch's errors.
         RuntimeError: the model is inside of partnets.subnetwork.
 
     Example:
@@ -91,20 +91,21 @@ def fully_shard(
     make = Maker(model, device or torch.device("cpu"), initialise) if initialise else None
     units = _units(model) if units is None else list(units)
     units += [] if model in units or [model] in units else [model]
-    gathered = _gathered(model, units)
+    gathered, left = _gathered(model, units), _left(model)
     for unit, inside in zip(units, gathered, strict=True):
         if make is not None:
             new: list[Tensor] = []
             on_all_ranks(lambda new=new, inside=inside: new.extend(make(inside)))
             check_agreement({f"what initialise gives tensor {i} of a unit": one for i, one in enumerate(new)})
-        fsdp.fully_shard(unit, ignored_params=_left(model), **options)
+            left = _left(model)  # of which some are new
+        fsdp.fully_shard(unit, ignored_params=left, **options)
         owned = [inner for inner in inside if state_of(inner) is not None]
         for module in owned:
             state_of(module).is_gathered = True
         for module in [unit] if isinstance(unit, nn.Module) else unit:
             module.register_forward_pre_hook(functools.partial(_take_up, owned))
     average = functools.partial(_average, [None] if mesh is None else mesh.get_all_groups())
-    for parameter in _left(model):
+    for parameter in left:
         parameter.register_post_accumulate_grad_hook(average)
     return model
 

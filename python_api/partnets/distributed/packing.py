@@ -17,7 +17,7 @@ from partnets.subnetworks.state import PER_EXAMPLE
 
 @dataclass
 class Part:
-    """What a rank sends of a parameter's gradient.
+    """The part of a parameter's gradient that a rank sends.
 
     Attributes:
         view: the gradient, into which the mean is written.

@@ -166,6 +166,11 @@ def declared(layer: nn.Module, seed: int) -> Defaults | None:
     return made
 
 
+def reset_of(module: nn.Module) -> Callable[[], None] | None:
+    """Return the method of a module that sets its parameters to initial values, or None."""
+    return getattr(module, "reset_parameters", None) or getattr(module, "_reset_parameters", None)
+
+
 @torch.no_grad()
 def fill(weight: Tensor, defaults: Defaults) -> None:
     """Set a weight to its defaults."""
