@@ -15,9 +15,9 @@ from partnets.distributed.from_meta import Initialise, Maker
 from partnets.distributed.ranks import check_agreement, check_outside, on_all_ranks, partitions
 from partnets.hyper import hyperparameters
 from partnets.subnetworks.gradients import watch
-from partnets.subnetworks.state import ROWS, num_partitions, partitioned_modules, state_of
+from partnets.subnetworks.state import MAP, ROWS, STORED, num_partitions, partitioned_modules, state_of
 from partnets.utils.modules import Model, is_sharded
-from partnets.utils.shards import local
+from partnets.utils.shards import local, shard
 
 
 def fully_shard(
@@ -28,9 +28,9 @@ def fully_shard(
 ) -> Model:
     """Apply torch.distributed.fsdp.fully_shard to a partitioned model, in place.
 
-    Weights, gradients and moments are sharded along their first dimension, and each rank exchanges and steps its shard.
-    Every rank keeps whole buffers: the maps, 2 bits a weight for three or four partitions, and the vectors of biases
-    and norms with their moments. ψ is not sharded, as the model has to stop its gradients in steps of the weights, nor
+    Weights, gradients and moments are sharded along their first dimension, with the maps, 2 bits a weight for three or
+    four partitions, and each rank exchanges and steps its shard. Every rank keeps the vectors of biases and norms with
+    their moments. ψ is not sharded, as the model has to stop its gradients in steps of the weights, nor
     are scalars; all ranks average their gradients. Construct the optimiser afterwards, as for torch's fully_shard.
 
     A model may be partitioned under torch.device("meta"), without memory. With `initialise`, its units are made and
@@ -92,6 +92,8 @@ def fully_shard(
     units = _units(model) if units is None else list(units)
     units += [] if model in units or [model] in units else [model]
     gathered, left = _gathered(model, units), _left(model)
+    weights = {(one, name) for one in partitioned_modules(model) for name in state_of(one).weights}
+    weights = {(one, name) for one, name in weights if not is_sharded(one._parameters[name])}
     for unit, inside in zip(units, gathered, strict=True):
         if make is not None:
             new: list[Tensor] = []
@@ -102,12 +104,30 @@ def fully_shard(
         owned = [inner for inner in inside if state_of(inner) is not None]
         for module in owned:
             state_of(module).is_gathered = True
+        _shard_maps([(one, name) for one in owned for name in state_of(one).weights if (one, name) in weights])
         for module in [unit] if isinstance(unit, nn.Module) else unit:
             module.register_forward_pre_hook(functools.partial(_take_up, owned))
     average = functools.partial(_average, [None] if mesh is None else mesh.get_all_groups())
     for parameter in left:
         parameter.register_post_accumulate_grad_hook(average)
     return model
+
+
+def _shard_maps(weights: list[tuple[nn.Module, str]]) -> None:
+    """Shard the maps and stored defaults of a unit's weights, unless these are cut otherwise than by rows.
+
+    Args:
+        weights: modules and names of weights that torch has just sharded.
+    """
+    shards: dict[Tensor, Tensor] = {}  # tied weights share them
+    for module, name in weights:
+        parameter = module._parameters[name]
+        if all(placement.is_replicate() or placement.is_shard(0) for placement in parameter.placements):
+            for key in {name + MAP, name + STORED} & {*module._buffers}:
+                buffer = module._buffers[key]
+                if buffer not in shards:
+                    shards[buffer] = shard(buffer, parameter)
+                module._buffers[key] = shards[buffer]
 
 
 def _gathered(model: nn.Module, units: list[nn.Module | list[nn.Module]]) -> list[list[nn.Module]]:
@@ -175,9 +195,8 @@ def _take_up(modules: list[nn.Module], *_) -> None:
             if gathered.shape != one.parameter.shape:  # narrowed for another module of the unit
                 continue
             watch(one, gathered)
-            is_waiting = gathered.grad is not None and name in state.vectors
-            before = state.grad_of.get(name, state.update)
-            if is_waiting and torch.is_grad_enabled() and state.update not in (None, before):
+            before = state.grad_of.get(name) or state.update
+            if gathered.grad is not None and torch.is_grad_enabled() and state.update not in (None, before):
                 raise RuntimeError(
                     f"the gradients of partition {before} have not been reduced, and those of {state.update} would be"
                     " added to them; call set_requires_gradient_sync(True) for the last batch of each partition."

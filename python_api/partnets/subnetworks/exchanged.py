@@ -11,9 +11,9 @@ from torch import Tensor, nn
 
 from partkernels import Partition, Zeros
 from partkernels.operators.entries import combine_rows
-from partnets.subnetworks.state import DEFAULTS, MAP, ROWS, STORED, PartitionState, check_map, partition_of
+from partnets.subnetworks.state import DEFAULTS, MAP, ROWS, STORED, PartitionState, check_map, defaults_of_weight
 from partnets.utils.modules import is_sharded
-from partnets.utils.shards import Memory, local, local_partition, part, version
+from partnets.utils.shards import Memory, default_values, local, local_partition, part, version, whole
 
 INT32_MAX = 2**31 - 1
 
@@ -138,18 +138,17 @@ class Weight(Exchanged):
                     f" {error} Resize parameters before partnets.partition; after to_empty, load a state_dict."
                 ) from error
         with torch.no_grad():
-            partition = partition_of(self.module, self.name)
+            own = local_partition(map, self.state.num_partitions, self.parameter)
             self.memory = in_memory(parameter.detach(), parameter)
             if self.memory is None:
                 raise ValueError(
                     f"{self.name} of {type(self.module).__name__} has gaps in memory, strides {parameter.stride()} of"
                     f" shape {tuple(parameter.shape)}; make it contiguous before partnets.partition."
                 )
-            defaults = partition.defaults.values(partition.shape, parameter.dtype, parameter.device)
-            ids, defaults = (
-                in_memory(part(whole, self.parameter), parameter)
-                for whole in (partition.ids().to(parameter.device), defaults)
-            )
+            ids = torch.empty(parameter.shape, dtype=torch.uint8) if own is None else own.ids()
+            ids = in_memory(ids.to(parameter.device), parameter)
+            defaults = default_values(defaults_of_weight(self.module, self.name), self.parameter)
+            defaults = in_memory(defaults, parameter)
             index = torch.int32 if parameter.numel() <= INT32_MAX else torch.int64
             found = [(ids == k).nonzero().view(-1) for k in range(2, self.state.num_partitions + 1)]
             self.starts = [0, *itertools.accumulate(len(places) for places in found)]
@@ -161,14 +160,12 @@ class Weight(Exchanged):
 
     def map_of(self, grad: Tensor) -> Tensor | None:
         """Return the map of the weight, or of this rank's part of a gradient that is a DTensor; None if it is empty."""
-        buffer = self.module._buffers[self.name + MAP]
-        map = local(buffer)
+        map = self.module._buffers[self.name + MAP]
         if not is_sharded(grad):
-            return map
-        key = map.data_ptr(), version(buffer), grad.placements, grad.device
+            return whole(map)
+        key = local(map).data_ptr(), version(map), grad.placements, grad.device
         if key != self._map[0]:
-            partition = Partition._unchecked(tuple(grad.shape), self.state.num_partitions, map, Zeros())
-            own = local_partition(partition, grad)
+            own = local_partition(map, self.state.num_partitions, grad)
             self._map = key, None if own is None else own.map
         return self._map[1]
 

@@ -13,6 +13,7 @@ from partkernels.backend import dispatch
 from partkernels.operators.subnetwork_weight import select
 from partnets.subnetworks.exchanged import Vector, Weight
 from partnets.subnetworks.state import PER_EXAMPLE
+from partnets.utils.modules import is_sharded
 from partnets.utils.shards import local, part, sharded_like, version
 
 # What `grad_seen` has of a parameter without a gradient.
@@ -36,6 +37,9 @@ def watch(one: Weight | Vector, parameter: nn.Parameter) -> None:
         one.hook = handle.id
     elif isinstance(one, Vector):
         _note_accumulated(one, parameter)
+    elif id(one.parameter) not in one.accumulating:
+        one.accumulating.add(id(one.parameter))
+        one.parameter.register_post_accumulate_grad_hook(partial(_mask_shard, one))
 
 
 def mask_weight(one: Weight, grad: Tensor) -> Tensor | None:
@@ -47,10 +51,25 @@ def mask_weight(one: Weight, grad: Tensor) -> Tensor | None:
         return None
     if state.update is None:
         return torch.zeros_like(grad)
+    if state.is_gathered and not is_sharded(grad):
+        has_other = one.parameter.grad is not None and state.grad_of.get(one.name) != state.update
+        state.grad_of[one.name] = 0 if has_other else state.update
+        if not has_other:
+            return None  # _mask_shard masks this rank's part of the mean
     if (map := one.map_of(grad)) is None:
         return None
     selected = select(local(grad), state.update, state.update, map, state.num_partitions, dispatch.requested())
     return sharded_like(selected, grad)
+
+
+@torch.no_grad()
+def _mask_shard(one: Weight, parameter: nn.Parameter) -> None:
+    """Mask this rank's part of a gradient, after it was reduced, unless it is of several partitions."""
+    state = one.state
+    if state is None or not state.update or state.grad_of.get(one.name) != state.update:
+        return
+    if (masked := mask_weight(one, parameter.grad)) is not None:
+        local(parameter.grad).copy_(local(masked))  # in place, as it shares the memory of its unit's gradients
 
 
 def mask_vector(one: Vector, grad: Tensor) -> Tensor | None:

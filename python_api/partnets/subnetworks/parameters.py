@@ -65,21 +65,18 @@ class PartitionedParameter:
         """
         if self.is_vector or self.owner is not None:
             return None
-        buffer, parameter = self.module._buffers[self.name + MAP], self.parameter
-        map = local(buffer)
-        key = map.data_ptr(), version(buffer), parameter.device, local(parameter).shape
+        map, parameter = self.module._buffers[self.name + MAP], self.parameter
+        key = local(map).data_ptr(), version(map), parameter.device, local(parameter).shape
         if self._partition is None or self._partition[0] != key:
-            self._partition = key, local_partition(self._whole(map), parameter)
+            self._partition = key, local_partition(map, self.state.num_partitions, parameter)
         return self._partition[1]
 
-    def _whole(self, map: Tensor) -> Partition:
-        return Partition._unchecked(tuple(self.parameter.shape), self.state.num_partitions, map, Zeros())
-
     def numel(self, k: int) -> int:
-        """Return the number of entries of partition k, on all ranks together."""
+        """Return the number of entries of partition k, on all ranks together, which must call this."""
         if self.is_vector or self.owner is not None:
             return self.parameter.numel() if self.owner in (None, k) else 0
-        return self._whole(local(self.module._buffers[self.name + MAP])).sizes()[k - 1]
+        map = whole(self.module._buffers[self.name + MAP])
+        return Partition._unchecked(tuple(self.parameter.shape), self.state.num_partitions, map, Zeros()).sizes()[k - 1]
 
     def of(self, tensor: Tensor, k: int) -> Tensor:
         """Return a view of a tensor like `stored` with all entries of partition k; for a DTensor, on this rank."""

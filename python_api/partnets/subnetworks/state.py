@@ -29,7 +29,7 @@ from torch import Tensor, nn
 
 from partkernels import Defaults, Normal, Partition, Stored, Uniform, Zeros
 from partnets.utils.modules import is_sharded, modules_of
-from partnets.utils.shards import local, version
+from partnets.utils.shards import local, version, whole
 
 ATTRIBUTE = "_partition_state"
 # The `update` of a state while examples are in different subnetworks.
@@ -248,24 +248,28 @@ def agreed_num_partitions(model: nn.Module, states: Iterable[PartitionState]) ->
 
 
 def partition_of(module: nn.Module, name: str) -> Partition:
-    """Return the partition of a weight, with its defaults.
+    """Return the partition of a weight, with its defaults. If they are sharded, all ranks must call this.
 
     Args:
         module: one with a PartitionState.
         name: that of a weight in it, such as "weight".
     """
+    defaults, map = defaults_of_weight(module, name), whole(module._buffers[name + MAP])
+    return Partition._unchecked(tuple(parameter_of(module, name).shape), state_of(module).num_partitions, map, defaults)
+
+
+def defaults_of_weight(module: nn.Module, name: str) -> Defaults:
+    """Return the defaults of a weight. If they are stored and sharded, all ranks must call this."""
     state, weight = state_of(module), parameter_of(module, name)
     read_defaults(module, name)
-    defaults, map = state.weights[name], local(module._buffers[name + MAP])
-    if defaults is None:
-        whole = torch.zeros(weight.shape, dtype=weight.dtype, device=weight.device)
-        partition = Partition._unchecked(tuple(weight.shape), state.num_partitions, map, Zeros())
-        ids = partition.ids()
-        stored = local(module._buffers[name + STORED]).split(partition.sizes()[1:])
-        for k, values in enumerate(stored, 2):
-            whole[ids == k] = values
-        defaults = Stored(whole)
-    return Partition._unchecked(tuple(weight.shape), state.num_partitions, map, defaults)
+    if (defaults := state.weights[name]) is not None:
+        return defaults
+    map, stored = (whole(module._buffers[name + end]) for end in (MAP, STORED))
+    partition = Partition._unchecked(tuple(weight.shape), state.num_partitions, map, Zeros())
+    ids, values = partition.ids(), torch.zeros(weight.shape, dtype=weight.dtype, device=weight.device)
+    for k, of_k in enumerate(stored.split(partition.sizes()[1:]), 2):
+        values[ids == k] = of_k
+    return Stored(values)
 
 
 def read_defaults(module: nn.Module, name: str) -> None:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from partnets.subnetworks.state import LEARNED, MAP, weights_of
+from partnets.utils.shards import whole
 
 
 @dataclass
@@ -70,7 +71,7 @@ def assignment(model: nn.Module) -> str:
     maps = hashlib.sha256()
     found = [module._buffers[name + MAP] for module, name in weights_of(model)]
     for map in found:
-        maps.update(map.cpu().numpy())
+        maps.update(whole(map).cpu().numpy())
     return maps.hexdigest() if found else ""
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from partkernels import Partition, Zeros
+from partkernels import Defaults, Partition, Zeros
 from partkernels.formats import packed_map
 from partnets.utils.modules import is_sharded
 
@@ -75,15 +75,30 @@ def part(tensor: Tensor, like: Tensor) -> Tensor:
     """
     if not is_sharded(like):
         return tensor
+    sizes = zip(_offset(like), local(like).shape, strict=True)
+    return tensor[tuple(slice(start, start + size) for start, size in sizes)]
+
+
+def _offset(tensor: Tensor) -> tuple[int, ...]:
+    """Return the index of the first entry of this rank's part of a DTensor."""
     from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
-    shape, offset = compute_local_shape_and_global_offset(like.shape, like.device_mesh, like.placements)
-    if shape != tuple(local(like).shape) or len(offset) != len(shape):
+    shape, offset = compute_local_shape_and_global_offset(tensor.shape, tensor.device_mesh, tensor.placements)
+    if shape != tuple(local(tensor).shape) or len(offset) != len(shape):
         raise ValueError(
-            f"a parameter of shape {tuple(like.shape)} is placed as {like.placements}, and this rank has the shape"
-            f" {tuple(local(like).shape)}; pass Shard and Replicate placements."
+            f"a parameter of shape {tuple(tensor.shape)} is placed as {tensor.placements}, and this rank has the shape"
+            f" {tuple(local(tensor).shape)}; pass Shard and Replicate placements."
         )
-    return tensor[tuple(slice(start, start + size) for start, size in zip(offset, shape, strict=True))]
+    return offset
+
+
+def default_values(defaults: Defaults, like: Tensor) -> Tensor:
+    """Return the default of each entry of this rank's part of a weight, in its dtype and on its device."""
+    own = local(like)
+    if own.shape[1:] == like.shape[1:] and own.numel() and defaults.stored is None:
+        row = _offset(like)[0] if is_sharded(like) else 0
+        return defaults.values(own.shape, own.dtype, own.device, row=row)
+    return part(defaults.values(like.shape, own.dtype, own.device), like)
 
 
 def redistributed(tensor: Tensor, like: Tensor) -> Tensor:
@@ -101,17 +116,35 @@ def sharded_like(tensor: Tensor, like: Tensor) -> Tensor:
     return type(like).from_local(tensor, like.device_mesh, like.placements, run_check=False, **shape)
 
 
-def local_partition(partition: Partition, like: Tensor) -> Partition | None:
+def shard(tensor: Tensor, like: Tensor) -> Tensor:
+    """Return a DTensor of a tensor that all ranks have, with the placements of another one, in memory of its own."""
+    from torch.distributed.tensor import DTensor, distribute_tensor
+
+    made = distribute_tensor(tensor, like.device_mesh, like.placements, src_data_rank=None)
+    own = {"shape": made.shape, "stride": made.stride()}
+    return DTensor.from_local(local(made).clone(), like.device_mesh, like.placements, run_check=False, **own)
+
+
+def local_partition(map: Tensor, num_partitions: int, like: Tensor) -> Partition | None:
     """Return the partition of this rank's part of a weight, without defaults; None if the part is empty.
 
     Args:
-        partition: the partition of the whole weight.
+        map: the map of the weight, which may be a DTensor.
+        num_partitions: C.
         like: the weight, or a tensor like it.
     """
-    if not is_sharded(like):
-        return partition
+    is_alike = is_sharded(map) and is_sharded(like) and _placed(map) == _placed(like)
+    if is_alike or not is_sharded(like):
+        own = local(map) if is_alike else whole(map)
+        shape = tuple(local(like).shape)
+        return Partition._unchecked(shape, num_partitions, own, Zeros()) if own.numel() or not is_alike else None
+    partition = Partition._unchecked(tuple(like.shape), num_partitions, whole(map), Zeros())
     ids = part(partition.ids(), like)
     if not ids.numel():
         return None
     packed = packed_map.pack(packed_map.to_matrix((ids - 1).to(torch.uint8)), partition.bits)
-    return Partition._unchecked(tuple(ids.shape), partition.num_partitions, packed.to(local(like).device), Zeros())
+    return Partition._unchecked(tuple(ids.shape), num_partitions, packed.to(local(like).device), Zeros())
+
+
+def _placed(tensor: Tensor) -> tuple:
+    return tensor.device_mesh, tuple(tensor.placements)

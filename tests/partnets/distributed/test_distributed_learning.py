@@ -230,6 +230,18 @@ def accumulated(updates):
     return gradients(model)
 
 
+def accumulated_in_shards(updates):
+    """Return the gradients of several partitions, each added to what was reduced before, and those of one step less."""
+    model, found = network(), []
+    if dist.is_initialized():
+        distributed.fully_shard(model, mesh=mesh())
+    for step, k in enumerate(updates):
+        with partnets.subnetwork(model, active=3, update=k):
+            loss(model, step).backward()
+        found += [whole(one.parameter.grad) for one in partitioned_parameters(model) if not one.is_vector]
+    return found
+
+
 def trained(steps, options):
     one = trainer(**options)
     one.fit(steps)
@@ -324,6 +336,7 @@ CASES = {
     "per example": (per_example, "weight", False),
     "per example, wrapped and nested": (per_example, "nested", True),
     **{f"accumulated {updates}": (accumulated, updates) for updates in ((2, 2), (1, 3, 1))},
+    "accumulated in shards": (accumulated_in_shards, (1, 3, 3, 1)),
     "trainer": (trained, 20, {"hyper_every": 2}),
     "trainer, several steps of ψ": (trained, 20, {"hyper_steps": 2, "hyper_batch_size": 6}),
     "trainer, one pass": (trained, 20, {"one_pass": True, "batch_size": 20, "hyper_batch_size": 8}),
@@ -405,6 +418,24 @@ def from_meta():
 @pytest.mark.full
 def test_a_model_made_on_the_meta_device_is_sharded_and_loaded(two_ranks):
     two_ranks(from_meta)
+
+
+def shares_of_maps(defaults):
+    model = partnets.partition(Everything(), (0.5, 0.3, 0.2), defaults=defaults)
+    names = [name for name in dict(model.named_buffers()) if name.endswith(("weight_partition", "weight_stored"))]
+    before = {name: model.get_buffer(name).clone() for name in names}
+    distributed.fully_shard(model, mesh=mesh())
+    found = {name: (model.get_buffer(name), before[name]) for name in names}
+    assert all(torch.equal(shard.full_tensor(), buffer) for shard, buffer in found.values())
+    assert model.head.weight_partition is model.embedding.weight_partition
+    return {name: shard.to_local().untyped_storage().nbytes() / whole.nbytes for name, (shard, whole) in found.items()}
+
+
+@pytest.mark.parametrize("defaults", ["seed", "stored"])
+def test_each_rank_has_its_rows_of_the_maps(defaults, two_ranks):
+    for first, second in zip(*(shares.values() for shares in two_ranks(shares_of_maps, defaults)), strict=True):
+        assert first + second == pytest.approx(1, rel=0.15)
+        assert max(first, second) < 0.7
 
 
 class Started(Everything):
