@@ -13,6 +13,8 @@ from torch import Tensor, nn
 LABELS = ("labels", "label", "targets", "target")
 OWN_RULE = "or pass forward=, a function of model and batch that returns (output, targets)"
 
+CHANNELS_LAST = "If its last dimension has the channels, pass x.permute(0, 3, 1, 2)."
+
 Forward = Callable[[nn.Module, Any], tuple[Any, Any]]
 
 
@@ -99,6 +101,11 @@ def tried(model: nn.Module, batch: Any, forward: Forward) -> tuple[Any, Any]:
     return found
 
 
+def has_channels_last(x: Any) -> bool:
+    """Return whether a tensor looks like colour images [n, height, width, 3]."""
+    return isinstance(x, Tensor) and x.dim() == 4 and x.shape[-1] == 3 and min(x.shape[1:3]) > 4
+
+
 def described(batch: Any) -> str:
     """Return the shape and dtype of a batch's inputs with usual remedies, or "" if the inputs are not tensors."""
     x = batch[0] if isinstance(batch, tuple | list) and batch else None
@@ -109,6 +116,8 @@ def described(batch: Any) -> str:
     hint = ""
     if x.dim() == 3:
         hint += " Images need a dimension for their channels: x.unsqueeze(1) for grey ones."
+    if has_channels_last(x):
+        hint += f" {CHANNELS_LAST}"
     if x.dtype == torch.uint8:
         hint += " For images pass x.float() / 255, or put data.ToFloat before the network."
     return f" x is {list(x.shape)} of {x.dtype}.{hint}"

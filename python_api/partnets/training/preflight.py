@@ -213,7 +213,7 @@ def graph_leaves(tensors: Iterable[Tensor]) -> set[Tensor]:
     return leaves
 
 
-def warn_of_knowledge(hyper_loss: Loss, value: Tensor, y: Any, k: int = 2) -> None:
+def warn_of_knowledge(hyper_loss: Loss, value: Tensor, y: Any, k: int = 2, stacklevel: int = 6) -> None:
     """Warn if the loss of subnetwork k - 1, before any step, is far below the entropy of the labels y."""
     if name_of(hyper_loss) not in CROSS_ENTROPIES or not isinstance(y, Tensor) or y.is_floating_point():
         return
@@ -225,9 +225,9 @@ def warn_of_knowledge(hyper_loss: Loss, value: Tensor, y: Any, k: int = 2) -> No
         warnings.warn(
             f"before its first step, subnetwork {k - 1} predicts labels of chunk {k} with a loss of {loss:.2f} nats,"
             f" but guessing by their frequencies costs {guessing:.2f}. If the weights were trained on these examples"
-            " before partnets.partition, L_ML and ψ are evaluated on known data: start from new weights, or from"
-            " weights trained on other data or on chunk 1 only.",
-            stacklevel=6,
+            " before, L_ML and hyperparameters are evaluated on known data: start from new weights, or from weights"
+            " trained on other data or on chunk 1 only.",
+            stacklevel=stacklevel,
         )
 
 

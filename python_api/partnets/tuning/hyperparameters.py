@@ -112,6 +112,8 @@ def _check_hyper(hyper: Any) -> None:
     for i, each in enumerate(hyper):
         if isinstance(each, str) and each not in NAMES:
             raise ValueError(f"hyper has {each!r}; the names are {', '.join(map(repr, NAMES))}.")
+        if isinstance(each, type):
+            raise TypeError(f"hyper has the class {each.__name__}; pass an instance, such as {each.__name__}().")
         if not isinstance(each, str | Hyperparameter):
             raise TypeError(f"hyper has a {type(each).__name__}; pass names or modules of partnets.hyper.")
         if each in hyper[:i]:

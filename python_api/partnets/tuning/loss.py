@@ -56,7 +56,7 @@ def usual_loss(output: Any, y: Any, targets: Callable[[], Tensor]) -> Loss:
         if not is_binary(every):
             return F.mse_loss
         rows = every.reshape(-1, y.shape[-1]) if y.dim() > 1 else every[:, None]
-        if rows.shape[1] > 2 and bool((rows.sum(1) == 1).all()):
+        if rows.shape[1] > 1 and len(rows) > 16 and bool((rows.sum(1) == 1).all()):
             raise ValueError(
                 f"each of the targets {list(y.shape)} has a single one: pass y.argmax(1) as the classes; or, if an"
                 " example may have several labels, loss=F.binary_cross_entropy_with_logits."

@@ -10,8 +10,8 @@ from torch import Tensor
 from partnets.tuning.hyperparameters import MAIN
 from partnets.tuning.problem import Problem
 from partnets.tuning.result import Trial
-from partnets.tuning.training import STARTS, UPDATES, due, learning_steps
-from partnets.utils.losses import NO_LIKELIHOODS, SQUARED, name_of
+from partnets.tuning.training import LEARNED, STARTS, UPDATES, due, learning_steps
+from partnets.utils.losses import DISTANCES, NO_LIKELIHOODS, SQUARED, name_of
 
 # Number of augmented copies in the note about averaged predictions.
 AVERAGED = 8
@@ -21,17 +21,22 @@ STILL = 0.05
 FEW = 20
 # A note reports if more numbers learned from the unseen examples than this share of these examples.
 MANY = 0.5
+# A note reports that the strongest regularisation was the best if its weight is above this.
+SURE = 0.9
 # A note reports a cost above this multiple of the budget.
 OVER = 1.1
 GUESSING = "No training of the search predicted unseen data better than a guess that is the same for all"
-UNLEARNED = "; the values are those of an untuned training. Pass more steps or a larger budget."
+UNLEARNED = "; the values are those of an untuned training. Pass more steps or a larger budget"
+UNSCALED = ", or standardise the targets"
 MEMORY = ", and an untuned one learns its own examples by heart"
 WEAK = ". The data say little of the targets, the network does not fit them, or the steps are too few."
 
 
-def notes_of_guessing(unlearned: bool, memorised: bool) -> str:
+def notes_of_guessing(problem: Problem, unlearned: bool, memorised: bool) -> str:
     """Return a sentence for trainings that predict no better than a constant."""
-    return GUESSING + (UNLEARNED if unlearned else MEMORY * memorised + WEAK)
+    if not unlearned:
+        return GUESSING + MEMORY * memorised + WEAK
+    return f"{GUESSING}{UNLEARNED}{UNSCALED * (name_of(problem.loss) in DISTANCES)}."
 
 
 def notes_of_data(problem: Problem, counted: int) -> Iterator[str]:
@@ -60,6 +65,14 @@ def notes_of_choice(problem: Problem, history: list[Trial], chosen: Tensor) -> I
         yield "Unseen data do not tell the trainings of the search apart: all are within 1 nat."
     if len(ends) < len(history):
         yield f"{len(history) - len(ends)} of {len(history)} trainings of the search had no finite loss."
+    main = [setting for setting in problem.settings if setting.factor == MAIN]
+    most = {setting.name: max(trial.values[setting.name] for trial in history) or 1.0 for setting in main}
+    strongest = max(history, key=lambda trial: sum(trial.values[name] / most[name] for name in most), default=None)
+    if main and strongest is not None and strongest.weight > SURE:
+        yield (
+            "The strongest regularisation that was tried was the best. If a stronger one is possible, such as a larger"
+            " weight decay, try it with the others fixed."
+        )
     for setting, position in zip(problem.settings, chosen.tolist(), strict=True):
         tried = [trial.values[setting.name] for trial in history]
         best = [value for value, trial in zip(tried, history, strict=True) if trial.weight > 0.5]
@@ -77,6 +90,8 @@ def notes_of_starts(start: float, harm: bool) -> Iterator[str]:
             "Unseen data were predicted better without the augmentations that learn: leave them out, or leave out those"
             " that change a target, as by hyper.Affine(rotation=None)."
         )
+    elif start == LEARNED:
+        yield "Unseen data were predicted better when augmentations began at the widths that a first check had learned."
     elif start != STARTS[0]:
         yield f"Augmentations from {STARTS[0]:g} of their ranges did harm; they began at {start:g} of them."
 

@@ -8,7 +8,7 @@ import warnings
 import torch
 from torch import Tensor
 
-from partnets.data.batch import described
+from partnets.data.batch import CHANNELS_LAST, described, has_channels_last
 from partnets.hyper.augmentation import Augmentation
 from partnets.training.step import parameters_of
 from partnets.tuning.problem import Problem, rates
@@ -35,6 +35,9 @@ def try_steps(problem: Problem, planned: Plan) -> Problem:
     options = {"batch_size": size, "steps": 1, "seed": 0, "learns": bool(problem.direct), "unseen": planned.unseen}
     try:
         training = Training(problem, untuned, **options)
+        if training.augmenting:
+            _check_layout(problem)
+        training.warn_of_knowledge()
         with warnings.catch_warnings():
             # A single step makes no predictions.
             warnings.filterwarnings("ignore", "running statistics of .* are older than the weights")
@@ -50,6 +53,15 @@ def try_steps(problem: Problem, planned: Plan) -> Problem:
         raise ValueError(
             f"the first training step fails: {str(error).rstrip('.')}.{described(batch)} {cure}"
         ) from error
+
+
+def _check_layout(problem: Problem) -> None:
+    """Raise ValueError if augmentations would move rows and channels of images."""
+    batch = problem.chunks.sample(1, 2, torch.Generator().manual_seed(0))
+    if isinstance(batch, tuple | list) and has_channels_last(batch[0]):
+        raise ValueError(
+            f"x is {list(batch[0].shape)}, and augmentations take images [n, channels, height, width]. {CHANNELS_LAST}"
+        )
 
 
 def _without_unused(problem: Problem) -> Problem:

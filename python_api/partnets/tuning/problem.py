@@ -28,7 +28,7 @@ from partnets.training.step import check_clip, parameters_of
 from partnets.tuning.hyperparameters import Setting, find_settings, put_before
 from partnets.tuning.loss import usual_loss
 from partnets.utils.checks import check_at_least
-from partnets.utils.losses import BINARY_OF_LOGITS, SQUARED, Loss, check_mean, mean, name_of, plain, setting
+from partnets.utils.losses import BINARY_OF_LOGITS, SQUARED, Loss, check_mean, mean, name_of, plain, scores, setting
 from partnets.utils.modules import device_of, evaluating, to_device
 from partnets.utils.random_state import preserved
 from partnets.utils.targets import check_broadcast, check_range, check_targets
@@ -36,6 +36,8 @@ from partnets.utils.targets import check_broadcast, check_range, check_targets
 Optimizer = Callable[[list[nn.Parameter]], torch.optim.Optimizer]
 Scheduler = Callable[[torch.optim.Optimizer], LRScheduler]
 
+# The factor of parameters at which logits leave [0, 1], but the outputs of a sigmoid do not.
+LARGE = 30.0
 # The arguments of functions that users pass.
 TAKES = {
     "optimizer": "a list of parameters, such as functools.partial(torch.optim.Adam, lr=1e-3)",
@@ -254,15 +256,31 @@ def _try_loss(
     check_mean(loss)
     check_targets(loss, output, y)
     check_broadcast(loss, output, y)
-    if name_of(loss) in BINARY_OF_LOGITS and isinstance([network, *network.modules()][-1], nn.Sigmoid):
+    if name_of(loss) in BINARY_OF_LOGITS and _is_squashed(network, output, batch, forward, device):
         raise ValueError(
-            f"the network ends in nn.Sigmoid, and {name_of(loss)} takes logits; leave out the sigmoid, or pass"
+            f"the network ends in a sigmoid, and {name_of(loss)} takes logits; leave out the sigmoid, or pass"
             " loss=F.binary_cross_entropy."
         )
     if tensors:
         check_range(loss, output, tensors[-1])
     _check_finite(network, chunks, forward, device, loss)
     return loss, y
+
+
+def _is_squashed(network: nn.Module, output: Any, batch: Any, forward: Forward, device: torch.device) -> bool:
+    """Return whether outputs are in [0, 1] for large parameters too, unlike logits that happen to be there."""
+
+    def are_in_range(found: Any) -> bool:
+        return isinstance(found := scores(found), Tensor) and bool(((found >= 0) & (found <= 1)).all())
+
+    if not are_in_range(output):
+        return False
+    large = copy.deepcopy(network)
+    with torch.no_grad(), evaluating(large):
+        for parameter in large.parameters():
+            if parameter.is_floating_point():
+                parameter.mul_(LARGE)
+        return are_in_range(tried(large, to_device(batch, device), forward)[0])
 
 
 def _some_targets(network: nn.Module, chunks: Chunks, forward: Forward, device: torch.device) -> Tensor:

@@ -28,6 +28,7 @@ class Trial:
         averaged: the nats at the end, averaged over augmented copies; likewise.
         fitted: the nats per target by which it predicts its training examples better than a constant, if known; only of
             the untuned training.
+        shrank: whether the width of an augmentation shrank to a small part of its initial value.
     """
 
     values: dict[str, float]
@@ -39,6 +40,7 @@ class Trial:
     guessed: float | None = None
     averaged: float | None = None
     fitted: float | None = None
+    shrank: bool = False
 
     @property
     def late(self) -> float:

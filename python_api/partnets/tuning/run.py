@@ -37,7 +37,7 @@ from partnets.tuning.preflight import is_same, signature, try_steps
 from partnets.tuning.problem import Optimizer, Problem, Scheduler, check_functions, make_problem
 from partnets.tuning.result import Trial, Tuned
 from partnets.tuning.search import Plan, best_end, choose, design, lowest, no_better, plan
-from partnets.tuning.training import STARTS, Training, due, learning_cost
+from partnets.tuning.training import LEARNED, STARTS, Training, due, learning_cost
 from partnets.utils import random_state
 from partnets.utils.files import replacing
 from partnets.utils.losses import Loss
@@ -218,7 +218,7 @@ class _Search:
         values = history[0].values if unlearned else confirmed.values
         cost = sum(trial.cost for trial in self.finished) + self._cost(final)
         notes = [
-            *([notes_of_guessing(unlearned, memorised)] if guessing else ()),
+            *([notes_of_guessing(problem, unlearned, memorised)] if guessing else ()),
             *notes_of_data(problem, confirmed.counted),
             *(() if unlearned else notes_of_choice(problem, history, chosen)),
             *notes_of_starts(start, harm),
@@ -255,16 +255,20 @@ class _Search:
         """Return the best training at the chosen values, where its augmentations start, and whether they do harm.
 
         If unseen data are predicted better without augmentations, by a training of the search or by a guess, they start
-        again from smaller widths; the third time only if the search was better than a guess.
+        again from smaller widths; the third time only if the search was better than a guess. The search has smaller
+        batches, which predict worse, so if a width shrank from the first start, all start again as they were learned.
         """
-        found, starts = [], STARTS if self.problem.starts else STARTS[:1]
+        found, starts, left = [], [], list(STARTS if self.problem.starts else STARTS[:1])
         searched = min((lowest(trial.nats) for trial in tried), default=math.inf)
-        for start in starts:
+        while left:
             if found:
                 self.bar.total += self.plan.confirm_batch / self.problem.batch_size
-            found.append(self._confirm_from(start, len(tried) + len(found), point))
+            starts.append(left.pop(0))
+            found.append(self._confirm_from(starts[-1], len(tried) + len(found), point))
             guessed = math.inf if found[0].guessed is None else found[0].guessed
-            if lowest(found[-1].nats) < min(searched, guessed) or (len(found) > 1 and guessed <= searched):
+            if lowest(found[-1].nats) < min(searched, guessed):
+                left = [LEARNED] if found[-1].shrank and len(found) == 1 else []
+            elif len(found) > 1 and guessed <= searched:
                 break
         # If no training tells more than a guess, the narrowest augmentations do the least harm.
         is_guess = no_better(found[0].guessed, [trial.nats for trial in found])
@@ -276,10 +280,12 @@ class _Search:
         batch_size = self.plan.confirm_batch
         if number < len(self.finished):
             return self._skip(number, batch_size)
-        options = {"learns": bool(self.problem.direct), "start": start}
+        learned = {name: rows[-1] for name, rows in self.schedules[number - 1].items()} if start == LEARNED else {}
+        options = {"learns": bool(self.problem.direct), "start": start, "learned": learned}
         training = self._train("chosen", point, batch_size, derived(self.seed, "confirm"), **options)
         averaged = training.averaged_nats(AVERAGED) if training.direct and training.augmenting else None
-        return self._finish("chosen", training, point, averaged=averaged, guessed=training.guessed_nats())
+        measured = {"guessed": training.guessed_nats(), "shrank": training.shrank()}
+        return self._finish("chosen", training, point, averaged=averaged, **measured)
 
     def _final(self, point: Tensor, steps: int, schedule: dict[str, Tensor]) -> Training:
         options = {"batch_size": self.problem.batch_size, "seed": derived(self.seed, "final"), "steps": steps}
@@ -288,7 +294,7 @@ class _Search:
         self.bar.update(self.bar.total - self.bar.n)
         return training
 
-    def _train(self, name: str, point: Tensor, batch_size: float, seed: int, **options: bool | float) -> Training:
+    def _train(self, name: str, point: Tensor, batch_size: float, seed: int, **options: Any) -> Training:
         options |= {"steps": self.problem.steps, "unseen": self.plan.unseen}
         training = Training(self.problem, point.tolist(), batch_size=batch_size, seed=seed, **options)
         self._fit(name, training)
@@ -298,7 +304,7 @@ class _Search:
         self._advance(batch_size / self.problem.batch_size)
         return self.finished[number]
 
-    def _finish(self, name: str, training: Training, point: Tensor, **found: float | None) -> Trial:
+    def _finish(self, name: str, training: Training, point: Tensor, **found: float | bool | None) -> Trial:
         learned = training.schedule.items()
         self.schedules[len(self.finished)] = {name: torch.stack(rows) for name, rows in learned}
         pairs = zip(self.problem.settings, point.tolist(), strict=True)

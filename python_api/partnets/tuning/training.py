@@ -26,6 +26,7 @@ from partnets.hyper import Hyperparameter, InTraining, Learned, hyperparameters
 from partnets.hyper.penalty import penalised
 from partnets.optim.entrywise import arguments
 from partnets.subnetworks.context import subnetwork
+from partnets.training.preflight import warn_of_knowledge
 from partnets.training.step import clip_gradient, parameters_of, step_weights
 from partnets.tuning.loss import AtTemperatures, best_temperature, divided, guessed_nats, has_temperature
 from partnets.tuning.problem import Problem
@@ -45,6 +46,10 @@ COPIES = 4
 # if augmentations do harm. On rotated digits, .2 stayed too narrow. A network that is to tell four directions of arrows
 # learned nothing from .4, and from .1 that rotations do harm.
 STARTS = 0.4, 0.1, 0.01
+# A width that falls below the share SHRUNK of its start may have done harm until then: widths start again as LEARNED.
+# On rotated digits and on digits to be told apart by rotations, this lowered test losses from 1.35 to 1.20 and from .17
+# to .10; after a start of .1, it was no better in three of three trainings.
+SHRUNK, LEARNED = 0.25, 0.0
 # Number of unaugmented examples for the statistics of batch normalisation: at a judgement, at the end.
 ESTIMATED = 512, 2048
 # Batch size of judgements.
@@ -93,6 +98,7 @@ class Training:
         everything: whether it trains on all data, without judgements.
         learns: whether modules that can learn by gradient descent do so, from unseen data.
         start: the initial position of augmentations' widths, if they learn.
+        learned: the initial values of all parameters that learn by gradient descent, instead of `start`.
         schedule: their values in another training, to be repeated: see Attributes. If they neither learn nor repeat a
             schedule, augmentations are switched off.
         unseen: the number of unseen examples that judge it; all if None.
@@ -121,6 +127,7 @@ class Training:
         everything: bool = False,
         learns: bool = False,
         start: float = STARTS[0],
+        learned: Mapping[str, Tensor] | None = None,
         schedule: Mapping[str, Tensor] | None = None,
         unseen: int | None = None,
         judgements: int = JUDGEMENTS,
@@ -165,7 +172,10 @@ class Training:
         self.every, updates = learning_steps(steps)
         if self.direct:
             self.limits = [self._put_starts(position) for position in (0.0, 1.0)]
-            self._put_starts(start * min(1.0, updates / UPDATES))
+            self.start = start * min(1.0, updates / UPDATES)
+            self._put_starts(self.start)
+            if learned:
+                self._put(learned[name] for name in self.direct)
             for parameter in self.direct.values():
                 parameter.requires_grad_()
             self.direct_optimizer = torch.optim.Adam(self._direct_groups(updates))
@@ -254,6 +264,22 @@ class Training:
         for start in self.problem.starts:
             start.put(self, start.value(position))
         return [parameter.detach().clone() for parameter in self.direct.values()]
+
+    def shrank(self) -> bool:
+        """Return whether the width of an augmentation fell below SHRUNK of its initial position in its range."""
+        if not (self.direct and self.problem.starts):
+            return False
+        values = [parameter.detach().clone() for parameter in self.direct.values()]
+        bounds = self._put_starts(SHRUNK * self.start)
+        self._put(values)
+        rows = zip(values, bounds, *self.limits, strict=True)
+        return any(bool((value < bound)[least != most].any()) for value, bound, least, most in rows)
+
+    @torch.no_grad()
+    def _put(self, values: Iterable[Tensor]) -> None:
+        """Set the values of all modules that learn."""
+        for parameter, value in zip(self.direct.values(), values, strict=True):
+            parameter.copy_(value)
 
     def _record_direct(self) -> None:
         for name, parameter in self.direct.items():
@@ -345,6 +371,14 @@ class Training:
         start, end = self.times[after - 1 : after + 1]
         for parameter, values in self.repeated.items():
             parameter.copy_(torch.lerp(values[after - 1], values[after], (self.done + 1 - start) / (end - start)))
+
+    @torch.no_grad()
+    def warn_of_knowledge(self) -> None:
+        """Warn if the network, before its first step, predicts unseen labels much better than a guess."""
+        with random_state.preserved(self.problem.device), evaluating(self.network), self._subnetwork(1):
+            batch = self.chunks.sample(2, BATCH, torch.Generator().manual_seed(self.seed))
+            output, y = self.problem.forward(self.network, to_device(batch, self.problem.device))
+            warn_of_knowledge(self.judge, mean(self.judge, output, y), y, stacklevel=5)
 
     def averaged_nats(self, copies: int) -> float:
         """Return the loss of unseen data in nats, with predictions averaged over augmented copies."""

@@ -13,13 +13,14 @@ from torch import nn
 import partnets
 from partnets import hyper
 from partnets.tuning.loss import SPREAD, TEMPERATURES, best_temperature
-from partnets.tuning.training import STARTS
+from partnets.tuning.training import STARTS, Training
 
 
 @pytest.fixture
 def one_start(monkeypatch):
     """Let augmentations keep their first widths, although they learn nothing from random labels."""
     monkeypatch.setattr("partnets.tuning.run.STARTS", STARTS[:1])
+    monkeypatch.setattr(Training, "shrank", lambda self: False)
 
 
 @pytest.mark.usefixtures("one_start")
@@ -231,7 +232,7 @@ def losses_of(kind):
         loss = lambda output, y: F.cross_entropy(output.flatten(0, 1), y.flatten(), reduction="sum")  # noqa: E731
         return overconfident(5, 3), (x, y[:, None].repeat(1, 5)), loss
     if kind == "several labels":
-        y = F.one_hot(y).float()
+        y = F.one_hot(y).float().index_fill(0, torch.arange(0, len(y), 9), 1.0)
         return overconfident(2), (x, y), functools.partial(F.binary_cross_entropy_with_logits, reduction="sum")
     return overconfident(2), (x, y), functools.partial(F.cross_entropy, reduction="sum")
 
@@ -337,3 +338,25 @@ def test_augmentations_that_do_harm_begin_again_from_smaller_widths(monkeypatch,
     assert again.schedule == result.schedule and torch.equal(weights(again.model), weights(result.model))
     monkeypatch.setattr("partnets.tuning.run.STARTS", STARTS[:1])
     assert tuned(*arrows(), **options).lml < result.lml
+
+
+def test_widths_that_shrank_begin_again_as_they_were_learned(monkeypatch, tmp_path):
+    network, data = pictures()
+    options = {"network": network, "data": data, "names": [hyper.Affine()], "steps": 160}
+    result = tuned(**options)
+    assert result.schedule["rotation"][0] < 18
+    assert any("began at the widths that a first check had learned" in note for note in result.notes)
+    calls = []
+
+    def interrupt(training):
+        calls.append(training)
+        if len(calls) == 10 * len(result.history) + 13:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        tuned(**options, callbacks=interrupt, resume_from=tmp_path / "search")
+    again = tuned(**options, resume_from=tmp_path / "search")
+    assert again.schedule == result.schedule and torch.equal(weights(again.model), weights(result.model))
+    monkeypatch.setattr(Training, "shrank", lambda self: False)
+    first = tuned(**options)
+    assert {name: values[0] for name, values in result.schedule.items()} == first.values

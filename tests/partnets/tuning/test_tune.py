@@ -5,6 +5,7 @@ import functools
 import math
 import random
 import sys
+import types
 import warnings
 
 import numpy
@@ -18,6 +19,9 @@ from torch.utils.data import TensorDataset
 
 import partnets
 from partnets import hyper
+from partnets.tuning.hyperparameters import Setting
+from partnets.tuning.notes import notes_of_choice
+from partnets.tuning.result import Trial
 from partnets.tuning.training import STARTS, Training
 from partnets.utils.losses import token_cross_entropy
 
@@ -517,6 +521,18 @@ GUESS, NATS = "No training of the search", "no negative log-likelihood"
 def test_notes_name_the_limits_of_a_result(options, note, is_noted):
     result = tuned(**options)
     assert any(note in each for each in result.notes) == (note in result.report()) == is_noted
+
+
+@pytest.mark.parametrize(("shares", "is_noted"), [((0.0, 0.05, 0.95), True), ((0.0, 0.95, 0.05), False)])
+def test_a_note_tells_if_the_strongest_regularisation_was_the_best(shares, is_noted):
+    settings = [Setting(name, 0.0, 1.0, put=lambda training, value: None) for name in ("dropout", "weight_decay")]
+    values = [{"dropout": 0.0, "weight_decay": 0.0}, {"dropout": 0.2, "weight_decay": 0.5}]
+    values.append({"dropout": 0.9, "weight_decay": 0.4})
+    pairs = zip(values, shares, strict=True)
+    history = [Trial(one, [9.0, 8.0 - w], 8, 0.1, 10, weight=w) for one, w in pairs]
+    problem = types.SimpleNamespace(settings=settings, loss=F.cross_entropy)
+    notes = [*notes_of_choice(problem, history, torch.tensor([0.9, 0.4]))]
+    assert any(note.startswith("The strongest regularisation that was tried") for note in notes) == is_noted
 
 
 def test_the_report_has_the_unseen_targets_and_the_means_that_decide():

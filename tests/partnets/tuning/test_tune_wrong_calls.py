@@ -25,6 +25,16 @@ def flat():
     return nn.Sequential(classifier(1), nn.Flatten(0))
 
 
+class Squashed(nn.Sequential):
+    """A network with a sigmoid that is no module."""
+
+    def __init__(self):
+        super().__init__(*classifier(1))
+
+    def forward(self, x):
+        return super().forward(x).sigmoid()
+
+
 class Scaled(nn.Module):
     """A loss with a trainable parameter."""
 
@@ -155,6 +165,9 @@ PAIRS = [{"image": x, "table": x, "label": y} for x, y in zip(X, Y, strict=True)
         ({"data": (NAN, Y)}, r"1 of 60 examples have NaN or infinite .* loss .* is nan; .*nan_to_num"),
         ({"data": (X, NAN[:, :1]), "network": classifier(1)}, "1 of 60 examples have NaN"),
         ({"data": (IMAGES, Y), "network": nn.Conv2d(1, 2, 3)}, r"Images need a dimension for their channels: x\.unsq"),
+        ({"data": (torch.rand(60, 8, 8, 3), Y), "network": nn.Sequential(nn.Flatten(), nn.Linear(192, 3)),
+          "names": [hyper.Affine()]}, r"\[2, 8, 8, 3\], and augmentations take.*pass x\.permute\(0, 3, 1, 2\)"),
+        ({"data": (torch.rand(60, 8, 8, 3), Y), "network": nn.Conv2d(3, 2, 3)}, r"pass x\.permute\(0, 3, 1, 2\)"),
         ({"data": (torch.ones(60, 4, dtype=torch.uint8), Y)}, r"pass x\.float\(\) / 255"),
         ({"data": Rows(X, Y.int())}, r"labels are torch\.int32; pass labels\.long\(\)"),
         ({"data": Rows(X.double(), Y)}, r"The network has torch\.float32: pass x\.to\(torch\.float32\)"),
@@ -172,10 +185,13 @@ PAIRS = [{"image": x, "table": x, "label": y} for x, y in zip(X, Y, strict=True)
         ({"data": (X, BINARY > 0)}, r"torch\.bool, \[16, 3\].*pass labels\.float\(\)"),
         ({"data": (X, BINARY)}, r"torch\.int64, \[16, 3\].*pass labels\.float\(\)"),
         ({"data": (X, F.one_hot(Y, 3).float())}, r"has a single one: pass y\.argmax\(1\)"),
+        ({"data": (X, F.one_hot(Y % 2, 2).float()), "network": classifier(2)}, r"has a single one: pass y\.argmax"),
         ({"data": (X, X[:, 0]), "network": classifier(1)}, r"mse_loss broadcasts; pass targets\.unsqueeze\(1\)"),
         ({"network": nn.Sequential(classifier(), nn.Softmax(1))}, "outputs are probabilities.*leave out the softmax"),
         ({"data": (X, (X[:, :1] > 0).float()), "network": nn.Sequential(classifier(1), nn.Sigmoid())},
-         "ends in nn.Sigmoid, and binary_cross_entropy_with_logits takes logits"),
+         "ends in a sigmoid, and binary_cross_entropy_with_logits takes logits"),
+        ({"data": (X, (X[:, :1] > 0).float()), "network": Squashed()}, "ends in a sigmoid, and binary_cross_entropy"),
+        ({"names": [hyper.Affine]}, r"hyper has the class Affine; pass an instance, such as Affine\(\)"),
         ({"data": (Y[:, None].expand(60, 4),) * 2, "network": nn.Embedding(9, 4)},
          "either the second or the last dimension may be the classes; pass loss="),
     ],
@@ -185,6 +201,17 @@ def test_wrong_calls_are_refused_before_training(options, message):
     with pytest.raises((ValueError, TypeError), match=message):
         tuned(**({"names": ["weight_decay"], "callbacks": [called.append]} | options))
     assert not called
+
+
+def test_weights_that_know_the_labels_warn():
+    network = classifier()
+    optimizer = torch.optim.Adam(network.parameters(), lr=0.05)
+    for _ in range(200):
+        optimizer.zero_grad()
+        F.cross_entropy(network(X), Y).backward()
+        optimizer.step()
+    with pytest.warns(UserWarning, match="before its first step, subnetwork 1 predicts labels of chunk 2 with a loss"):
+        tuned(network=network, names=["weight_decay"])
 
 
 @pytest.mark.parametrize("context", [torch.no_grad, torch.inference_mode, lambda: torch.autocast("cpu")])
