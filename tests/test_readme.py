@@ -17,7 +17,7 @@ PAGES = {
     "docs/nested.md": (2, "small", "Sequential"),
     "docs/tutorial.md": (9, "deployed", "GraphModule"),
     "docs/data.md": (6, "history", "History"),
-    "docs/training.md": (8, "history", "History"),
+    "docs/training.md": (10, "history", "History"),
     "docs/layers.md": (3, "model", "Centred"),
     "docs/stn.md": (2, "history", "History"),
     "docs/federated.md": (3, "found", "Round"),
