@@ -42,10 +42,10 @@ from partnets.utils.files import replacing
 METHODS = {"fedavg": "FedAvg", "augerino": "FedAvg + Augerino", "partitioned": "FedAvg + partitioned"}
 # Bins of the rotation angle, by which rotated images are split (Appendix J.2).
 BINS = 10
-# Evaluations over which accuracies are averaged, in results and in Fig. 10, and the rounds between evaluations.
+# The most evaluations over which accuracies are averaged, in results and in Fig. 10, and the rounds between them.
 LAST, EVERY = 10, 10
 QUICK_ROUNDS = 10
-MEGABYTE = 1e6
+GIGABYTE = 1e9
 
 
 def mnist_network() -> nn.Sequential:
@@ -201,7 +201,7 @@ class Federation:
 
         with quiet("flwr", logging.WARNING):  # which logs each round
             PartitionedFedAvg(server, checkpoint=checkpoint).start(grid, num_rounds=rounds, evaluate_fn=evaluate)
-        counted = [point["accuracy"] for point in points[-LAST:]]
+        counted = [point["accuracy"] for point in points[-_averaged(points) :]]
         rates = [module.values()["rate"] for module in psi if isinstance(module, hyper.ConcreteDropout)]
         return {
             "accuracy": sum(counted) / len(counted),
@@ -261,22 +261,21 @@ class Federated(Experiment):
         return ["accuracy, %", *kinds, "upload", "rotation ±°, rotated", "upright", "seconds a round"], rows
 
     def draw(self, found: pd.DataFrame) -> Figure:
-        """Plot accuracy over the bytes sent to and from clients, as in Fig. 10; a moving average over LAST."""
-        kinds = [(r, n) for r in (True, False) for n in sorted(found.examples.unique())]
+        """Plot moving averages of the accuracy over the bytes sent to and from clients, as in Fig. 10."""
+        kinds = sorted({(not r, n) for r, n in zip(found.rotated, found.examples, strict=True)})
         figure = Figure(figsize=(5 * len(kinds), 4), layout="constrained")
-        for axes, (rotated, examples) in zip(figure.subplots(1, len(kinds), squeeze=False)[0], kinds, strict=True):
-            for method, label in METHODS.items():
+        for axes, (upright, examples) in zip(figure.subplots(1, len(kinds), squeeze=False)[0], kinds, strict=True):
+            rotated = not upright
+            for i, (method, label) in enumerate(METHODS.items()):
                 mine = select(found, method=method, rotated=rotated, examples=examples)
                 if mine.empty:
                     continue
                 points = pd.concat([_smoothed(one) for one in mine.curve], ignore_index=True)
-                curve(axes, (points.sent + points.uploaded) / MEGABYTE, points.accuracy, label)
+                curve(axes, (points.sent + points.uploaded) / GIGABYTE, points.accuracy, label, color=f"C{i}")
             kind = "rotated" if rotated else "upright"
-            axes.set(title=f"{kind}, {examples} images", xlabel="sent and received, all clients [MB]")
+            axes.set(title=f"{kind}, {examples} images", xlabel="sent and received, all clients [GB]")
             axes.set(ylabel="test accuracy [%]")
-        for axes in figure.axes:
-            if axes.has_data():
-                axes.legend(fontsize="small")
+            axes.legend(fontsize="small")
         return figure
 
     def claims(self, found: pd.DataFrame) -> list[Claim]:
@@ -306,6 +305,11 @@ def _rotations(found: pd.DataFrame) -> pd.Series:
     return found.psi.map(rotation)
 
 
+def _averaged(points: list[Record]) -> int:
+    """Return over how many evaluations accuracies are averaged: LAST, or the last quarter of a short training."""
+    return min(LAST, max(1, len(points) // 4))
+
+
 def _smoothed(points: list[Record]) -> pd.DataFrame:
     found = pd.DataFrame(points)
-    return found.assign(accuracy=found.accuracy.rolling(LAST, min_periods=1).mean())
+    return found.assign(accuracy=found.accuracy.rolling(_averaged(points), min_periods=1).mean())
