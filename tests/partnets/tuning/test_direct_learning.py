@@ -319,12 +319,8 @@ def arrows():
     return network, (images + 1.5 * torch.randn(images.shape, generator=generator), labels)
 
 
-def test_augmentations_that_do_harm_begin_again_from_smaller_widths(monkeypatch, tmp_path):
-    optimizer = functools.partial(torch.optim.Adam, lr=3e-3)
-    options = {"names": [hyper.Affine(), "weight_decay"], "steps": 160, "optimizer": optimizer, "seed": 0}
-    result = tuned(*arrows(), **options)
-    assert result.schedule["rotation"][0] < 20 and result.values["rotation"] < 10
-    assert any("Augmentations from 0.4 of their ranges did harm" in note for note in result.notes)
+def check_resumed(result, options, path):
+    """Interrupt a search in its second check, and compare the result of the same call, which continues it."""
     calls = []
 
     def interrupt(training):
@@ -333,11 +329,22 @@ def test_augmentations_that_do_harm_begin_again_from_smaller_widths(monkeypatch,
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        tuned(*arrows(), **options, callbacks=interrupt, resume_from=tmp_path / "search")
-    again = tuned(*arrows(), **options, resume_from=tmp_path / "search")
+        tuned(**options, callbacks=interrupt, resume_from=path)
+    again = tuned(**options, resume_from=path)
     assert again.schedule == result.schedule and torch.equal(weights(again.model), weights(result.model))
+
+
+def test_augmentations_that_do_harm_begin_again_from_smaller_widths(monkeypatch, tmp_path):
+    optimizer = functools.partial(torch.optim.Adam, lr=3e-3)
+    network, data = arrows()
+    options = {"names": [hyper.Affine(), "weight_decay"], "steps": 160, "optimizer": optimizer, "seed": 0}
+    options |= {"network": network, "data": data}
+    result = tuned(**options)
+    assert result.schedule["rotation"][0] < 20 and result.values["rotation"] < 10
+    assert any("Augmentations from 0.4 of their ranges did harm" in note for note in result.notes)
+    check_resumed(result, options, tmp_path / "search")
     monkeypatch.setattr("partnets.tuning.run.STARTS", STARTS[:1])
-    assert tuned(*arrows(), **options).lml < result.lml
+    assert tuned(**options).lml < result.lml
 
 
 def test_widths_that_shrank_begin_again_as_they_were_learned(monkeypatch, tmp_path):
@@ -346,17 +353,7 @@ def test_widths_that_shrank_begin_again_as_they_were_learned(monkeypatch, tmp_pa
     result = tuned(**options)
     assert result.schedule["rotation"][0] < 18
     assert any("began at the widths that a first check had learned" in note for note in result.notes)
-    calls = []
-
-    def interrupt(training):
-        calls.append(training)
-        if len(calls) == 10 * len(result.history) + 13:
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        tuned(**options, callbacks=interrupt, resume_from=tmp_path / "search")
-    again = tuned(**options, resume_from=tmp_path / "search")
-    assert again.schedule == result.schedule and torch.equal(weights(again.model), weights(result.model))
+    check_resumed(result, options, tmp_path / "search")
     monkeypatch.setattr(Training, "shrank", lambda self: False)
     first = tuned(**options)
     assert {name: values[0] for name, values in result.schedule.items()} == first.values
