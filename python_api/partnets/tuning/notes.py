@@ -124,6 +124,6 @@ def notes_of_cost(cost: float, budget: float) -> Iterator[str]:
     """Yield a sentence if the cost is far above the budget."""
     if cost > OVER * budget:
         yield (
-            f"The cost of {cost:.2f} trainings is above the budget of {budget:g}: few steps, small batches, or"
-            " augmentations that did harm and began again."
+            f"The cost of {cost:.2f} trainings is above the budget of {budget:g}: few steps, small batches, or further"
+            " checks of augmentations."
         )
