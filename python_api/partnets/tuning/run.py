@@ -273,6 +273,8 @@ class _Search:
         # If no training tells more than a guess, the narrowest augmentations do the least harm.
         is_guess = no_better(found[0].guessed, [trial.nats for trial in found])
         best = found[-1] if is_guess else min(found, key=lambda trial: lowest(trial.nats))
+        if starts[-1] == LEARNED and no_better(lowest(found[0].nats), [best.nats]):
+            best = found[0]
         harm = bool(self.problem.starts) and searched < lowest(best.nats)
         return best, starts[found.index(best)], harm
 

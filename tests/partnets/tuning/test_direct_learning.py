@@ -308,11 +308,11 @@ def test_the_best_temperature_is_at_least_one_and_at_most_four(nats, value, temp
     assert best_temperature(nats) == pytest.approx((value, temperature), rel=2e-3)
 
 
-def arrows():
+def arrows(number=60):
     """Return a network and images of an arrow in one of four directions, which rotations change."""
     generator, place = torch.Generator().manual_seed(0), torch.linspace(-1, 1, 8)
     arrow = (place.abs() < (place[:, None] + 1) / 2).float()
-    labels = torch.randint(4, (60,), generator=generator)
+    labels = torch.randint(4, (number,), generator=generator)
     images = torch.stack([torch.rot90(arrow, int(label)) for label in labels])[:, None]
     torch.manual_seed(0)
     network = nn.Sequential(nn.Flatten(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 4))
@@ -348,12 +348,13 @@ def test_augmentations_that_do_harm_begin_again_from_smaller_widths(monkeypatch,
 
 
 def test_widths_that_shrank_begin_again_as_they_were_learned(monkeypatch, tmp_path):
-    network, data = pictures()
-    options = {"network": network, "data": data, "names": [hyper.Affine()], "steps": 160}
+    network, data = arrows(300)
+    options = {"network": network, "data": data, "names": [hyper.Affine()], "steps": 160, "batch_size": 16}
+    options |= {"optimizer": functools.partial(torch.optim.Adam, lr=3e-3), "seed": 0}
     result = tuned(**options)
-    assert result.schedule["rotation"][0] < 18
+    assert result.schedule["rotation"][0] < 10
     assert any("began at the widths that a first check had learned" in note for note in result.notes)
     check_resumed(result, options, tmp_path / "search")
     monkeypatch.setattr(Training, "shrank", lambda self: False)
     first = tuned(**options)
-    assert {name: values[0] for name, values in result.schedule.items()} == first.values
+    assert first.lml < result.lml - 5
