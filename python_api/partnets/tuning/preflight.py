@@ -14,6 +14,7 @@ from partnets.training.step import parameters_of
 from partnets.tuning.problem import Problem, rates
 from partnets.tuning.search import Plan
 from partnets.tuning.training import Training
+from partnets.utils.random_state import preserved
 
 # Number of steps, and of examples in each, in which a setting must have an effect.
 STEPS, EXAMPLES = 3, 16
@@ -57,7 +58,8 @@ def try_steps(problem: Problem, planned: Plan) -> Problem:
 
 def _check_layout(problem: Problem) -> None:
     """Raise ValueError if augmentations would move rows and channels of images."""
-    batch = problem.chunks.sample(1, 2, torch.Generator().manual_seed(0))
+    with preserved(problem.device):  # data sets may draw from the random states too
+        batch = problem.chunks.sample(1, 2, torch.Generator().manual_seed(0))
     if isinstance(batch, tuple | list) and has_channels_last(batch[0]):
         raise ValueError(
             f"x is {list(batch[0].shape)}, and augmentations take images [n, channels, height, width]. {CHANNELS_LAST}"

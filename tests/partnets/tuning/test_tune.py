@@ -43,6 +43,13 @@ def test_progress_ends_at_all_of_the_budget_on_a_terminal(capsys, monkeypatch):
     assert "100 % of the budget" in capsys.readouterr().err
 
 
+def test_random_states_are_left_unchanged_by_noisy_images():
+    network, (images, labels) = pictures()
+    noisy, before = Rows(images, labels, lambda: torch.rand(())), torch.get_rng_state()
+    tuned(network, noisy, [hyper.Affine()], steps=10)
+    assert torch.equal(torch.get_rng_state(), before)
+
+
 def test_networks_data_and_random_states_are_left_unchanged():
     network, x = classifier(), X.clone().requires_grad_()
     before = copy.deepcopy(network.state_dict())
