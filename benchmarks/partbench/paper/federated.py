@@ -265,14 +265,13 @@ class Federated(Experiment):
         kinds = sorted({(not r, n) for r, n in zip(found.rotated, found.examples, strict=True)})
         figure = Figure(figsize=(5 * len(kinds), 4), layout="constrained")
         for axes, (upright, examples) in zip(figure.subplots(1, len(kinds), squeeze=False)[0], kinds, strict=True):
-            rotated = not upright
             for i, (method, label) in enumerate(METHODS.items()):
-                mine = select(found, method=method, rotated=rotated, examples=examples)
+                mine = select(found, method=method, rotated=not upright, examples=examples)
                 if mine.empty:
                     continue
                 points = pd.concat([_smoothed(one) for one in mine.curve], ignore_index=True)
                 curve(axes, (points.sent + points.uploaded) / GIGABYTE, points.accuracy, label, color=f"C{i}")
-            kind = "rotated" if rotated else "upright"
+            kind = "upright" if upright else "rotated"
             axes.set(title=f"{kind}, {examples} images", xlabel="sent and received, all clients [GB]")
             axes.set(ylabel="test accuracy [%]")
             axes.legend(fontsize="small")

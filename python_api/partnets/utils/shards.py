@@ -133,12 +133,13 @@ def local_partition(map: Tensor, num_partitions: int, like: Tensor) -> Partition
         num_partitions: C.
         like: the weight, or a tensor like it.
     """
-    is_alike = is_sharded(map) and is_sharded(like) and _placed(map) == _placed(like)
-    if is_alike or not is_sharded(like):
-        own = local(map) if is_alike else whole(map)
+    if is_sharded(map) and is_sharded(like) and _placed(map) == _placed(like):
+        own = local(map)
         shape = tuple(local(like).shape)
-        return Partition._unchecked(shape, num_partitions, own, Zeros()) if own.numel() or not is_alike else None
+        return Partition._unchecked(shape, num_partitions, own, Zeros()) if own.numel() else None
     partition = Partition._unchecked(tuple(like.shape), num_partitions, whole(map), Zeros())
+    if not is_sharded(like):
+        return partition
     ids = part(partition.ids(), like)
     if not ids.numel():
         return None
